@@ -223,7 +223,7 @@ class _Life:
                 self.complaints,
                 node_id=self.node_id,
                 report=self._report,
-                on_change=self.keeper.wake,
+                on_change=self.keeper.wake.set,
                 clock=clock,
             )
 

@@ -45,6 +45,7 @@ class PoolKeeper:
         pool: the pool; None until a node has answered for the first time.
         stats: what the pool told at the last look.
         path_options: how nodes are reached.
+        wake: set by those who know that addresses may have changed; the keeper looks at once.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class PoolKeeper:
         self._ring: Ring | None = None
         self._quiet_looks = 0
         self._options = PathOptions(to_transport(settings.transport), (), settings.tls)
-        self._wake = threading.Event()
+        self.wake = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tierkv-keeper", daemon=True)
 
@@ -95,14 +96,10 @@ class PoolKeeper:
         """Begin in the background."""
         self._thread.start()
 
-    def wake(self) -> None:
-        """Look now: addresses may have changed."""
-        self._wake.set()
-
     def close(self, *, timeout_s: float) -> None:
         """End, and close the pool; a look under way is waited for that long."""
         self._closing = True
-        self._wake.set()
+        self.wake.set()
         self._thread.join(timeout_s)
         if self.pool is not None and not self._thread.is_alive():
             self.pool.close()
@@ -116,8 +113,8 @@ class PoolKeeper:
                 self._complaints.complain("keeper_failed", f"{type(error).__name__}: {error}")
                 wait_s = LAST_RETRY_S
             retry_s = min(2 * retry_s, LAST_RETRY_S)
-            self._wake.wait(wait_s)
-            self._wake.clear()
+            self.wake.wait(wait_s)
+            self.wake.clear()
 
     def _step(self, retry_s: float) -> float:
         """Connect, or look; answers when to do so again."""

@@ -95,7 +95,7 @@ class EngineEvents:
         """
         for listener in self._listeners:
             self._act(listener.endpoint.rank, Hide())
-            listener.doubt()
+            listener.doubted.set()
 
     def learn_tenant(self, namespace: NamespaceKey, tenant: str) -> None:
         """Note whose blocks a key names, for ``tierkv.blocks``."""

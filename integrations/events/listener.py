@@ -47,6 +47,7 @@ class RankListener:
         endpoint: where.
         following: what was heard.
         connected: whether somebody publishes there now.
+        doubted: set by those who think that the engine was restarted; it connects again.
         lag_s: how long the last live batch was under way, by both clocks; None before the first.
     """
 
@@ -70,11 +71,7 @@ class RankListener:
         self._check_s = check_s
         self._ask_from: int | None = None
         self._asked = asyncio.Event()
-        self._doubted = asyncio.Event()
-
-    def doubt(self) -> None:
-        """Connect again: somebody has reason to think that the engine was restarted."""
-        self._doubted.set()
+        self.doubted = asyncio.Event()
 
     async def run(self) -> None:
         """Connect, listen and connect again, for ever."""
@@ -105,7 +102,7 @@ class RankListener:
     def _begin(self) -> None:
         _log.info("KV events come from %s", self.endpoint.events)
         self.connected = True
-        self._doubted.clear()
+        self.doubted.clear()
         self._do(self.following.connected())
 
     def _end(self) -> None:
@@ -136,7 +133,7 @@ class RankListener:
         _log.info("no more KV events from %s: the connection has ended", self.endpoint.events)
 
     async def _until_doubted(self) -> None:
-        await self._doubted.wait()
+        await self.doubted.wait()
 
     async def _hear(self, events: zmq.asyncio.Socket) -> None:
         while True:

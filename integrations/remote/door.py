@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tierkv.integrations.remote.http import EngineHttp
 from tierkv.kvcore.request import GenerateRequest, HitTokens
 
 
@@ -116,13 +117,13 @@ class EngineDoor(Protocol):
     Attributes:
         score_refusal: why there are no scores; empty: there are.
         speaks_text: the engine gets text, so ids are bytes (integrations/remote/text_tokens.py).
+        http: the connections to the engine.
     """
 
     score_refusal: str
     speaks_text: bool
+    http: EngineHttp
 
     async def look(self) -> EngineLook: ...
 
     def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]: ...
-
-    async def close(self) -> None: ...

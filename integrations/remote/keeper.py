@@ -107,7 +107,7 @@ class Keeper:
             with suppress(asyncio.CancelledError):
                 await self._task
         await self._end("the node stops")
-        await self._door.close()
+        await self._door.http.close()
 
     async def _watch(self) -> None:
         while True:

@@ -30,15 +30,13 @@ class OpenAiDoor:
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
         """Make a door; ``served`` names the model where the server has several."""
-        self._http = http
+        self.http = http
         self._served = served
         self._limit_name = "max_tokens"
 
     async def look(self) -> EngineLook:
         """Ask for the models; nothing else is common to all such servers, no queue and no life."""
-        model = listed_model(
-            await self._http.get_json("/v1/models"), self._served, self._http.where
-        )
+        model = listed_model(await self.http.get_json("/v1/models"), self._served, self.http.where)
         context = next((n for name in _CONTEXT_NAMES if isinstance(n := model.get(name), int)), 0)
         return EngineLook(served=str(model["id"]), context_tokens=max(0, context))
 
@@ -46,7 +44,7 @@ class OpenAiDoor:
         """Stream an answer; see EngineDoor."""
         if ask.request.resumed_tokens:
             raise FeatureNotSupportedError(
-                f"{self._http.where} can't go on with an answer that another node began",
+                f"{self.http.where} can't go on with an answer that another node began",
                 hint="ask again",
             )
         path, body = self._body(ask)
@@ -64,23 +62,19 @@ class OpenAiDoor:
                 async for piece in pieces:
                     yield piece
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.close()
-
     async def _pieces(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         ended, counts = "", None
-        async with aclosing(self._http.events(path, body)) as events:
+        async with aclosing(self.http.events(path, body)) as events:
             async for event in events:
                 counts = counts_of(event) or counts
-                choice = only_choice(event, self._http.where)
+                choice = only_choice(event, self.http.where)
                 if choice is None:
                     continue
-                if text := _text(choice, self._http.where):
+                if text := _text(choice, self.http.where):
                     yield Piece(tokens_of(text))
                 ended = str(choice.get("finish_reason") or ended)
         if not ended:
-            raise RemoteProtocolError(f"{self._http.where}: an answer has no finish_reason")
+            raise RemoteProtocolError(f"{self.http.where}: an answer has no finish_reason")
         yield Piece(ended=ended, counts=counts)
 
     def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ class SglangDoor:
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
         """Make a door; ``served`` names the model where the server has several."""
-        self._http = http
+        self.http = http
         self._served = served
         self._last: EngineLook | None = None
 
@@ -44,10 +44,10 @@ class SglangDoor:
         return self._last
 
     async def _whole_look(self) -> EngineLook:
-        listed = await self._http.get_json("/v1/models")
-        model = listed_model(listed, self._served, self._http.where)
-        info = await self._http.get_json("/model_info")
-        server = await self._http.get_json("/server_info")
+        listed = await self.http.get_json("/v1/models")
+        model = listed_model(listed, self._served, self.http.where)
+        info = await self.http.get_json("/model_info")
+        server = await self.http.get_json("/server_info")
         page_tokens = whole(server.get("page_size"))
         return EngineLook(
             served=str(model["id"]),
@@ -63,7 +63,7 @@ class SglangDoor:
     async def _figures(self) -> EngineFigures:
         """Ask how long its queue is; without ``--enable-metrics`` it does not tell."""
         try:
-            page = MetricsPage(await self._http.get_text("/metrics"))
+            page = MetricsPage(await self.http.get_text("/metrics"))
         except UserError:
             return EngineFigures()
         return EngineFigures(
@@ -80,7 +80,7 @@ class SglangDoor:
             yield await self._scored(ask)
             return
         seen: list[int] = []
-        async with aclosing(self._http.events("/generate", generate_body(ask))) as events:
+        async with aclosing(self.http.events("/generate", generate_body(ask))) as events:
             async for event in events:
                 tokens, counts = self._new_tokens(event, seen)
                 seen += tokens
@@ -90,11 +90,7 @@ class SglangDoor:
                     return
                 if tokens:
                     yield Piece(tokens)
-        raise RemoteProtocolError(f"{self._http.where}: an answer has no finish_reason")
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.close()
+        raise RemoteProtocolError(f"{self.http.where}: an answer has no finish_reason")
 
     def _new_tokens(self, event: dict[str, Any], seen: list[int]) -> tuple[tuple[int, ...], Counts]:
         """Return what is new: servers send all tokens so far, or with a flag the new ones only.
@@ -103,14 +99,14 @@ class SglangDoor:
         """
         meta = event.get("meta_info")
         if not isinstance(event.get("output_ids"), list) or not isinstance(meta, dict):
-            raise RemoteProtocolError(f"{self._http.where}: an event has no output_ids")
-        ids = token_ids(event["output_ids"], self._http.where)
+            raise RemoteProtocolError(f"{self.http.where}: an event has no output_ids")
+        ids = token_ids(event["output_ids"], self.http.where)
         counts = counts_of_meta(meta)
         if len(seen) + len(ids) == counts.completion_tokens:
             return ids, counts
         if list(ids[: len(seen)]) == seen:
             return ids[len(seen) :], counts
-        raise RemoteProtocolError(f"{self._http.where}: an answer does not go on where it was")
+        raise RemoteProtocolError(f"{self.http.where}: an answer does not go on where it was")
 
     def _ended(self, event: dict[str, Any]) -> str:
         reason = event["meta_info"].get("finish_reason")
@@ -118,18 +114,18 @@ class SglangDoor:
             return ""
         if reason.get("type") == "abort" and reason.get("status_code"):
             said = str(reason.get("message"))
-            raise refusal(whole(reason["status_code"]) or 500, said, where=self._http.where)
+            raise refusal(whole(reason["status_code"]) or 500, said, where=self.http.where)
         return str(reason.get("type"))
 
     async def _scored(self, ask: Ask) -> Piece:
-        reply = await self._http.post_json("/generate", score_body(ask))
+        reply = await self.http.post_json("/generate", score_body(ask))
         try:
             (row,) = reply["meta_info"]["output_token_ids_logprobs"]
             table = {int(token): float(chance) for chance, token, *_ in row}
             scores = tuple(table[token] for token in ask.request.score_token_ids)
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(
-                f"{self._http.where} does not tell the chances of tokens"
+                f"{self.http.where} does not tell the chances of tokens"
             ) from error
         counts = counts_of_meta(reply["meta_info"])
         return Piece(

@@ -48,7 +48,7 @@ class VllmDoor:
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
         """Make a door; ``served`` names the model where the server has several."""
-        self._http = http
+        self.http = http
         self._served = served
         self._last: EngineLook | None = None
         self._takes_priority = True
@@ -56,7 +56,7 @@ class VllmDoor:
 
     async def look(self) -> EngineLook:
         """Ask how busy it is; in a new life also for the model, version and cache's shape."""
-        page = MetricsPage(await self._http.get_text("/metrics"))
+        page = MetricsPage(await self.http.get_text("/metrics"))
         life, figures = _life(page), _figures(page)
         if self._last is None or self._last.life != life:
             self._last = None
@@ -64,9 +64,9 @@ class VllmDoor:
         return replace(self._last, figures=figures)
 
     async def _whole_look(self, page: MetricsPage, life: str) -> EngineLook:
-        listed = await self._http.get_json("/v1/models")
-        model = listed_model(listed, self._served, self._http.where)
-        version = (await self._http.get_json("/version")).get("version", "")
+        listed = await self.http.get_json("/v1/models")
+        model = listed_model(listed, self._served, self.http.where)
+        version = (await self.http.get_json("/version")).get("version", "")
         cache = page.labels("vllm:cache_config_info")
         return EngineLook(
             served=str(model["id"]),
@@ -99,32 +99,28 @@ class VllmDoor:
                 async for piece in pieces:
                     yield piece
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.close()
-
     async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         """Read a stream; its end is kept until its usage is there, which comes behind it."""
         last: Piece | None = None
         counts: Counts | None = None
-        async with aclosing(self._http.events("/v1/completions", body)) as events:
+        async with aclosing(self.http.events("/v1/completions", body)) as events:
             async for event in events:
                 counts = counts_of(event) or counts
-                choice = only_choice(event, self._http.where)
+                choice = only_choice(event, self.http.where)
                 if choice is None:
                     continue
-                tokens = token_ids(choice.get("token_ids"), self._http.where)
+                tokens = token_ids(choice.get("token_ids"), self.http.where)
                 if choice.get("finish_reason"):
                     last = Piece(tokens, ended=str(choice["finish_reason"]))
                 elif tokens:
                     yield Piece(tokens)
                 elif choice.get("text"):
                     raise RemoteProtocolError(
-                        f"{self._http.where} sends no token ids (return_token_ids): "
+                        f"{self.http.where} sends no token ids (return_token_ids): "
                         "a newer vLLM is needed"
                     )
         if last is None:
-            raise RemoteProtocolError(f"{self._http.where}: an answer has no finish_reason")
+            raise RemoteProtocolError(f"{self.http.where}: an answer has no finish_reason")
         yield Piece(last.token_ids, last.ended, counts)
 
     def _body(self, ask: Ask) -> dict[str, Any]:
@@ -173,7 +169,7 @@ class VllmDoor:
                 "return_tokens_as_token_ids": True,
             }
             try:
-                reply = await self._http.post_json("/v1/completions", body)
+                reply = await self.http.post_json("/v1/completions", body)
             except UserError as error:
                 self._adapt(body, error)
                 continue
@@ -193,13 +189,13 @@ class VllmDoor:
             raise error
 
     def _chances(self, reply: dict[str, Any], tokens: list[int]) -> dict[int, float]:
-        choice = only_choice(reply, self._http.where) or {}
+        choice = only_choice(reply, self.http.where) or {}
         try:
             (table,) = choice["logprobs"]["top_logprobs"]
             return {token: float(table[f"token_id:{token}"]) for token in tokens}
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(
-                f"{self._http.where} does not tell the chances of named tokens "
+                f"{self.http.where} does not tell the chances of named tokens "
                 "(logprob_token_ids): a newer vLLM is needed"
             ) from error
 

@@ -26,8 +26,8 @@ _HEAD: Final = np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFacts:
-    """What events say of blocks, one entry each; names are numbers of the directory's tables."""
+class SpecColumns:
+    """The specs of blocks as events tell them, one column per field; names are numbers."""
 
     low: U8
     high: U8
@@ -37,8 +37,8 @@ class BlockFacts:
     tenants: U4
     sessions: U4
 
-    def __getitem__(self, chosen: Ints) -> BlockFacts:
-        return BlockFacts(
+    def __getitem__(self, chosen: Ints) -> SpecColumns:
+        return SpecColumns(
             self.low[chosen],
             self.high[chosen],
             self.parents[chosen],
@@ -98,7 +98,7 @@ class BlockTable:
             self.born = now
         return now - self.born
 
-    def add(self, facts: BlockFacts, now: float) -> Ints:
+    def add(self, facts: SpecColumns, now: float) -> Ints:
         """Make rows for distinct unknown keys; there must be room. They need a copy at once."""
         rows = self.rows.take(len(facts.low))
         moment = self.since_born(now)
@@ -115,7 +115,7 @@ class BlockTable:
         self.index.insert(facts.low, facts.high, rows)
         return rows
 
-    def learn(self, rows: Ints, facts: BlockFacts) -> None:
+    def learn(self, rows: Ints, facts: SpecColumns) -> None:
         """Fill in names that were not known yet, of distinct rows."""
         if not len(rows):
             return

@@ -17,7 +17,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvwire.event_records import NOWHERE, OWN, RECORD_BYTES, REMOVED, STORED, EventRecords
 from tierkv.metaserver.directory.arrays import Bools, Ints
-from tierkv.metaserver.directory.block_table import NO_BLOCK, BlockFacts
+from tierkv.metaserver.directory.block_table import NO_BLOCK, SpecColumns
 from tierkv.metaserver.directory.copy_table import L1, L2, L4, Places
 
 RECORD: Final = np.dtype(
@@ -140,9 +140,9 @@ def last_of(chosen: Ints, groups: Ints) -> Ints:
     return backwards[np.unique(groups[backwards], return_index=True)[1]]
 
 
-def facts_of(records: Records, names: NameNumbers) -> BlockFacts:
+def specs_of(records: Records, names: NameNumbers) -> SpecColumns:
     """Read what records say of blocks."""
-    return BlockFacts(
+    return SpecColumns(
         low=records["low"].copy(),
         high=records["high"].copy(),
         parents=records["parents"],

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 
 from tierkv.kvwire.event_records import STORED, EventRecords
 from tierkv.metaserver.directory.arrays import Ints, distinct
-from tierkv.metaserver.directory.block_table import BlockFacts, BlockTable
+from tierkv.metaserver.directory.block_table import BlockTable, SpecColumns
 from tierkv.metaserver.directory.copy_table import L1, L2, L4, CopyTable, holder_of
 from tierkv.metaserver.directory.event_columns import (
     NameNumbers,
     Records,
     acceptable,
-    facts_of,
     group_keys,
     last_of,
     places_of,
+    specs_of,
 )
 from tierkv.metaserver.directory.names import Names
 from tierkv.metaserver.directory.node_book import Holder
@@ -58,7 +58,7 @@ class Ledger:
         self.refused.update(refused)
         if not len(records):
             return
-        facts = facts_of(records, self._name_numbers(batch))
+        facts = specs_of(records, self._name_numbers(batch))
         first, groups = group_keys(records)
         rows, _ = self.blocks.index.find(_pick(facts.low, first), _pick(facts.high, first))
         known = (rows != 0)[groups]
@@ -137,7 +137,7 @@ class Ledger:
         return news
 
     def _make_rows(
-        self, rows: Ints, groups: Ints, stored: list[Ints], facts: BlockFacts, now: float
+        self, rows: Ints, groups: Ints, stored: list[Ints], facts: SpecColumns, now: float
     ) -> None:
         """Make rows for stored blocks that have none, as far as there is room."""
         chosen = np.sort(np.concatenate(stored))

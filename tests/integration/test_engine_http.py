@@ -85,7 +85,7 @@ async def wired(
     try:
         yield wire, node
     finally:
-        await door.close()
+        await door.http.close()
         server.close()
         await server.wait_closed()
 
@@ -274,4 +274,4 @@ async def test_nobody_there_is_a_lost_node() -> None:
     door = open_door(config)
     with pytest.raises(TransportError, match="engine at http"):
         await door.look()
-    await door.close()
+    await door.http.close()

@@ -69,6 +69,9 @@ class VerbsPoolNode(BesideTcp):
     incarnation. A header read after the bytes proves that they were the block's: a slot's
     generation grows before anybody may write to it again. A write that comes too late, into a slot
     that was given to somebody else, is found by that block's readers: checksums are the writer's.
+
+    Attributes:
+        board: the RDMA ports of both sides, as far as they are known.
     """
 
     def __init__(
@@ -82,23 +85,14 @@ class VerbsPoolNode(BesideTcp):
         super().__init__(control)
         self._fabric = fabric
         self._clock = clock or SystemClock()
-        self._board = RailBoard(fabric, control.peer, self._clock)
-        self._lanes = LanePool(self._board, settings or VerbsSettings(), _WORDS)
+        self.board = RailBoard(fabric, control.peer, self._clock)
+        self._lanes = LanePool(self.board, settings or VerbsSettings(), _WORDS)
         self._log = ReadLog()
 
     @property
     def path(self) -> PathInfo:
-        reason = self._board.why_tcp()
-        return PathInfo("tcp", reason) if reason else PathInfo("rdma", self._board.describe())
-
-    def probe(self) -> str:
-        """Ask the node for its RDMA ports; answers why it has none, or nothing."""
-        return self._board.ask()
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the node has answered that it has no RDMA port for us."""
-        return self._board.is_refused
+        reason = self.board.why_tcp()
+        return PathInfo("tcp", reason) if reason else PathInfo("rdma", self.board.describe())
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         self._report_reads()
@@ -118,10 +112,10 @@ class VerbsPoolNode(BesideTcp):
                     self._write(lane, part)
                 self._control.pending.written(part)
         except NoRailError as error:
-            self._board.note_path(error.message)
+            self.board.note_path(error.message)
             self._control.write_ranges(writes)
         else:
-            self._board.note_path()
+            self.board.note_path()
 
     def _write(self, lane: Lane, writes: Sequence[RangeWrite]) -> None:
         incarnation = _common_life([write.grant.location for write in writes])
@@ -149,10 +143,10 @@ class VerbsPoolNode(BesideTcp):
                     [read.location for read in part], sum(r.destination.nbytes for r in part)
                 )
         except NoRailError as error:
-            self._board.note_path(error.message)
+            self.board.note_path(error.message)
             self._control.read_ranges(reads)
         else:
-            self._board.note_path()
+            self.board.note_path()
 
     def _read(self, lane: Lane, reads: Sequence[RangeRead]) -> None:
         views = [as_bytes(read.destination) for read in reads]
@@ -273,8 +267,8 @@ def open_verbs_node(
     if isinstance(fabric, str):
         return fabric
     node = VerbsPoolNode(control, fabric, settings=settings)
-    reason = node.probe()
-    return reason if node.is_refused else node
+    reason = node.board.ask()
+    return reason if node.board.is_refused else node
 
 
 def _host_span(view: memoryview, at: int) -> Span:

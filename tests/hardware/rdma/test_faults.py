@@ -121,7 +121,7 @@ def test_a_node_without_a_door_is_reached_over_tcp(
     fabric = local_fabric(USED)
     assert not isinstance(fabric, str)
     refused = VerbsPoolNode(TcpPoolNode(peer, host=closed.node.host), fabric)
-    assert refused.probe() == "dmp-b: the node is configured without RDMA"
+    assert refused.board.ask() == "dmp-b: the node is configured without RDMA"
     assert refused.path.transport == "tcp"
     refused.close()
 
