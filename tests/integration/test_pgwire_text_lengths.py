@@ -87,10 +87,15 @@ COMMIT""",
 
 @pytest.fixture(scope="module")
 def doors(postgres: PostgresServer) -> Iterator[list[psycopg.Connection[Any]]]:
+    """Both are empty: PostgreSQL's other databases hold what other tests left there."""
+    with psycopg.connect(postgres.dsn, autocommit=True) as admin:
+        admin.execute("CREATE DATABASE text_lengths")
     with (
         running_pgwire() as running,
         psycopg.connect(running.dsn, autocommit=True, prepare_threshold=None) as ours,
-        psycopg.connect(postgres.dsn, autocommit=True, prepare_threshold=None) as theirs,
+        psycopg.connect(
+            postgres.dsn, dbname="text_lengths", autocommit=True, prepare_threshold=None
+        ) as theirs,
     ):
         yield [ours, theirs]
 
