@@ -10,10 +10,11 @@ from typing import Any
 
 from tests.fix_thread import START_S, running_in_thread
 from tests.plain_sql import PlainSqlServer
-from tierkv.dbfront.contracts import SqlServer
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.postgres_dialect.server import DialectServer
+from tierkv.dbfront.sql_session import SqlServer
 from tierkv.dbfront.statement.session import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 
@@ -54,7 +55,7 @@ def running_pgwire(
     async def serving() -> AsyncIterator[RunningServer]:
         sql_server = make_sql()
         config = PgWireConfig(port=0, shutdown_grace_s=5.0, **settings)
-        server = PgWireServer(config, sql_server, SystemClock())
+        server = PgWireServer(config, DialectServer(sql_server), SystemClock())
         try:
             port = await server.start()
             yield RunningServer(port, server, sql_server, asyncio.get_running_loop())

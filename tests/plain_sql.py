@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 from hypothesis import strategies as st
 
+from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.contracts import ClientInfo, Column, StatementDescription, StatementResult
 from tierkv.kvcore.errors import CancelledByUserError, SqlError
 from tierkv.sql.text.lexer import tokenize
@@ -38,6 +39,8 @@ class PlainSession:
         self.client = client
         self.transaction_status = "I"
         self.closed = False
+        self.on_progress: Any = None
+        self.last_ai_stats = AiStats()
 
     def split(self, sql: str) -> list[str]:
         cuts, start = [], 0

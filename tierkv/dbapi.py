@@ -31,10 +31,9 @@ from tierkv.dbfront.contracts import (
     Column,
     Notice,
     RowStream,
-    SqlServer,
-    SqlSession,
     StatementResult,
 )
+from tierkv.dbfront.sql_session import SqlServer, SqlSession
 from tierkv.frames import QueryResult
 from tierkv.kvcore import errors
 from tierkv.loop_thread import LoopThread

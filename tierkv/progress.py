@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tierkv.dbfront.contracts import Notice, SqlSession
+from tierkv.dbfront.contracts import Notice
+from tierkv.dbfront.sql_session import SqlSession
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,7 @@ class StatementBar:
         enabled: bool = True,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> None:
-        self._session: Any = session
+        self._session = session
         self._label = label
         self._progress = make_bar() if enabled and sys.stderr.isatty() else None
         self._task: Any = None

@@ -84,6 +84,7 @@ _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     ("Catalog", r"Function with name|function with name", "42883"),
     ("Catalog", r"Schema with name|schema .* does not exist", "3F000"),
     ("Catalog", r"", "42704"),
+    ("Binder", r"Prepared statement .* does not exist", "26000"),
     ("Binder", r"Referenced column|not found in FROM clause|does not have a column", "42703"),
     ("Binder", r"Referenced table|Catalog .* does not exist", "42P01"),
     ("Binder", r"No function matches|does not support the supplied arguments", "42883"),

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from tierkv.dbfront.contracts import SqlServer, TextGenerator
+from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.config import DEFAULT_TENANT, HASH_PREFIX, HttpConfig
 from tierkv.dbfront.http.endpoints.api_docs import docs_router
 from tierkv.dbfront.http.endpoints.health import health_router
@@ -33,6 +33,7 @@ from tierkv.dbfront.http.endpoints.openai import chat_router, completions_router
 from tierkv.dbfront.http.endpoints.sql import sql_router
 from tierkv.dbfront.http.schema import FieldError, StatementError
 from tierkv.dbfront.http.services import ReadinessCheck, Services
+from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (
     AuthenticationError,

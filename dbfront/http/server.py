@@ -25,11 +25,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tierkv.dbfront.accepting import BACKLOG, Acceptor
-from tierkv.dbfront.contracts import SqlServer, TextGenerator
+from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.app import make_app
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.services import ReadinessCheck
+from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ConfigError

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from tierkv.dbfront.contracts import SqlServer, TextGenerator
+from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Metrics
+from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError
 

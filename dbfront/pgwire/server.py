@@ -10,7 +10,6 @@ import asyncio
 import logging
 
 from tierkv.dbfront.accepting import Acceptor
-from tierkv.dbfront.contracts import SqlServer
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.conversation.handler import ClientHandler, Lobby
 from tierkv.dbfront.pgwire.listening import (
@@ -22,15 +21,16 @@ from tierkv.dbfront.pgwire.listening import (
 from tierkv.dbfront.pgwire.protocol.auth import Authenticator
 from tierkv.dbfront.pgwire.protocol.errors import AdminShutdownError
 from tierkv.dbfront.pgwire.protocol.stream import PgStream
+from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.kvcore.clock import Clock
 
 _LOG = logging.getLogger(__name__)
 
 
 class PgWireServer:
-    """A PostgreSQL-speaking listener in front of a SqlServer, which it does not own or close."""
+    """A PostgreSQL-speaking listener in front of a DialectServer, which stays open after it."""
 
-    def __init__(self, config: PgWireConfig, sql_server: SqlServer, clock: Clock) -> None:
+    def __init__(self, config: PgWireConfig, sql_server: DialectServer, clock: Clock) -> None:
         self._config = config
         self._sql_server = sql_server
         self._clock = clock

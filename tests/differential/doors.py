@@ -29,6 +29,7 @@ from tierkv.dbfront.http.server import HttpServer
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
 from tierkv.dbfront.postgres.install import install
+from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.statement.session import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 from tierkv.loop_thread import LoopThread
@@ -245,11 +246,12 @@ class DuckDbFront:
         self.loop = LoopThread("differential")
         self.generator = generator or DigestGenerator()
         self.functions = PlainFunctions()
-        self.sql: DuckDbSqlServer = self.loop.run(self._open())
+        self.sql: DialectServer = self.loop.run(self._open())
 
-    async def _open(self) -> DuckDbSqlServer:
-        sql = DuckDbSqlServer(DuckDbConfig(threads=1), self.generator)
-        self.functions.register(sql._engine._root)
+    async def _open(self) -> DialectServer:
+        database = DuckDbSqlServer(DuckDbConfig(threads=1), self.generator)
+        self.functions.register(database._engine._root)
+        sql = DialectServer(database)
         self._wire = PgWireServer(PgWireConfig(port=0), sql, SystemClock())
         self._rest = HttpServer(HttpConfig(port=0), self.generator, sql=sql)
         self.wire_port = await self._wire.start()

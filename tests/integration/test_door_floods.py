@@ -21,6 +21,7 @@ from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.server import HttpConnection, HttpServer
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.kvcore.clock import SystemClock
 
 pytestmark = pytest.mark.integration
@@ -127,7 +128,7 @@ async def test_connections_above_the_limit_are_closed_and_room_is_given_again(
 async def test_strangers_that_take_all_descriptors_stop_no_client(
     server: HttpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sql = PgWireServer(PgWireConfig(port=0), PlainSqlServer(), SystemClock())
+    sql = PgWireServer(PgWireConfig(port=0), DialectServer(PlainSqlServer()), SystemClock())
     sql_port = await sql.start()
     reader, writer = await connect(server.port)
     with few_descriptors(spare=150):

@@ -44,7 +44,7 @@ async def cluster() -> AsyncIterator[EmbeddedCluster]:
 
 
 async def open_session(cluster: EmbeddedCluster, user: str) -> DuckDbSession:
-    session = await cluster.front.sql.open_session(ClientInfo(user=user))
+    session = await cluster.front.database.open_session(ClientInfo(user=user))
     await session.execute(f"CREATE OR REPLACE {TABLE.strip().removeprefix('CREATE ')}")
     await session.execute("SET tierkv.max_tokens = 8")
     return session

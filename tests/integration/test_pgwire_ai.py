@@ -11,6 +11,7 @@ from tests.fix_text import byte_tokenizer, running_front, write_model_folder
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.statement.session import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.integration
 async def test_ai_calls_in_select_and_copy(tmp_path: Path) -> None:
     async with running_front(write_model_folder(tmp_path)) as front:
         sql_server = DuckDbSqlServer(DuckDbConfig(threads=1), front.generation)
-        server = PgWireServer(PgWireConfig(port=0), sql_server, SystemClock())
+        server = PgWireServer(PgWireConfig(port=0), DialectServer(sql_server), SystemClock())
         port = await server.start()
         conn = await asyncpg.connect(
             host="127.0.0.1", port=port, user="alice", database="main", ssl=False

@@ -19,6 +19,7 @@ from tests.plain_sql import PlainSqlServer
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.protocol.auth import make_verifier
 from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError
 
@@ -177,10 +178,12 @@ def test_silent_clients_are_sent_away() -> None:
 
 async def test_port_in_use_and_unsafe_settings(tmp_path: Path) -> None:
     sql_server = PlainSqlServer()
-    first = PgWireServer(PgWireConfig(port=0), sql_server, SystemClock())
+    first = PgWireServer(PgWireConfig(port=0), DialectServer(sql_server), SystemClock())
     port = await first.start()
     with pytest.raises(ConfigError, match=f"port {port} .* in use") as caught:
-        await PgWireServer(PgWireConfig(port=port), sql_server, SystemClock()).start()
+        await PgWireServer(
+            PgWireConfig(port=port), DialectServer(sql_server), SystemClock()
+        ).start()
     assert "--pg-port" in caught.value.hint
     bad = [
         PgWireConfig(bind="0.0.0.0"),
@@ -194,7 +197,7 @@ async def test_port_in_use_and_unsafe_settings(tmp_path: Path) -> None:
     ]
     for config in bad:
         with pytest.raises(ConfigError):
-            await PgWireServer(config, sql_server, SystemClock()).start()
+            await PgWireServer(config, DialectServer(sql_server), SystemClock()).start()
     await first.stop()
     await sql_server.close()
     await asyncio.sleep(0)

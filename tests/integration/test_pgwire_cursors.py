@@ -13,6 +13,7 @@ from tests.fix_sql import answer_text
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.statement.session import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import RowLevelError
@@ -36,7 +37,7 @@ def generator() -> HeldGenerator:
 async def conn(generator: HeldGenerator) -> AsyncIterator[Connection]:
     defaults = {"tierkv.max_concurrency": str(FIRST_WINDOW)}
     sql_server = DuckDbSqlServer(DuckDbConfig(threads=1), generator, session_defaults=defaults)
-    server = PgWireServer(PgWireConfig(port=0), sql_server, SystemClock())
+    server = PgWireServer(PgWireConfig(port=0), DialectServer(sql_server), SystemClock())
     port = await server.start()
     dsn = f"host=127.0.0.1 port={port} user=ann dbname=main sslmode=disable"
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:

@@ -137,7 +137,7 @@ def test_a_catalogue_that_was_left_half_made_is_made_anew() -> None:
 
     with running_pgwire() as server:
         server.call(leave_half(server.sql_server))
-        for _ in range(2):
+        for _ in range(2):  # The first one needs the catalog, the second one has it.
             with psycopg.connect(server.dsn, autocommit=True) as conn:
                 conn.execute("CREATE TABLE IF NOT EXISTS healed (a INTEGER)")
                 names = conn.execute("SELECT relname FROM pg_class WHERE relname = 'healed'")

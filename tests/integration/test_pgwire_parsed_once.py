@@ -21,6 +21,7 @@ from tests.fix_text import running_front, write_model_folder
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.statement.session import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 from tierkv.sql.plan.plan import plan_statement
@@ -61,7 +62,7 @@ async def connected(folder: Path) -> AsyncIterator[asyncpg.Connection[Any]]:
     """A client of a server in this thread, with a table ``docs`` of one row."""
     async with running_front(write_model_folder(folder)) as front:
         sql_server = DuckDbSqlServer(DuckDbConfig(threads=1), front.generation)
-        server = PgWireServer(PgWireConfig(port=0), sql_server, SystemClock())
+        server = PgWireServer(PgWireConfig(port=0), DialectServer(sql_server), SystemClock())
         port = await server.start()
         connection = await asyncpg.connect(
             host="127.0.0.1", port=port, user="alice", database="main", ssl=False

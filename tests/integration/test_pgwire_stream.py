@@ -14,6 +14,7 @@ from tests.fix_sql import answer_text
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
+from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.statement.session import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 
@@ -32,7 +33,7 @@ async def port(generator: HeldGenerator) -> AsyncIterator[int]:
     sql_server = DuckDbSqlServer(
         DuckDbConfig(threads=1), generator, session_defaults={"tierkv.max_concurrency": "8"}
     )
-    server = PgWireServer(PgWireConfig(port=0), sql_server, SystemClock())
+    server = PgWireServer(PgWireConfig(port=0), DialectServer(sql_server), SystemClock())
     yield await server.start()
     await server.stop()
     await sql_server.close()

@@ -45,7 +45,7 @@ async def started(
 
 
 async def session_of(cluster: EmbeddedCluster) -> DuckDbSession:
-    return await cluster.front.sql.open_session(ClientInfo(user="ann"))
+    return await cluster.front.database.open_session(ClientInfo(user="ann"))
 
 
 def modules_of(*arguments: str) -> set[str]:

@@ -18,7 +18,6 @@ from tierkv.compute.demo_model.data import INSTRUCTION, Record, make_chats, make
 from tierkv.compute.demo_model.instructions import Head
 from tierkv.config import LoadedConfig, load_config
 from tierkv.dbapi import Connection
-from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.demo.chat import play_chat
 from tierkv.demo.report import StatementRun, Story, print_story
 from tierkv.embedded import EmbeddedProcess, start_embedded
@@ -159,8 +158,7 @@ def _run_step(connection: Connection, step: Step, options: str, label: str) -> S
             step.statement % call, [f"{INSTRUCTION}\n", f"\nQuestion: {step.question}", options]
         )
     wall_s = time.monotonic() - started
-    stats: AiStats = getattr(cursor.session, "last_ai_stats")  # noqa: B009 - not in the contract
-    run = StatementRun(cursor.fetchall(), cursor.columns, stats, wall_s)
+    run = StatementRun(cursor.fetchall(), cursor.columns, cursor.session.last_ai_stats, wall_s)
     cursor.close()
     return run
 

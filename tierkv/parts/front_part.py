@@ -20,6 +20,7 @@ from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.generation import Generation
+from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.statement.session import DuckDbSqlServer
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore.clock import SystemClock
@@ -159,7 +160,8 @@ class FrontPart:
     Attributes:
         dispatcher: sends calls to nodes.
         generation: from text to text.
-        sql: opens SQL sessions.
+        database: the engine that runs statements.
+        sql: opens SQL sessions over it, for every door.
         source: what the admin views show.
         statements: what is counted of statements; closed with ``sql``.
     """
@@ -199,7 +201,7 @@ class FrontPart:
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.generation.publish_to(self.statements.take)
         self.source = MetaSource(meta, self.generation, self.dispatcher, config)
-        self.sql = DuckDbSqlServer(
+        self.database = DuckDbSqlServer(
             DuckDbConfig(
                 path="" if settings.postgres else settings.database,
                 sandbox=not _is_open(settings, external_access),
@@ -212,6 +214,7 @@ class FrontPart:
             session_defaults={"tierkv.max_calls": str(settings.max_calls)},
             statements=self.statements,
         )
+        self.sql = DialectServer(self.database, keeps_tables=bool(settings.database))
         self._config = config
         self._meta = meta
         self._pg: PgWireServer | RelayServer | None = None
@@ -242,7 +245,7 @@ class FrontPart:
         if settings.postgres:
             from tierkv.parts.postgres_door import relay_door
 
-            return await relay_door(settings, self.generation, self.sql)
+            return await relay_door(settings, self.generation, self.database)
         from tierkv.dbfront.pgwire.server import PgWireServer
 
         return PgWireServer(_pg_config(settings), self.sql, SystemClock())

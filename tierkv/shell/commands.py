@@ -29,8 +29,9 @@ HELPING: Final = frozenset({"\\?", "\\h", "\\help", "help", "?"})
 
 _RELATIONS: Final = (
     "SELECT schema_name AS schema, {kind}_name AS name, '{kind}' AS type FROM duckdb_{kind}s() "
-    "WHERE NOT internal{more}"
+    "WHERE NOT internal AND database_name <> 'tierkv_pg'{more}"
 )
+"""PostgreSQL's catalog is a database of its own, tierkv_pg, once a statement has named it."""
 _TABLES: Final = _RELATIONS.format(kind="table", more="")
 _VIEWS: Final = _RELATIONS.format(kind="view", more="")
 _OWN_VIEWS: Final = _RELATIONS.format(kind="view", more=" AND schema_name <> 'tierkv'")
@@ -39,9 +40,9 @@ _LISTINGS: Final = {
     "\\dt": f"{_TABLES} ORDER BY ALL",
     "\\dv": f"{_VIEWS} ORDER BY ALL",
     "\\dn": "SELECT DISTINCT schema_name AS schema FROM duckdb_schemas() "
-    "WHERE NOT internal OR schema_name = 'main' ORDER BY 1",
+    "WHERE (NOT internal OR schema_name = 'main') AND database_name <> 'tierkv_pg' ORDER BY 1",
     "\\l": "SELECT database_name AS name, coalesce(path, 'in memory') AS file "
-    "FROM duckdb_databases() WHERE NOT internal ORDER BY 1",
+    "FROM duckdb_databases() WHERE NOT internal AND database_name <> 'tierkv_pg' ORDER BY 1",
 }
 
 

@@ -20,7 +20,8 @@ from tierkv.sql.settings import SETTINGS
 from tierkv.sql.text.lexer import Token, TokenKind, name_value, tokenize
 
 CATALOG_SQL: Final = (
-    "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal"
+    "SELECT schema_name, table_name, column_name FROM duckdb_columns() "
+    "WHERE NOT internal AND database_name <> 'tierkv_pg'"
 )
 _BEGINNINGS: Final = """
     ALTER ANALYZE BEGIN CHECKPOINT COMMIT COPY CREATE DELETE DESCRIBE DROP EXPLAIN INSERT RESET

@@ -139,9 +139,9 @@ class Shell:
         for notice in self._cursor.notices:
             if notice is not self._told_early:
                 _tell_notice(notice)
-        stats: AiStats | None = getattr(self._cursor.session, "last_ai_stats", None)
+        stats = self._cursor.session.last_ai_stats
         told, self._told = self._told, stats
-        if not self._quiet and stats is not None and stats is not told and stats.calls:
+        if not self._quiet and stats is not told and stats.calls:
             typer.secho(f"{summarise(stats)}; {seconds:.2f} s", err=True, dim=True)
         if self.timing:
             typer.echo(f"Time: {seconds * 1e3:.3f} ms", err=True)

@@ -14,17 +14,11 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from tierkv.dbfront.contracts import (
-    ClientInfo,
-    Column,
-    RowStream,
-    SqlServer,
-    SqlSession,
-    StatementResult,
-)
+from tierkv.dbfront.contracts import ClientInfo, Column, RowStream, StatementResult
 from tierkv.dbfront.http.schema import FieldError, SqlBody, StatementError, read_body
 from tierkv.dbfront.http.services import Services, tenant_of, until_disconnect
 from tierkv.dbfront.http.sse import Framing, open_framed
+from tierkv.dbfront.sql_session import SqlServer, SqlSession
 from tierkv.kvcore.errors import (
     CancelledByUserError,
     DeadlineError,

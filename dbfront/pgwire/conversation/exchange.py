@@ -19,11 +19,11 @@ from tierkv.dbfront.pgwire.protocol.connection import PgConnection, Phase
 from tierkv.dbfront.pgwire.protocol.errors import IdleTimeoutError, error_fields, notice_fields
 from tierkv.dbfront.pgwire.protocol.replies import Field
 from tierkv.dbfront.pgwire.protocol.stream import WRITE_HIGH_BYTES, PgStream
-from tierkv.dbfront.postgres_dialect.session.session import CatalogSession
+from tierkv.dbfront.postgres_dialect.session.session import DialectSession
 from tierkv.dbfront.postgres_values.binary_format import Encoder, binary_encoder
 from tierkv.dbfront.postgres_values.text_format import text_encoder
 from tierkv.dbfront.postgres_values.types import pg_type
-from tierkv.kvcore.errors import CancelledByUserError, DeadlineError, SqlError, TierKVError
+from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.kvcore.limits import MAX_RESULT_COLUMNS
 
 _LOG = logging.getLogger(__name__)
@@ -37,12 +37,12 @@ class Exchange:
     Attributes:
         connection: the rules of the wire.
         stream: the socket.
-        session: the SQL session, wrapped with the PostgreSQL catalog.
+        session: the SQL session.
         running: whether a statement runs now; only then a cancel is passed on.
         goodbye: what a cancelled statement is told while the server stops; None otherwise.
     """
 
-    def __init__(self, connection: PgConnection, stream: PgStream, session: CatalogSession) -> None:
+    def __init__(self, connection: PgConnection, stream: PgStream, session: DialectSession) -> None:
         self.connection = connection
         self.stream = stream
         self.session = session
@@ -50,7 +50,6 @@ class Exchange:
         self.goodbye: TierKVError | None = None
         self._pending = bytearray()
         self._cancels: set[asyncio.Task[None]] = set()
-        self._timed_out = False
         self._told: Notice | None = None
         stream.on_hangup = self.cancel
 
@@ -162,25 +161,12 @@ class Exchange:
         Raises:
             DeadlineError: statement_timeout passed.
         """
-        timeout_s = self.session.settings.statement_timeout_s
-        loop = asyncio.get_running_loop()
-        self._timed_out = False
-        timer = loop.call_later(timeout_s, self._expire) if timeout_s else None
         self.running = True
         try:
-            return await work
-        except CancelledByUserError:
-            if self._timed_out:
-                raise DeadlineError("canceling statement due to statement timeout") from None
-            raise
+            with self.session.timed():
+                return await work
         finally:
             self.running = False
-            if timer is not None:
-                timer.cancel()
-
-    def _expire(self) -> None:
-        self._timed_out = True
-        self.cancel()
 
     async def close(self) -> None:
         """Close the SQL session; an open transaction is rolled back by it."""

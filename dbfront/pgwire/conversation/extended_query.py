@@ -31,7 +31,7 @@ from tierkv.dbfront.pgwire.conversation.simple_query import check_text, simple_q
 from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
-from tierkv.dbfront.postgres_dialect.inference.lookup import infer_types
+from tierkv.dbfront.postgres_dialect.inference.open_parameters import infer_types
 from tierkv.dbfront.postgres_values.binary_format import Encoder
 from tierkv.dbfront.postgres_values.parameters import without_void
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
@@ -310,7 +310,7 @@ class ExtendedQuery:
         names = [word for word in words[1:] if word.upper != "PREPARE"]
         if len(names) == 1 and names[0].upper == "ALL":
             self._statements = {}
-            return StatementResult("DEALLOCATE ALL")
+            return None  # The session has others, named by SQL's PREPARE.
         if len(names) == 1 and self._statements.pop(names[0].name, None) is not None:
             return StatementResult("DEALLOCATE")
         return None

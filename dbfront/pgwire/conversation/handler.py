@@ -12,9 +12,9 @@ import logging
 import secrets
 import ssl
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from tierkv.dbfront.contracts import ClientInfo, SqlServer
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.conversation.exchange import Exchange
 from tierkv.dbfront.pgwire.conversation.extended_query import ExtendedQuery
@@ -26,7 +26,8 @@ from tierkv.dbfront.pgwire.protocol.errors import TooManyConnectionsError, error
 from tierkv.dbfront.pgwire.protocol.startup import Startup
 from tierkv.dbfront.pgwire.protocol.stream import PgStream
 from tierkv.dbfront.postgres_dialect.catalog.table_numbers import TableNumbers
-from tierkv.dbfront.postgres_dialect.session.session import CatalogSession
+from tierkv.dbfront.postgres_dialect.server import DialectServer
+from tierkv.dbfront.postgres_dialect.session.session import WireNeeds
 from tierkv.kvcore.errors import (
     AuthenticationError,
     FeatureNotSupportedError,
@@ -48,16 +49,14 @@ class Lobby:
         authenticator: the users.
         tls: set when TLS is on.
         handlers: connections by pid, for CancelRequest.
-        install_lock: held while a session makes the PostgreSQL catalog.
         numbers: what was looked up of tables.
     """
 
     config: PgWireConfig
-    sql_server: SqlServer
+    sql_server: DialectServer
     authenticator: Authenticator
     tls: ssl.SSLContext | None = None
     handlers: dict[int, ClientHandler] = field(default_factory=dict)
-    install_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     numbers: TableNumbers = field(default_factory=TableNumbers)
 
     async def cancel(self, request: m.CancelRequest) -> None:
@@ -207,14 +206,11 @@ class ClientHandler:
         return message.data
 
     async def _welcome(self, client: ClientInfo) -> Exchange:
-        inner = await self._lobby.sql_server.open_session(client)
-        session = CatalogSession(
-            inner, client, self._lobby.config.session_settings, self._lobby.numbers
-        )
+        needs = WireNeeds(self._lobby.numbers, self._lobby.config.session_settings)
+        session = await self._lobby.sql_server.open_session(client, needs)
         self._exchange = exchange = Exchange(self._connection, self._stream, session)
-        watched: Any = inner  # Not in the contract: a session may tell nothing while it runs.
-        watched.on_progress = exchange.tell
-        await session.start(self._lobby.install_lock)
+        session.on_progress = exchange.tell
+        await session.start()
         self._lobby.handlers[session.pid] = self
         for name, value in session.settings.reported():
             exchange.send(replies.parameter_status(name, value))

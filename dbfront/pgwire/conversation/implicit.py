@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tierkv.dbfront.contracts import SqlSession, StatementResult
+from tierkv.dbfront.contracts import StatementResult
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
+from tierkv.dbfront.sql_session import SqlSession
 
 _BEGIN: Final = frozenset({"BEGIN", "START"})
 _END: Final = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})

@@ -11,7 +11,6 @@ from tierkv.dbfront.pgwire.conversation.copy import run_copy
 from tierkv.dbfront.pgwire.conversation.exchange import Exchange, encoders, result_fields
 from tierkv.dbfront.pgwire.conversation.implicit import ImplicitTransaction
 from tierkv.dbfront.pgwire.protocol import replies
-from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.kvcore.errors import SqlError, TierKVError, UserError
 from tierkv.kvcore.limits import MAX_SQL_BYTES
 from tierkv.sql.plan.statement import SqlStatement
@@ -99,7 +98,7 @@ async def _send_result(exchange: Exchange, result: StatementResult, sql: str) ->
 
 
 def _send_shape(exchange: Exchange, columns: tuple[Column, ...], sql: str) -> None:
-    columns = with_names(exchange.session.numbered(columns, sql), sql)
+    columns = exchange.session.numbered(columns, sql)
     exchange.send(replies.row_description(result_fields(columns)))
 
 

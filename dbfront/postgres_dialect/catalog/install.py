@@ -1,18 +1,19 @@
-"""Puts PostgreSQL's catalog into the engine: an attached in-memory database named tierkv_pg.
+r"""Puts PostgreSQL's catalog into the engine: an attached in-memory database named tierkv_pg.
 
 The views and macros are in sql/ddl/pg_catalog*.sql; the type tables come from types.py, so the OIDs
-in the catalog are those on the wire. Nothing is ever written into the user's database.
+in the catalog are those on the wire. Nothing is ever written into the user's database. The AI
+functions (sql/calls/functions.py) are rows of pg_proc, so that ``\df ai*`` and tools list them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.resources
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
-from tierkv.dbfront.contracts import SqlSession
-from tierkv.dbfront.postgres_dialect.catalog.ai_functions import ai_functions_view
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.postgres_dialect.catalog.shapes import empty_catalogs, system_relations
 from tierkv.dbfront.postgres_dialect.rewriting.rewrite import qualify
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import (
@@ -22,7 +23,76 @@ from tierkv.dbfront.postgres_dialect.rewriting.rewriter import (
 )
 from tierkv.dbfront.postgres_values.sql_tokens import tokens
 from tierkv.dbfront.postgres_values.type_functions import ARRAY, BY_TYPE, ENUM, OIDS, TypeFunctions
-from tierkv.dbfront.postgres_values.types import DUCKDB_TYPES, WIRE_TYPES, PgType
+from tierkv.dbfront.postgres_values.types import (
+    DUCKDB_TYPES,
+    JSON,
+    TEXT,
+    WIRE_TYPES,
+    PgType,
+    pg_type,
+)
+from tierkv.dbfront.sql_session import SqlServer, SqlSession
+from tierkv.sql.calls.functions import AI_FUNCTIONS, AiFunction
+
+_FIRST_OID: Final = 16_000
+"""Below PostgreSQL's first OID for users (16384), so that no object of theirs has it."""
+
+_DUCKDB: Final = {
+    "boolean": "BOOLEAN",
+    "double precision": "DOUBLE",
+    "integer": "INTEGER",
+    "real[]": "FLOAT[]",
+    "text[]": "VARCHAR[]",
+}
+
+
+def _oid(type_name: str) -> int:
+    if type_name == "jsonb":
+        return JSON.oid
+    return pg_type(_DUCKDB[type_name]).oid if type_name in _DUCKDB else TEXT.oid
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _list(values: Iterable[str]) -> str:
+    return f"[{', '.join(values)}]"
+
+
+def signature(function: AiFunction) -> str:
+    """Parameters as ``\\df`` shows them: ``prompt text, model text DEFAULT NULL``."""
+    return ", ".join(
+        f"{one.name} {one.kind}" + ("" if one.required else " DEFAULT NULL")
+        for one in function.parameters
+    )
+
+
+def _row(oid: int, function: AiFunction) -> str:
+    other = "" if function.canonical == function.name else f"same as {function.canonical}()"
+    cells = (
+        f"{oid}::BIGINT",
+        _text(function.name),
+        "'a'" if function.aggregate else "'f'",
+        str(sum(not one.required for one in function.parameters)),
+        _list(_text(one.name) for one in function.parameters),
+        _list(f"{_oid(one.kind)}::BIGINT" for one in function.parameters),
+        f"{_oid(function.returns)}::BIGINT",
+        _text(function.returns),
+        _text(signature(function)),
+        _text(other),
+    )
+    return f"({', '.join(cells)})"
+
+
+def ai_functions_view() -> str:
+    """DDL of the view ``own_ai_functions``."""
+    rows = [_row(_FIRST_OID + at, function) for at, function in enumerate(AI_FUNCTIONS.values())]
+    return (
+        f"CREATE VIEW own_ai_functions AS SELECT * FROM (VALUES {', '.join(rows)}) v(oid, name, "
+        "kind, defaults, names, types, result_type, result, arguments, description)"
+    )
+
 
 _FILES: Final = ("pg_catalog.sql", "pg_catalog_functions.sql", "pg_catalog_information.sql")
 _FORMAT_NAMES: Final = {
@@ -188,16 +258,48 @@ def catalog_statements() -> tuple[str, ...]:
     return (schema, *(qualify(statement, names) for statement in statements))
 
 
-async def install(session: SqlSession) -> None:
-    """Make the catalog if this engine does not have all of it; calls must not overlap.
+class SharedCatalog:
+    """The catalog of one engine, made for all its sessions when a statement first names it.
 
-    A client that leaves while it is made leaves a part of it behind, which is made anew.
+    A session of its own makes the catalog, so that the transaction of the client who waits for it
+    holds nothing of it and may be rolled back.
     """
+
+    def __init__(self, server: SqlServer) -> None:
+        self._server = server
+        self._making: asyncio.Task[None] | None = None
+
+    async def need(self) -> None:
+        """Wait until the catalog is there; a client that leaves stops nothing."""
+        if self._making is None:
+            self._making = asyncio.create_task(self._make())
+        await asyncio.shield(self._making)
+
+    async def _make(self) -> None:
+        try:
+            session = await self._server.open_session(ClientInfo(application_name=DATABASE))
+            try:
+                await _install(session)
+            finally:
+                await session.close()
+        except BaseException:
+            self._making = None  # The next client tries again.
+            raise
+
+    async def close(self) -> None:
+        """Stop making it."""
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.wait([self._making])
+
+
+async def _install(session: SqlSession) -> None:
+    """Make the catalog if this engine does not have all of it."""
     probe = (
         "SELECT 1 FROM duckdb_views() "
         f"WHERE database_name = '{DATABASE}' AND view_name = '{_COMPLETE}'"
     )
-    if (await session.execute(probe)).rows:
+    if await session.execute_own(probe):
         return
     await session.execute_own(f"DETACH DATABASE IF EXISTS {DATABASE}")
     await session.execute_own(f"ATTACH ':memory:' AS {DATABASE}")

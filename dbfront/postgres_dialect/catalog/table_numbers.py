@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import Column, SqlSession
+from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.postgres_dialect.catalog.install import client_names
 from tierkv.dbfront.postgres_dialect.inference.origins import (
     Columns,
@@ -24,6 +24,7 @@ from tierkv.dbfront.postgres_dialect.inference.origins import (
     tables_of_output,
 )
 from tierkv.dbfront.postgres_dialect.rewriting.naming import ENGINE_SCHEMA, Naming
+from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError
 
 _LOG = logging.getLogger(__name__)

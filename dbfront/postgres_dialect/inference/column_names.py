@@ -1,8 +1,8 @@
 """Names of result columns that a statement does not name: as PostgreSQL names them.
 
 ``count(*)`` is ``count``, a cast has its column's or its type's name, an expression is
-``?column?``. Only what a client is told changes, at the protocol's edge: names inside the engine,
-of subqueries, views and tables made by a query, stay DuckDB's. What sqlglot can't read stays too.
+``?column?``. Only what a client is told changes: names inside the engine, of subqueries, views and
+tables made by a query, stay DuckDB's. What sqlglot can't read stays too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Final
 from sqlglot import exp
 
 from tierkv.dbfront.contracts import Column
-from tierkv.dbfront.postgres_dialect.inference.expressions import cast_kind, parameter_number
-from tierkv.dbfront.postgres_dialect.inference.statements import parsed
+from tierkv.dbfront.postgres_dialect.inference.parsing import (
+    cast_kind,
+    parameter_number,
+    parsed,
+)
 from tierkv.dbfront.postgres_values.sql_tokens import first_word
 
 UNNAMED: Final = "?column?"
@@ -40,7 +43,8 @@ _UNNAMED: Final = (
         exp.In,
         exp.RegexpLike,
     ),
-    *(exp.RegexpILike, exp.JSONExtract, exp.JSONExtractScalar),
+    *(exp.ByteString, exp.RawString, exp.UnicodeString, exp.HexString, exp.BitString, exp.National),
+    *(exp.RegexpILike, exp.JSONExtract, exp.JSONExtractScalar, exp.Parameter, exp.Placeholder),
 )
 _TRIMS: Final = {"LEADING": "ltrim", "TRAILING": "rtrim"}
 _MANY: Final = "columns"

@@ -11,6 +11,7 @@ from typing import Final
 
 from sqlglot import exp
 
+from tierkv.dbfront.postgres_dialect.inference.parsing import cast_kind, parameter_number
 from tierkv.dbfront.postgres_dialect.inference.scope import Columns, Scope
 from tierkv.dbfront.postgres_dialect.inference.signatures import (
     UNKNOWN,
@@ -18,11 +19,7 @@ from tierkv.dbfront.postgres_dialect.inference.signatures import (
     TypeName,
     signatures,
 )
-from tierkv.dbfront.postgres_values.types import pg_type
 from tierkv.sql.calls.functions import AI_FUNCTIONS, ArgumentKind
-
-PARAMETER: Final = "tierkv_parameter_"
-"""What ``$1`` is called in the text that is parsed; a column's name."""
 
 _OPERATORS: Final[dict[type[exp.Expr], str]] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.Pow: "^",
@@ -44,34 +41,6 @@ _NAMED: Final[dict[type[exp.Expr], str]] = {
     exp.CurrentDate: "date", exp.CurrentTimestamp: "timestamptz", exp.Exists: "bool",
     exp.CurrentUser: "text", exp.Interval: "interval", exp.Boolean: "bool", exp.Null: UNKNOWN,
 }  # fmt: skip
-_CAST_NAMES: Final = {
-    "BPCHAR": "bpchar", "CHAR": "bpchar", "VARCHAR": "varchar", "JSONB": "jsonb", "INT": "int4",
-    "TEXT": "text", "STRING": "text", "BYTEA": "bytea", "SERIAL": "int4", "BIGSERIAL": "int8",
-}  # fmt: skip
-
-
-def parameter_number(node: object) -> int:
-    """Return ``n`` if a node stands for ``$n``, else 0."""
-    if isinstance(node, exp.Column):
-        node = None if node.table else node.this
-    name = node.name if isinstance(node, exp.Identifier) else ""
-    number = name.removeprefix(PARAMETER)
-    return int(number) if number != name and number.isdecimal() else 0
-
-
-def cast_kind(target: exp.Expr | None) -> TypeName:
-    """Return PostgreSQL's name of the type in a cast; None if the wire has no twin for it."""
-    if not isinstance(target, exp.DataType):
-        return None
-    if target.this == exp.DataType.Type.ARRAY:
-        element = cast_kind(target.expressions[0]) if target.expressions else None
-        return None if element is None or element.startswith("_") else f"_{element}"
-    name = target.this.value if isinstance(target.this, exp.DataType.Type) else str(target.this)
-    if name in _CAST_NAMES:
-        return _CAST_NAMES[name]
-    kind = pg_type(target.sql("postgres").partition("(")[0])
-    found = kind if kind.name != "text" else pg_type(target.sql("duckdb").partition("(")[0])
-    return None if found.name == "text" else found.name
 
 
 class ExpressionTyper:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from sqlglot import exp
 
-from tierkv.dbfront.postgres_dialect.inference.statements import parsed
+from tierkv.dbfront.postgres_dialect.inference.parsing import parsed
 from tierkv.dbfront.postgres_values.sql_tokens import first_word
 
 _FIRST_WORDS: Final = frozenset({"SELECT", "WITH", "TABLE", "INSERT", "UPDATE", "DELETE"})

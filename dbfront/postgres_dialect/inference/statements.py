@@ -1,71 +1,20 @@
 """Types of a statement's open parameters, found by walking its tree as PostgreSQL's parser does.
 
-extended_query.py asks ``parsed`` for the tree, looks the tables' columns up, and gives both to
-``parameter_types``. Whatever sqlglot can't read is None: by_tokens.py then finds the plain cases.
+open_parameters.py asks parsing.py for the tree, looks the tables' columns up, and gives both to
+``parameter_types``. What sqlglot can't read has no tree; there
+open_parameters.py finds the plain cases by tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, Final
 
 from sqlglot import exp
-from sqlglot.dialects.postgres import Postgres
-from sqlglot.errors import SqlglotError
 
-from tierkv.dbfront.postgres_dialect.inference.expressions import (
-    PARAMETER,
-    ExpressionTyper,
-    parameter_number,
-)
+from tierkv.dbfront.postgres_dialect.inference.expressions import ExpressionTyper
+from tierkv.dbfront.postgres_dialect.inference.parsing import parameter_number
 from tierkv.dbfront.postgres_dialect.inference.scope import Columns, Scope, TableColumns
 from tierkv.dbfront.postgres_dialect.inference.signatures import UNKNOWN, TypeName, signatures
-from tierkv.dbfront.postgres_values.sql_tokens import tokens
-
-_MAX_PARSED_CHARS: Final = 8_192
-"""Longer statements are mostly long lists of VALUES, which by_tokens.py types in less time."""
-_QUERY_WORDS: Final = frozenset({"SELECT", "WITH", "VALUES", "INSERT", "UPDATE", "DELETE", "MERGE"})
-_OWN_SYNTAX: Final = frozenset({"CAST", "TRY_CAST", "EXTRACT", "POSITION", "SUBSTRING", "TRIM"})
-_PREFIXED: Final = frozenset({"EXPLAIN", "DECLARE"})
-
-
-class _PlainCalls(Postgres):
-    """PostgreSQL's grammar, with every function's call left as it is written."""
-
-    class Parser(Postgres.Parser):  # type: ignore[misc,valid-type]
-        FUNCTIONS: Any = {}
-        FUNCTION_PARSERS: Any = {
-            name: parse
-            for name, parse in Postgres.Parser.FUNCTION_PARSERS.items()
-            if name in _OWN_SYNTAX
-        }
-
-
-@lru_cache(maxsize=256)
-def parsed(sql: str) -> exp.Expr | None:
-    """Read a statement; None if it is too long or not understood. The tree is only read."""
-    if len(sql) > _MAX_PARSED_CHARS:
-        return None
-    parts: list[str] = []
-    words = tokens(sql)
-    at = _start(words)
-    for token in words:
-        if token.parameter:
-            parts += [sql[at : token.start], f"{PARAMETER}{token.parameter}"]
-            at = token.end
-    text = "".join(parts) + sql[at:]
-    try:
-        return _PlainCalls().parse(text)[0]
-    except (SqlglotError, RecursionError, TypeError, AttributeError, IndexError):
-        return None  # its parser has bugs of its own on odd text; types are a courtesy
-
-
-def _start(words: Sequence[Any]) -> int:
-    """Where the query of EXPLAIN or DECLARE begins, else the statement."""
-    if not words or words[0].upper not in _PREFIXED:
-        return 0
-    return next((word.start for word in words[1:] if word.upper in _QUERY_WORDS), 0)
 
 
 def parameter_types(tree: exp.Expr, tables: TableColumns) -> dict[int, str]:

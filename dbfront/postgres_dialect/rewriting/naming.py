@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dbfront.postgres_values.sql_tokens import Token
+from tierkv.kvcore.errors import UserError
 
 PUBLIC: Final = "public"
 ENGINE_SCHEMA: Final = "main"
@@ -60,6 +61,10 @@ class Naming:
         text = re.sub(rf'(?<![\w."])"?{name}"?\.("?)main\b', rf"\1{schema}", text)
         text = re.sub(rf'""{name}""|(?<=database )"{name}"', f'"{self.database}"', text)
         return re.sub(rf'(?<![\w."])"?{name}"?\.(?="?\w+"?\.)', "", text)
+
+    def speak(self, error: UserError) -> None:
+        """Let an error of the engine use the client's names."""
+        error.message, error.hint = self.shown(error.message), self.shown(error.hint)
 
     def shown_plan(self, text: str) -> str:
         """A drawn plan with the client's names; its right edge stays where it is."""

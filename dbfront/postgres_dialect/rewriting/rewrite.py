@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dbfront.postgres_dialect.rewriting.casts import (
+    bytes_literal,
     cast_of_call,
     cast_of_value,
     cast_type,
     function_column,
-)
-from tierkv.dbfront.postgres_dialect.rewriting.literals import (
-    bytes_literal,
     list_literal,
     member_of_literal,
 )
@@ -399,7 +397,7 @@ class Rewritten:
         try:
             yield
         except UserError as error:
-            error.message, error.hint = map(self.naming.shown, (error.message, error.hint))
+            self.naming.speak(error)
             if error.position:
                 error.position = source_position(self.edits, error.position)
             raise

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from tierkv.dbfront.contracts import Column, SqlSession, StatementDescription, StatementResult
+from tierkv.dbfront.contracts import Column, StatementDescription, StatementResult
 from tierkv.dbfront.postgres_dialect.rewriting.intervals import (
     has_interval,
     query_with_text,
@@ -18,6 +18,7 @@ from tierkv.dbfront.postgres_dialect.rewriting.intervals import (
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
 from tierkv.dbfront.postgres_values.sql_tokens import first_word
 from tierkv.dbfront.postgres_values.type_functions import COLUMNS as FUNCTION_COLUMNS
+from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.text.lexer import tokenize

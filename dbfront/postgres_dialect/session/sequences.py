@@ -11,10 +11,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import SqlSession, StatementResult
+from tierkv.dbfront.contracts import StatementResult
 from tierkv.dbfront.postgres_dialect.rewriting.naming import ENGINE_SCHEMA, PUBLIC
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import Rewriter
 from tierkv.dbfront.postgres_values.sql_tokens import tokens
+from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import SqlError
 
 _NAME: Final = r'(?:"(?:[^"]|"")+"|\w+)'

@@ -1,51 +1,50 @@
-"""``CatalogSession``: a SqlSession that speaks PostgreSQL where DuckDB's dialect stops.
+"""``DialectSession``: a SqlSession that speaks PostgreSQL where DuckDB's dialect stops.
 
-Wraps the real session and answers settings, cursors, transaction modes and a few no-op commands
-itself; catalog queries are rewritten and passed on. Everything else goes through untouched.
+``DialectServer`` opens one for each client of the wire, of REST and of ``tierkv.connect()``. The
+session answers settings, cursors, transaction modes and a few no-op commands itself, and rewrites
+catalog queries for the engine's session below it. Everything else goes through untouched.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import shlex
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from tierkv.dbfront.contracts import (
     ClientInfo,
     Column,
     RowStream,
-    SqlSession,
     StatementDescription,
     StatementResult,
 )
-from tierkv.dbfront.postgres_dialect.catalog.install import client_names, install
-from tierkv.dbfront.postgres_dialect.catalog.table_numbers import TableNumbers
-from tierkv.dbfront.postgres_dialect.rewriting.alter import lost_length, without_only
-from tierkv.dbfront.postgres_dialect.rewriting.ddl import rewrite_create
-from tierkv.dbfront.postgres_dialect.rewriting.intervals import has_interval
-from tierkv.dbfront.postgres_dialect.rewriting.naming import Naming
-from tierkv.dbfront.postgres_dialect.rewriting.rewrite import Rewritten, rewrite
-from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
+from tierkv.dbfront.postgres_dialect.catalog.install import SharedCatalog
+from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.dbfront.postgres_dialect.session import queries
 from tierkv.dbfront.postgres_dialect.session.cursors import Cursors, parse_declare
-from tierkv.dbfront.postgres_dialect.session.plans import described_plan, plan_rows
-from tierkv.dbfront.postgres_dialect.session.sequences import SequenceValues, returning
-from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
-from tierkv.dbfront.postgres_dialect.settings.carry_out import (
-    OUR_SETTINGS,
-    SEARCH_PATH,
+from tierkv.dbfront.postgres_dialect.session.engine_statements import EngineStatements
+from tierkv.dbfront.postgres_dialect.session.preparation import Preparation
+from tierkv.dbfront.postgres_dialect.session.setting_commands import (
     SET_CONFIG_COLUMN,
     SettingCommands,
-    own_row,
 )
-from tierkv.dbfront.postgres_dialect.settings.commands import SettingCommand, parse_setting_command
-from tierkv.dbfront.postgres_dialect.settings.settings import SERVER_VERSION, SPECS, Settings
+from tierkv.dbfront.postgres_dialect.session.setting_syntax import (
+    SettingCommand,
+    parse_setting_command,
+)
+from tierkv.dbfront.postgres_dialect.session.settings import Settings
+from tierkv.dbfront.postgres_dialect.session.timing import NamedRows, StatementTimer, TimeLeft
+from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
-from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError
+from tierkv.dbfront.sql_session import SqlSession
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
+
+if TYPE_CHECKING:
+    # Only sessions of the wire have table numbers; others should not wait for their import.
+    from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
+    from tierkv.dbfront.postgres_dialect.catalog.table_numbers import TableNumbers
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 Deallocator = Callable[[str], StatementResult | None]
@@ -57,16 +56,21 @@ _NO_ROWS: Final = frozenset(
     | {"RELEASE", "CHECKPOINT", "VACUUM", "USE", "ATTACH", "DETACH", "LOAD", "INSTALL"}
 )
 
-_CHANGES_TABLES: Final = frozenset({"CREATE", "ALTER", "DROP"})
-_STREAMED: Final = frozenset({"SELECT", "WITH"})
-_FACTS_OF_ENGINE: Final = (
-    "SELECT current_setting('TimeZone'), current_database(), NOT EXISTS (FROM duckdb_schemas() "
-    "WHERE database_name = current_database() AND schema_name = 'public')"
-)
-_READ_SETTINGS: Final = (f"{DATABASE}.main.pg_settings", f"{DATABASE}.main.own_setting")
+
+@dataclass(frozen=True, slots=True)
+class WireNeeds:
+    """What sessions of PostgreSQL's wire protocol need beyond those of other doors.
+
+    Attributes:
+        numbers: what was looked up of tables.
+        defaults: PostgreSQL's settings, by name.
+    """
+
+    numbers: TableNumbers
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
-class CatalogSession:
+class DialectSession:
     """One client's session; implements SqlSession.
 
     Attributes:
@@ -78,35 +82,36 @@ class CatalogSession:
         self,
         inner: SqlSession,
         client: ClientInfo,
-        defaults: Mapping[str, str] | None = None,
-        numbers: TableNumbers | None = None,
+        catalog: SharedCatalog,
+        wire: WireNeeds | None = None,
     ) -> None:
+        """Wrap the engine's session; nothing runs before the first statement.
+
+        Args:
+            inner: the engine's session.
+            client: who speaks; without the name of a database the engine's name stands.
+            catalog: PostgreSQL's catalog in the engine.
+            wire: given for a client of the wire protocol, whose intervals are text.
+        """
+        defaults = wire.defaults if wire is not None else None
         self.settings = Settings(client.user, client.application_name, defaults)
         self.cursors = Cursors()
+        self._timer = StatementTimer(inner.cancel)
+        self.split = inner.split
+        self.cancel = inner.cancel
+        self.close = inner.close
+        self.execute_own = inner.execute_own
+        self.catalogue_state = inner.catalogue_state
         self._transactions = Transactions(inner, self.cursors.close_streams)
-        self._commands = SettingCommands(inner, self.settings, client, self._transactions)
+        self._prep = Preparation(inner, client, catalog, self.settings)
+        self._commands = SettingCommands(
+            inner, self.settings, client, self._transactions, self._prep
+        )
+        self._engine = EngineStatements(inner, self._prep, text_intervals=wire is not None)
         self._inner = inner
         self._client = client
-        self._numbers = numbers or TableNumbers()
-        self._naming = Naming(client.database)
-        self._sequences = SequenceValues()
-        # A statement is described and then run: its rewriting is kept for the second time.
-        self._last: tuple[str, Mapping[str, str], Rewritten] | None = None
+        self._wire = wire
         self._deallocate: Deallocator = lambda _sql: None
-        self._facts = {
-            "current_user": _literal(client.user),
-            "session_user": _literal(client.user),
-            "current_role": _literal(client.user),
-            "user": _literal(client.user),
-            "current_catalog": _literal(client.database),
-            "current_database()": _literal(client.database),
-            "current_catalog()": _literal(client.database),
-            "current_schema": f"{DATABASE}.main.own_current_schema()",
-            "current_schema()": f"{DATABASE}.main.own_current_schema()",
-            "pg_backend_pid()": str(inner.pid),
-            "version()": _literal(f"PostgreSQL {SERVER_VERSION} on DuckDB"),
-            "current_user()": _literal(client.user),
-        }
 
     @property
     def pid(self) -> int:
@@ -116,22 +121,25 @@ class CatalogSession:
     def transaction_status(self) -> str:
         return self._inner.transaction_status
 
+    @property
+    def on_progress(self) -> Callable[[StatementProgress], None] | None:
+        return self._inner.on_progress
+
+    @on_progress.setter
+    def on_progress(self, told: Callable[[StatementProgress], None] | None) -> None:
+        self._inner.on_progress = told
+
+    @property
+    def last_ai_stats(self) -> AiStats:
+        return self._inner.last_ai_stats
+
     def set_deallocator(self, deallocate: Deallocator) -> None:
         """Let DEALLOCATE reach the prepared statements of the wire protocol."""
         self._deallocate = deallocate
 
-    async def start(self, install_lock: asyncio.Lock) -> None:
-        """Make the catalog if it is missing, and apply the settings of the startup message."""
-        async with install_lock:
-            await install(self._inner)
-        zone, engine, public = (await self._inner.execute(_FACTS_OF_ENGINE)).rows[0]
-        self._last = None
-        self._naming = self._commands.naming = Naming(self._client.database, engine, public)
-        await self._inner.execute_own(
-            f"SET VARIABLE tierkv_pg_client = {{'user': {_literal(self._client.user)}, "
-            f"'database': {_literal(self._client.database)}, 'public': {public}}}"
-        )
-        self.settings.time_zone = str(zone)
+    async def start(self) -> None:
+        """Look the engine's facts up and apply the settings of the startup message."""
+        await self._prep.learn()
         for name, value in self._startup_settings():
             if name.lower() != "application_name":
                 await self._commands.assign(SettingCommand("SET", name, value))
@@ -146,66 +154,22 @@ class CatalogSession:
             found.append((name.replace("-", "_"), value))
         return found
 
-    def split(self, sql: str) -> list[str]:
-        return self._inner.split(sql)
-
-    async def cancel(self) -> None:
-        await self._inner.cancel()
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-    async def execute_own(self, sql: str) -> Sequence[tuple[Any, ...]]:
-        return await self._inner.execute_own(sql)
-
-    def catalogue_state(self) -> Hashable | None:
-        return self._inner.catalogue_state()
-
     async def learn_tables(self, sql: str) -> None:
         """Look up, before a statement runs, what ``numbered`` needs to know of its tables."""
-        await self._numbers.learn(sql, self._inner)
+        if self._wire is not None:
+            await self._wire.numbers.learn(sql, self._inner)
 
     def numbered(self, columns: tuple[Column, ...], sql: str) -> tuple[Column, ...]:
         """Give the columns of a statement's result the numbers of their tables."""
-        return self._numbers.numbered(columns, sql, self._inner, self._naming)
+        if self._wire is None:
+            return columns
+        return self._wire.numbers.numbered(columns, sql, self._inner, self._prep.naming)
 
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> int:
-        table = self._rewrite(f"TABLE {table}").text.removeprefix("TABLE ")
-        return await self._inner.copy_in(table, columns, rows)
-
-    def _rewrite(self, sql: str) -> Rewritten:
-        facts: Mapping[str, str] = self._facts
-        lowered = sql.lower()
-        if "current_setting" in lowered:
-            known = {
-                f"current_setting {name.lower()}": _literal(value)
-                for name, value, _ in self.settings.all()
-            }
-            facts = {**self._facts, **known, "current_setting search_path": SEARCH_PATH}
-        if "lastval" in lowered or "currval" in lowered:
-            facts = {**facts, **self._sequences.literals(lowered)}
-        if "duckdb_" in lowered:  # the engine's own catalog knows the database by its own name
-            facts = {name: text for name, text in facts.items() if name != "current_database()"}
-        if self._last is None or self._last[:2] != (sql, facts):
-            self._last = (sql, facts, rewrite(sql, client_names(), facts, self._naming))
-        return self._last[2]
-
-    async def _run(self, sql: str, params: Params) -> StatementResult:
-        """Run a statement that the engine understands, once its catalog names are ours."""
-        rewritten = self._rewrite(sql)
-        await self._fill_settings(rewritten.text)
-        with rewritten.placing_errors():
-            result = await queries.run(self._inner, rewritten.text, params)
-        word = first_word(sql)
-        if word in _CHANGES_TABLES:
-            self._sequences.forget_tables()
-        elif word == "SELECT":
-            self._sequences.note_query(sql, result)
-        elif word == "EXPLAIN":
-            result = plan_rows(sql, result, self._naming.shown_plan)
-        return result
+        await self._prep.learn_for(table, "")
+        return await self._engine.copy_in(table, columns, rows)
 
     async def fail_transaction(self) -> None:
         """Make the open transaction a failed one, after an error the engine never saw."""
@@ -218,24 +182,18 @@ class CatalogSession:
         """Rows of a query of our own, for what the protocol needs to know."""
         return (await self._inner.execute(sql)).rows
 
-    async def _fill_settings(self, rewritten: str) -> None:
-        """Put the settings where the view pg_settings reads them."""
-        if not any(name in rewritten for name in _READ_SETTINGS):
-            return
-        rows = [
-            {"name": name, "setting": value, "default": SPECS[name.lower()].default}
-            for name, value, _ in self.settings.all()
-        ]
-        rows += map(own_row, (await self._inner.execute(OUR_SETTINGS)).rows)
-        rows.append({"name": "TimeZone", "setting": self.settings.time_zone, "default": "UTC"})
-        text = _literal(json.dumps(rows))
-        await self._inner.execute_own(f"SET VARIABLE tierkv_pg_settings = {text}")
-
     async def describe(self, sql: str) -> StatementDescription:
         word = first_word(sql)
+        await self._prep.learn_for(sql, word)
+        described = await self._describe(sql, word)
+        if described.columns is None:
+            return described
+        return replace(described, columns=with_names(described.columns, sql))
+
+    async def _describe(self, sql: str, word: str) -> StatementDescription:
         if word == "DECLARE":
-            inner = await self._inner.describe(self._rewrite(parse_declare(sql).query).text)
-            return StatementDescription(None, inner.parameter_types)
+            query = await self._prep.ready(parse_declare(sql).query)
+            return replace(await self._inner.describe(query.text), columns=None)
         if word == "FETCH":
             return StatementDescription(self.cursors.fetch_columns(sql))
         command = parse_setting_command(sql) if word in ("SHOW", "SELECT") else None
@@ -245,52 +203,63 @@ class CatalogSession:
             return StatementDescription(self._commands.columns(command))
         if word in _NO_ROWS:
             return StatementDescription(None)
-        rewritten = self._rewrite(sql)
-        definition = rewrite_create(rewritten.text) if word == "CREATE" else None
-        text = rewritten.text if definition is None else definition.sql
-        with rewritten.placing_errors():
-            described = await self._inner.describe(text)
-        if word == "EXPLAIN":
-            return described_plan(sql, described)
-        return queries.with_oids(described, rewritten.text)
+        return await self._engine.describe(sql)
+
+    def timed(self) -> contextlib.AbstractContextManager[None]:
+        """Cancel what runs inside after ``statement_timeout``; see StatementTimer."""
+        return self._timer.running(TimeLeft(self.settings.statement_timeout_s))
 
     async def execute(self, sql: str, params: Params = None) -> StatementResult:
+        async with self._client_names():
+            with self.timed():
+                return await self._execute(sql, params)
+
+    @contextlib.asynccontextmanager
+    async def _client_names(self) -> AsyncIterator[None]:
+        """Let the first error of a session speak of the client's names, too."""
+        try:
+            yield
+        except UserError as error:
+            if not self._prep.learned:
+                await self._prep.learn()
+                self._prep.naming.speak(error)
+            raise
+
+    async def _execute(self, sql: str, params: Params) -> StatementResult:
         word = first_word(sql)
         handler = _HANDLERS.get(word)
         failed = self.transaction_status == "E"
+        await self._prep.learn_for(sql, word)
         try:
             result = await handler(self, sql, params) if handler is not None else None
             if result is None:
-                result = await self._run(sql, params)
+                result = await self._engine.run(sql, params)
         finally:
             if self.transaction_status == "I":
                 self.settings.end_transaction()
                 self.cursors.end_transaction(committed=word not in _GIVES_UP and not failed)
-        return result
+        if result.columns is None:
+            return result
+        return replace(result, columns=with_names(result.columns, sql))
 
     async def execute_rows(self, sql: str, params: Params = None) -> StatementResult | RowStream:
         """Run a statement whose rows are taken as they come; only AI calls take that long."""
-        opened = await self._opened(sql, params)
-        return await self.execute(sql, params) if opened is None else opened
+        left = TimeLeft(self.settings.statement_timeout_s)
+        async with self._client_names():
+            with self._timer.running(left):
+                return await self._execute_rows(sql, params, left)
 
-    async def _opened(self, sql: str, params: Params) -> StatementResult | RowStream | None:
-        """Run a statement that may be a stream; None where ``execute`` has to run it."""
-        lowered = sql.lower()
-        if first_word(sql) not in _STREAMED or "ai_" not in lowered or "set_config" in lowered:
-            return None
-        if not queries.is_query(sql):  # It must not run again.
-            return None
-        rewritten = self._rewrite(sql)
-        await self._fill_settings(rewritten.text)
-        with rewritten.placing_errors():
-            opened = await self._inner.execute_rows(rewritten.text, params)
-        if has_interval(opened.columns):
-            if not isinstance(opened, StatementResult):
-                await opened.close()
-            return None
-        if not isinstance(opened, StatementResult):
-            return opened
-        return queries.with_oids(opened, rewritten.text)
+    async def _execute_rows(
+        self, sql: str, params: Params, left: TimeLeft
+    ) -> StatementResult | RowStream:
+        await self._prep.learn_for(sql, first_word(sql))
+        opened = await self._engine.open_stream(sql, params)
+        if opened is None:
+            return await self._execute(sql, params)
+        columns = with_names(opened.columns or (), sql)
+        if isinstance(opened, StatementResult):
+            return replace(opened, columns=columns)
+        return NamedRows(opened, columns, self._timer, left)
 
     async def _on_setting(self, sql: str, params: Params) -> StatementResult | None:
         return await self._commands.run(sql)
@@ -303,54 +272,13 @@ class CatalogSession:
         return await self._on_setting(sql, params)
 
     async def _on_create(self, sql: str, params: Params) -> StatementResult | None:
-        """Tables in PostgreSQL's spelling; sequences of serial columns start anew with them."""
-        rewritten = self._rewrite(sql)
-        definition = rewrite_create(rewritten.text)
-        if definition is None:
-            return None
-        schema = _literal(definition.schema) if definition.schema else "current_schema()"
-        there = await self._inner.execute(
-            "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database() "
-            f"AND schema_name = {schema} AND table_name = {_literal(definition.table)}"
-        )
-        replaced = [token.upper for token in tokens(rewritten.text)[1:3]] == ["OR", "REPLACE"]
-        verb = "CREATE SEQUENCE IF NOT EXISTS" if there.rows else "CREATE OR REPLACE SEQUENCE"
-        if replaced or not there.rows:
-            for name, options in definition.sequences:
-                await self._inner.execute(f"{verb} {name} {options}")
-        self._sequences.forget_tables()
-        with rewritten.placing_errors():
-            return await self._inner.execute(definition.sql, params)
+        return await self._engine.create(sql, params)
 
     async def _on_alter(self, sql: str, params: Params) -> StatementResult | None:
-        """Tables; ``ONLY`` means nothing here, and a length that is lost is told."""
-        rewritten = self._rewrite(sql)
-        self._sequences.forget_tables()
-        text = without_only(rewritten.text)
-        notice = lost_length(text)
-        if notice is None and text == rewritten.text:
-            return None
-        with rewritten.placing_errors():
-            result = await self._inner.execute(text, params)
-        return result if notice is None else replace(result, notices=(*result.notices, notice))
+        return await self._engine.alter(sql, params)
 
     async def _on_insert(self, sql: str, params: Params) -> StatementResult | None:
-        """Rows that draw from a sequence also tell lastval() what they drew."""
-        if "returning" in sql.lower():
-            result = await self._run(sql, params)
-            column = await self._sequences.serial_insert(self._inner, self._rewrite(sql).text)
-            names = [one.name for one in result.columns or ()]
-            if column is not None and column.name in names and result.rows:
-                drawn = result.rows[-1][names.index(column.name)]
-                self._sequences.note(column.sequence, drawn)
-            return result
-        column = await self._sequences.serial_insert(self._inner, self._rewrite(sql).text)
-        if column is None:
-            return None
-        result = await self._run(returning(sql, column), params)
-        if result.rows:
-            self._sequences.note(column.sequence, result.rows[-1][0])
-        return replace(result, columns=None, rows=())
+        return await self._engine.insert(sql, params)
 
     async def _on_declare(self, sql: str, params: Params) -> StatementResult | None:
         declaration = parse_declare(sql)
@@ -364,9 +292,9 @@ class CatalogSession:
         await self.learn_tables(declaration.query)
         opened = None
         if not declaration.needs_all_rows:
-            opened = await self._opened(declaration.query, params)
+            opened = await self._engine.open_stream(declaration.query, params)
         if opened is None:
-            opened = await self._run(declaration.query, params)
+            opened = await self._engine.run(declaration.query, params)
         columns = self.numbered(opened.columns or (), declaration.query)
         return self.cursors.declare(declaration, opened, columns)
 
@@ -392,13 +320,18 @@ class CatalogSession:
     async def _on_discard(self, sql: str, params: Params) -> StatementResult | None:
         words = [token.upper for token in tokens(sql) if token.text != ";"]
         if words[1:] == ["ALL"]:
-            self._deallocate(sql)
+            await self._on_deallocate(sql, params)
             await self.cursors.close(None)
             self.settings.reset("all")
         return StatementResult(" ".join(words))
 
     async def _on_deallocate(self, sql: str, params: Params) -> StatementResult | None:
-        return self._deallocate(sql)
+        words = [token.upper for token in tokens(sql) if token.text != ";"]
+        result = self._deallocate(sql)
+        if words[-1] != "ALL" or self.transaction_status == "E":
+            return result
+        await self._engine.deallocate_all()
+        return StatementResult("DEALLOCATE ALL")
 
     async def _on_listen(self, sql: str, params: Params) -> StatementResult | None:
         raise FeatureNotSupportedError("LISTEN and NOTIFY are not supported")
@@ -409,32 +342,28 @@ class CatalogSession:
 
 Handler = Callable[..., Any]
 _HANDLERS: Final[dict[str, Handler]] = {
-    "SET": CatalogSession._on_setting,
-    "RESET": CatalogSession._on_setting,
-    "SHOW": CatalogSession._on_setting,
-    "SELECT": CatalogSession._on_select,
-    "CREATE": CatalogSession._on_create,
-    "ALTER": CatalogSession._on_alter,
-    "INSERT": CatalogSession._on_insert,
-    "DECLARE": CatalogSession._on_declare,
-    "FETCH": CatalogSession._on_fetch,
-    "MOVE": CatalogSession._on_fetch,
-    "CLOSE": CatalogSession._on_close,
-    "BEGIN": CatalogSession._on_begin,
-    "START": CatalogSession._on_begin,
-    "COMMIT": CatalogSession._on_end,
-    "END": CatalogSession._on_end,
-    "ROLLBACK": CatalogSession._on_end,
-    "ABORT": CatalogSession._on_end,
-    "DISCARD": CatalogSession._on_discard,
-    "DEALLOCATE": CatalogSession._on_deallocate,
-    "LISTEN": CatalogSession._on_listen,
-    "NOTIFY": CatalogSession._on_listen,
-    "UNLISTEN": CatalogSession._on_unlisten,
-    "SAVEPOINT": CatalogSession._on_savepoint,
-    "RELEASE": CatalogSession._on_savepoint,
+    "SET": DialectSession._on_setting,
+    "RESET": DialectSession._on_setting,
+    "SHOW": DialectSession._on_setting,
+    "SELECT": DialectSession._on_select,
+    "CREATE": DialectSession._on_create,
+    "ALTER": DialectSession._on_alter,
+    "INSERT": DialectSession._on_insert,
+    "DECLARE": DialectSession._on_declare,
+    "FETCH": DialectSession._on_fetch,
+    "MOVE": DialectSession._on_fetch,
+    "CLOSE": DialectSession._on_close,
+    "BEGIN": DialectSession._on_begin,
+    "START": DialectSession._on_begin,
+    "COMMIT": DialectSession._on_end,
+    "END": DialectSession._on_end,
+    "ROLLBACK": DialectSession._on_end,
+    "ABORT": DialectSession._on_end,
+    "DISCARD": DialectSession._on_discard,
+    "DEALLOCATE": DialectSession._on_deallocate,
+    "LISTEN": DialectSession._on_listen,
+    "NOTIFY": DialectSession._on_listen,
+    "UNLISTEN": DialectSession._on_unlisten,
+    "SAVEPOINT": DialectSession._on_savepoint,
+    "RELEASE": DialectSession._on_savepoint,
 }
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -16,8 +16,11 @@ from tierkv.dbfront.postgres_dialect.rewriting.ddl import rewrite_create
 from tierkv.dbfront.postgres_dialect.rewriting.rewrite import TELLING, may_tell, rewrite
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
 from tierkv.dbfront.postgres_dialect.session.cursors import Cursors, parse_declare
-from tierkv.dbfront.postgres_dialect.settings.commands import SettingCommand, parse_setting_command
-from tierkv.dbfront.postgres_dialect.settings.settings import Settings, milliseconds
+from tierkv.dbfront.postgres_dialect.session.setting_syntax import (
+    SettingCommand,
+    parse_setting_command,
+)
+from tierkv.dbfront.postgres_dialect.session.settings import Settings, milliseconds
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting datestyle": "'ISO'"}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.dbfront.postgres_dialect.inference.by_tokens import (
+from tierkv.dbfront.postgres_dialect.inference.open_parameters import (
     inferred_types,
     lookup_sql,
     parameter_uses,

@@ -1,6 +1,6 @@
 """SET, RESET, SHOW and set_config, carried out: PostgreSQL's settings here, others in the engine.
 
-session/session.py hands the statements over; commands.py has read them, settings.py keeps values.
+session.py hands the statements over; setting_syntax.py reads and settings.py keeps values.
 Settings named ``tierkv.*`` are not handled here: the session below knows them.
 """
 
@@ -9,43 +9,48 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tierkv.dbfront.contracts import ClientInfo, Column, Notice, SqlSession, StatementResult
-from tierkv.dbfront.postgres_dialect.rewriting.naming import ENGINE_SCHEMA, PUBLIC, Naming
-from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
-from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
-from tierkv.dbfront.postgres_dialect.settings.commands import SettingCommand, parse_setting_command
-from tierkv.dbfront.postgres_dialect.settings.settings import Settings
-from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
-from tierkv.sql.settings import SETTINGS, show_value
-
-SEARCH_PATH: Final = f"{DATABASE}.main.own_search_path()"
-SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
-OUR_SETTINGS: Final = (
-    "SELECT name, setting, description, source FROM tierkv.settings WHERE name LIKE 'tierkv.%'"
+from tierkv.dbfront.contracts import ClientInfo, Column, Notice, StatementResult
+from tierkv.dbfront.postgres_dialect.rewriting.naming import ENGINE_SCHEMA, PUBLIC
+from tierkv.dbfront.postgres_dialect.session.preparation import (
+    OUR_SETTINGS,
+    SEARCH_PATH,
+    Preparation,
+    literal,
 )
+from tierkv.dbfront.postgres_dialect.session.setting_syntax import (
+    SettingCommand,
+    parse_setting_command,
+)
+from tierkv.dbfront.postgres_dialect.session.settings import Settings
+from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
+from tierkv.dbfront.sql_session import SqlSession
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
+
+SET_CONFIG_COLUMN: Final = (Column("set_config", "VARCHAR"),)
 _PASSED_ON: Final = {"timezone": "current_setting('TimeZone')", "search_path": SEARCH_PATH}
 _LOCKED: Final = "42501"
-_SOURCES: Final = {"server": "configuration file"}
 
 
 class SettingCommands:
-    """One session's settings statements.
-
-    Attributes:
-        naming: what client and engine call the same things.
-    """
+    """One session's settings statements."""
 
     def __init__(
-        self, inner: SqlSession, settings: Settings, client: ClientInfo, transactions: Transactions
+        self,
+        inner: SqlSession,
+        settings: Settings,
+        client: ClientInfo,
+        transactions: Transactions,
+        prep: Preparation,
     ) -> None:
-        self.naming = Naming(client.database)
+        """Carry commands out on ``settings``, and in the engine's session ``inner``."""
         self._inner = inner
         self._settings = settings
         self._user = client.user
         self._transactions = transactions
+        self._prep = prep
 
     def _schema(self, name: str) -> str:
-        return ENGINE_SCHEMA if self.naming.public and name == PUBLIC else name
+        return ENGINE_SCHEMA if self._prep.naming.public and name == PUBLIC else name
 
     def shows(self, command: SettingCommand) -> bool:
         return command.verb == "SHOW" and (
@@ -83,6 +88,7 @@ class SettingCommands:
             )
         if command.name.lower() in _PASSED_ON:
             shown = _PASSED_ON[command.name.lower()]
+            await self._prep.need_catalog(shown)
             rows = (await self._inner.execute(f"SELECT {shown}")).rows
             return StatementResult("SHOW", columns, [(str(rows[0][0]),)])
         return StatementResult("SHOW", columns, [(self._settings.get(command.name),)])
@@ -139,25 +145,13 @@ class SettingCommands:
         ):  # an engine error would abort the client's transaction
             return (_zone_stays(self._settings.time_zone, "inside a transaction"),)
         try:
-            await self._inner.execute(f"SET TimeZone = {_literal(value)}")
+            await self._inner.execute(f"SET TimeZone = {literal(value)}")
         except SqlError as error:
             if error.sqlstate != _LOCKED:
                 raise
             return (_zone_stays(self._settings.time_zone, "by this server"),)
         self._settings.time_zone = value
         return ()
-
-
-def own_row(row: tuple[str, str, str, str]) -> dict[str, str]:
-    """A row of ``OUR_SETTINGS`` as the view pg_settings reads it."""
-    name, value, description, source = row
-    return {
-        "name": name,
-        "setting": value,
-        "default": show_value(SETTINGS[name].default),
-        "description": description,
-        "source": _SOURCES.get(source, source),
-    }
 
 
 def _zone_stays(zone: str, why: str) -> Notice:
@@ -168,11 +162,7 @@ def _zone_stays(zone: str, why: str) -> Notice:
     )
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _setting_literal(value: str) -> str:
     """A SET value: numbers and booleans bare, everything else quoted."""
     bare = re.fullmatch(r"-?\d+(\.\d+)?|true|false", value, re.IGNORECASE)
-    return value if bare else _literal(value)
+    return value if bare else literal(value)

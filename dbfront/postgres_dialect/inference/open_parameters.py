@@ -1,18 +1,23 @@
-"""Types of parameters that nobody declared or cast, from the columns they meet.
+"""Types of parameters that nobody declared or cast, from the columns that the parameters meet.
 
-PostgreSQL infers them while it parses; DuckDB does not tell what it would. Drivers rely on it:
-asyncpg sends integers as such only to an integer parameter, JDBC sends dates and timestamps with
-an offset and without a type. Only what can't be wrong is inferred: a parameter that alone is
-inserted into a column, or compared with one. For statements that statements.py can't read.
+PostgreSQL infers such types while it parses; DuckDB does not tell what it would. Drivers rely on
+it: asyncpg sends integers as such only to an integer parameter, JDBC sends dates and timestamps
+with an offset and without a type. pgwire/conversation/extended_query.py asks before it describes a
+statement. A statement that sqlglot reads is walked as a tree; another one is looked at token by
+token: a parameter that alone is inserted into a column, or compared with one, has its type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tierkv.dbfront.postgres_dialect.inference.parsing import parsed
+from tierkv.dbfront.postgres_dialect.inference.scope import TableColumns, tables_sql
+from tierkv.dbfront.postgres_dialect.inference.statements import parameter_types
 from tierkv.dbfront.postgres_values.sql_tokens import Token, tokens
+from tierkv.dbfront.postgres_values.types import PgType, by_name, pg_type
 
 _COMPARES: Final = frozenset({"=", "<>", "!=", "<", ">", "<=", ">="})
 _BEFORE_TABLE: Final = frozenset({"FROM", "JOIN", "UPDATE", "INTO"})
@@ -178,3 +183,28 @@ def inferred_types(uses: ParameterUses, rows: Iterable[Sequence[object]]) -> dic
         if len(kinds := by_place.get(place, set())) == 1:
             found[number] = next(iter(kinds))
     return found
+
+
+Rows = Callable[[str], Awaitable[Iterable[Sequence[object]]]]
+"""Runs a query of our own."""
+
+
+async def infer_types(sql: str, rows: Rows) -> dict[int, PgType]:
+    """Return the types of parameters, by number; of those that can be told."""
+    tree = parsed(sql)
+    if tree is None:
+        return await _by_tokens(sql, rows)
+    tables = TableColumns()
+    if query := tables_sql(tree):
+        tables.add(await rows(query))
+    found = {number: by_name(name) for number, name in parameter_types(tree, tables).items()}
+    return {number: kind for number, kind in found.items() if kind is not None}
+
+
+async def _by_tokens(sql: str, rows: Rows) -> dict[int, PgType]:
+    uses = parameter_uses(sql)
+    found: Iterable[Sequence[object]] = ()
+    if uses.tables and (uses.columns or uses.positions):
+        found = await rows(lookup_sql(uses))
+    kinds = inferred_types(uses, found)
+    return {number: pg_type(name) for number, name in kinds.items()}

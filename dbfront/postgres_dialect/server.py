@@ -1,0 +1,57 @@
+"""``DialectServer``: opens sessions that speak PostgreSQL's SQL, over an engine's own sessions.
+
+The front makes one over its database; the wire, REST and ``tierkv.connect()`` open their sessions
+here, so a statement means the same through each. The catalog is made when a statement first names
+it; a database file whose views name the catalog has it from the start.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.postgres_dialect.catalog.install import SharedCatalog
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
+from tierkv.dbfront.postgres_dialect.session.session import DialectSession, WireNeeds
+from tierkv.dbfront.sql_session import SqlServer
+
+_NAMED_BY_CLIENTS: Final = (
+    f"SELECT 1 FROM duckdb_views() WHERE NOT internal AND contains(sql, '{DATABASE}') UNION ALL "
+    "SELECT 1 FROM duckdb_functions() WHERE NOT internal AND function_type LIKE '%macro' "
+    f"AND contains(macro_definition, '{DATABASE}') LIMIT 1"
+)
+
+
+class DialectServer:
+    """Makes sessions; implements SqlServer."""
+
+    def __init__(self, engine: SqlServer, *, keeps_tables: bool = False) -> None:
+        """Wrap an engine, which ``close`` closes.
+
+        Args:
+            engine: opens the sessions below.
+            keeps_tables: the database was there before this process, so its views may be, too.
+        """
+        self._engine = engine
+        self._catalog = SharedCatalog(engine)
+        self._unread = keeps_tables
+
+    async def open_session(
+        self, client: ClientInfo, wire: WireNeeds | None = None
+    ) -> DialectSession:
+        """Open a session; ``wire`` is given for a client of the wire protocol.
+
+        Raises:
+            UserError: a ``tierkv.*`` setting among the client's options is unusable.
+        """
+        inner = await self._engine.open_session(client)
+        if self._unread:
+            self._unread = False
+            if await inner.execute_own(_NAMED_BY_CLIENTS):
+                await self._catalog.need()
+        return DialectSession(inner, client, self._catalog, wire)
+
+    async def close(self) -> None:
+        """Close the engine with all its sessions."""
+        await self._catalog.close()
+        await self._engine.close()

@@ -1,1 +1,0 @@
-"""SET, SHOW and RESET of PostgreSQL's settings."""
