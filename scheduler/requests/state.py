@@ -1,8 +1,18 @@
-"""The scheduler's pure core: which node answers which request, and what to do when one dies.
+"""The scheduler's pure core: choose a node for each request, and another one when a node dies.
 
-``SchedulerState.handle`` is the only mutator; scheduler/dispatcher.py feeds it events and carries
-out its instructions. It never sees a socket, a clock or a token id: only counts, names and times.
+scheduler/dispatcher.py feeds events to ``SchedulerState.handle`` and carries out the instructions.
+The core never sees a socket, a clock or a token id: only counts, names and times.
 """
+
+# Theory of operation.
+# - Phases: LOCATING -> (RUNNING <-> WAITING) -> FINISHED | FAILED | CANCELLED; TRANSITIONS in
+#   request_record.py is the table. A request has a node exactly while it is RUNNING, and stands in
+#   the wait queue exactly while it is WAITING. Each accepted request ends once.
+# - A Dispatch may answer any event, also an event about another request: ``handle`` first applies
+#   the event, then offers the freed places to waiting requests, by rank (``_drain``).
+# - A driver sends NodesSeen first and whenever a node's load changes. Per request: RequestArrived;
+#   ChainLocated after a Locate; FirstToken; RequestFinished. A Wait needs WaitOver at its time.
+# - Events race with the end of a request, so events about an unknown request are ignored.
 
 from __future__ import annotations
 
@@ -42,32 +52,26 @@ from tierkv.scheduler.nodes.node_record import NodeRecord
 from tierkv.scheduler.request_record import LIVE, Phase, RequestRecord
 
 LOOK_AHEAD = 8
-"""So many of the first in a lane are weighed for a new or idle node: they may want other ones."""
+"""Requests at the front of a lane that are considered for a new or idle node."""
 
 MAX_ASKED = 8
-"""Rounds of weighing after one event; whom they don't reach the next events do."""
+"""Upper bound on placement rounds per event; later events consider the remaining requests."""
 
 
 class SchedulerState:
-    """Who runs what. Mutated only through ``handle``.
-
-    The least that must be told, for instance by a simulation with a time of its own: NodesSeen
-    first, and again when a node's load has changed (it lives on what it sent itself in between);
-    then for each request RequestArrived; ChainLocated if the answer was Locate; FirstToken when the
-    node of the last Dispatch begins to answer; RequestFinished. A Dispatch may come in answer to
-    any event, also about another request: room was made. A Wait needs WaitOver at its time.
+    """Live requests and the nodes that run them. Mutated only through ``handle``.
 
     Attributes:
         config: bounds and defaults.
         fleet: the nodes.
-        router: chooses among them.
+        router: chooses a node for a request.
         queue: requests that wait for room at a node, or for a node.
-        ahead: what nodes load before they need it.
+        ahead: prefetches of blocks that nodes load before a request runs.
         requests: live requests by id.
         arrived: requests ever accepted for scheduling or refused as overload.
-        queued: how often one had to wait for room.
-        rejected: how many were refused when they came.
-        ended: how many ended in each final phase; sums up to ``arrived - len(requests)``.
+        queued: times a request had to wait for room.
+        rejected: requests refused on arrival.
+        ended: requests ended, by final phase; sums up to ``arrived - len(requests)``.
     """
 
     def __init__(self, config: SchedulerConfig | None = None) -> None:
@@ -85,9 +89,9 @@ class SchedulerState:
         self._fleet_changed = False
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take in what happened and say what to do about it.
+        """Apply an event and return the instructions that follow from the event.
 
-        Events about a request that has ended are ignored: they crossed its end on the way.
+        Events about a request that has ended are ignored.
         """
         instructions = self._dispatch_event(event, now)
         if self._freed or self._fleet_changed:
@@ -157,7 +161,7 @@ class SchedulerState:
         return self._route(request, now)
 
     def _worth_locating(self, event: RequestArrived, now: float) -> bool:
-        """Whether knowing where the chain is could change a choice, a promise or a wait."""
+        """True when the location of the chain could change a choice, a promise or a wait."""
         if self.config.ttft_slo_s or self.queue or self.router.choice_exists(event, now):
             return True
         nodes = self.fleet.candidates(event.model, Stage.WHOLE, refused=(), now=now)
@@ -196,7 +200,7 @@ class SchedulerState:
         return []
 
     def _trust(self, node: NodeRecord) -> None:
-        """The node answered: nothing is held against it, and requests waiting for it may go."""
+        """Clear the failures of a node that answered, so that waiting requests may use the node."""
         if node.failures:
             self.fleet.trust(node)
             self._fleet_changed = True
@@ -307,7 +311,7 @@ class SchedulerState:
         ]
 
     def _wait_for_room(self, request: RequestRecord, pick: Pick, servers: int, now: float) -> None:
-        """Nodes are there, but the one to go to has no room; somebody will leave it."""
+        """Queue a request whose chosen node has no room now."""
         request.give_up_s = None
         awaits, tokens = pick.node.info.node_id, pick.work.tokens
         if request.phase is Phase.WAITING:
@@ -320,7 +324,7 @@ class SchedulerState:
         self.queue.lane(request).servers = servers
 
     def _wait_for_a_node(self, request: RequestRecord, now: float) -> list[Instruction]:
-        """No node may be asked: wait for one to come, as long as that makes sense."""
+        """Queue a request that no node may serve now, or fail the request at its time limit."""
         if request.refused:
             return self._fail(request, Failure.OVERLOADED, "every node's queue is full", now)
         if request.give_up_s is None:
@@ -350,7 +354,7 @@ class SchedulerState:
         return self._route(request, now)
 
     def _drain(self, now: float) -> list[Instruction]:
-        """Give places that became free to those who wait."""
+        """Give freed places to waiting requests."""
         freed, self._freed = self._freed, set()
         changed, self._fleet_changed = self._fleet_changed, False
         instructions: list[Instruction] = []
@@ -363,9 +367,10 @@ class SchedulerState:
         return instructions
 
     def _fill(self, node_id: NodeId, now: float) -> list[Instruction]:
-        """Send whoever may go to a node, by rank.
+        """Send requests to a node that may have room, by rank.
 
-        Who waits for it is asked, and the first of each lane; all of the first, if it idles.
+        Considers the first request that waits for the node and the first of each lane; for an idle
+        node the first LOOK_AHEAD requests of each lane.
         """
         instructions: list[Instruction] = []
         for _ in range(MAX_ASKED):
@@ -383,14 +388,14 @@ class SchedulerState:
         return instructions
 
     def _may_take(self, record: NodeRecord | None, request: RequestRecord) -> bool:
-        """Whether a node may have a place for a request, or is gone and leaves it to others."""
+        """True when a node may have room for a request, or when the node has left the fleet."""
         if record is None:
             return True
         alone = self.queue.lane(request).servers == 1
         return record.serves(request.arrived.model) and self.router.has_room(record, alone=alone)
 
     def _send_heads(self, now: float) -> list[Instruction]:
-        """Send the first of each lane to nodes nobody waits for, such as new ones."""
+        """Send the first requests of each lane to any node with room, for example a new node."""
         instructions: list[Instruction] = []
         sent = True
         while sent:
@@ -413,12 +418,12 @@ class SchedulerState:
         return self._load_ahead(request, pick)
 
     def _load_ahead(self, request: RequestRecord, pick: Pick) -> list[Instruction]:
-        """Use the time until a turn that is near."""
+        """Prefetch for a request near the front of the queue."""
         near = self.queue.position(request) < LOOK_AHEAD
         return self.ahead.for_turn(request, pick) if near else []
 
     def _load_next(self, node_id: NodeId, now: float) -> list[Instruction]:
-        """A node loads no longer for somebody: it may for the next."""
+        """Start the next prefetch on a node that ended a prefetch."""
         for request in self.queue.next_for(node_id, 0, LOOK_AHEAD):
             if self.ahead.may_ask(request):
                 return self._send_waiting(request, now)
