@@ -17,10 +17,10 @@ from tierkv.metaserver.directory.arrays import U4, U8, FreeList, Ints, reserve
 from tierkv.metaserver.directory.key_index import KeyIndex
 
 NO_BLOCK: Final = np.uint64(2**64 - 1)
-"""Both halves of the key that can't be: row 0, which is nobody's, has it."""
+"""Both halves of a key that never occurs: the key of row 0, a sentinel."""
 
 HEAT_FADES_S: Final = 3_600.0
-"""A use counts 1/e after so long, so that a steady rate settles at uses per hour."""
+"""Seconds until a use counts 1/e; a steady rate of uses settles at uses per hour."""
 
 _HEAD: Final = np.uint64(0xFFFFFFFF)
 

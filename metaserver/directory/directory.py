@@ -1,9 +1,19 @@
 """Where every block is: the soft-state block directory, a pure core.
 
 Called by metaserver/state.py. Nodes feed it events and inventories, the scheduler asks it for whole
-chains; a wrong answer costs a miss, never a wrong token, because owners check references. Both are
-worked on as columns: a batch or a chain at a time (metaserver/directory/ledger.py, chain_view.py).
+chains. A wrong reply costs a miss, never a wrong token, because owners check references.
 """
+
+# Theory of operation.
+# - State: the ledger (blocks and their copies) and the book (registered nodes). Each copy belongs
+#   to a registered node, and a block has a row only while the block has a copy.
+# - Events: ``add_node``, ``drop_node`` and ``apply`` of a batch. ``apply`` ignores a batch of an
+#   unregistered life of a node and a repeated batch; Feed (feed.py) classifies each batch.
+# - A new node and a node whose feed has a gap are asked for an inventory. Copies that a finished
+#   inventory did not name are dropped, so the directory needs no log and may restart empty.
+# - Queries: ``find`` returns the longest known prefix of a chain and the part near each node.
+# - Batches and chains have thousands of keys, so both are processed as NumPy columns
+#   (ledger.py, chain_view.py) and never key by key.
 
 from __future__ import annotations
 
@@ -37,12 +47,12 @@ _FEWEST_BLOCKS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A locate's answer and what it stands on.
+    """A locate reply, with the data for a reservation.
 
     Attributes:
-        reply: the answer.
+        reply: the reply to the caller.
         chain: keys of the blocks that the pool or a compute node's surroundings have.
-        view: their copies, good until the directory changes; None when nothing was found.
+        view: copies of these blocks, valid until the directory changes; None if none was found.
     """
 
     reply: LocateReply
@@ -70,7 +80,7 @@ class Directory:
 
     @property
     def refused_events(self) -> int:
-        """Events a node had no business sending; ``ledger.refused`` has them by reason."""
+        """Number of refused events; ``ledger.refused`` counts them by reason."""
         return sum(self.ledger.refused.values())
 
     def add_node(self, info: NodeInfo) -> None:
@@ -83,30 +93,30 @@ class Directory:
         self.book.add(info)
 
     def drop_node(self, node_id: NodeId) -> None:
-        """Forget a node and every copy it held. O(all copies), unless it held none."""
+        """Remove a node and all its copies. O(all copies), or O(1) for a node without copies."""
         holder = self.book.by_name.get(node_id)
         if holder is not None:
             self.ledger.strike_all(holder)
             self.book.remove(holder)
 
     def node_ids(self) -> tuple[NodeId, ...]:
-        """Return the nodes whose events are taken."""
+        """Return the registered nodes."""
         return tuple(self.book.by_name)
 
     def incarnation_of(self, node_id: NodeId) -> Incarnation | None:
-        """Return the life of a node whose events are taken; None when it has none."""
+        """Return the incarnation of a registered node; None for an unregistered node."""
         holder = self.book.by_name.get(node_id)
         return None if holder is None else holder.info.incarnation
 
     def wants_inventory(self, node_id: NodeId) -> bool:
-        """Whether something of that node is missing, and no inventory is under way."""
+        """True when the copies of the node are not fully known and no inventory is under way."""
         holder = self.book.by_name.get(node_id)
         return holder is not None and holder.feed.wants_inventory
 
     def apply(self, batch: EventRecords, now: float) -> bool:
-        """Take in a batch of events or a part of an inventory.
+        """Apply a batch of events or a part of an inventory.
 
-        Of several events about one block and tier the last one counts; a refused one never does.
+        Of several events about the same block and tier the last accepted event counts.
 
         Returns:
             Whether the batch was meant for the directory: False for a node that is not
@@ -141,21 +151,21 @@ class Directory:
         max_replicas: int = MAX_LISTED_REPLICAS,
         use: bool = True,
     ) -> LocateReply:
-        """Find the longest known prefix of a chain, and who has how much of it near.
+        """Find the longest known prefix of a chain, and the part near each node.
 
         Args:
-            chain: its keys, concatenated.
+            chain: keys of the chain, concatenated.
             now: seconds.
             reader: host whose replicas come first.
             max_replicas: most replicas listed per block; 0 only counts.
-            use: count a use of what was found.
+            use: count a use of the blocks found.
         """
         return self.find(chain, now, reader=reader, max_replicas=max_replicas, use=use).reply
 
     def find(
         self, chain: bytes, now: float, *, reader: HostId | None, max_replicas: int, use: bool
     ) -> Found:
-        """Locate a chain, for a caller who may reserve what was found."""
+        """Locate a chain, for a caller that may reserve the blocks found."""
         low, rows, lines = self._rows_of(chain)
         view = self._view(rows, lines)
         if not view.blocks:
@@ -174,13 +184,13 @@ class Directory:
         return Found(reply, chain[: blocks * BLOCK_KEY_BYTES], view)
 
     def use(self, chain: bytes, now: float) -> None:
-        """Count a use of those blocks that are still there."""
+        """Count a use of the blocks that are still known."""
         _, rows, lines = self._rows_of(chain)
         there = rows != 0
         self.ledger.blocks.use(rows[there], lines[there], now)
 
     def holders(self, found: Found) -> dict[NodeId, bytes]:
-        """Return which keys of what was just found each node has in memory (L1, L2), in order."""
+        """Return the found keys that each node has in memory (L1, L2), in order."""
         if found.view is None:
             return {}
         keys = np.frombuffer(found.chain, f"V{BLOCK_KEY_BYTES}")
