@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tierkv.compute.demo_model.data import make_chats
-from tierkv.compute.demo_model.dialogue import Conversation
+from tierkv.compute.demo_model.dialogue import TrainingDialogue
 from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer
 
@@ -49,7 +49,7 @@ def make_prompts(
     return [prompt for task in tasks for prompt in found[task]]
 
 
-def _prompt(tokenizer: TextTokenizer, chat: Conversation) -> BlendPrompt:
+def _prompt(tokenizer: TextTokenizer, chat: TrainingDialogue) -> BlendPrompt:
     messages = [Message(m["role"], m["content"]) for m in chat.messages()[:-1]]
     text = tokenizer.template.render(messages)
     pieces = asyncio.run(tokenizer.encode_parts(_split(text, [n.text for n in chat.documents])))

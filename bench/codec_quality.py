@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bench.greedy import NEW_TOKENS, Greedy, Row, divergences
-from tierkv.compute.codec.frame import LEVELS, Level
+from tierkv.compute.codec.frame import LEVELS, CodecLevel
 from tierkv.compute.demo_model.data import Probe
 from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.tokens.tokenizer import load_tokenizer
@@ -101,7 +101,7 @@ class CodecTrial:
                 stored.append(sum(self._copy(codec, *way) for way in ways))
             else:
                 levels = [
-                    Level.FINE,
+                    CodecLevel.FINE,
                     *[LEVELS[codec]] * blocks,
                 ]  # As compute/tiers/block_puts.py does.
                 stored.append(sum(map(self._copy_frames, sources, targets, levels)))
@@ -117,7 +117,7 @@ class CodecTrial:
             stored += len(window.ranges[0])
         return stored
 
-    def _copy_frames(self, source: int, target: int, level: Level) -> int:
+    def _copy_frames(self, source: int, target: int, level: CodecLevel) -> int:
         pages = self._model.decoder.pages
         frames = pages.read_frames(source, level)
         size = len(frames) // pages.layout.layers

@@ -20,7 +20,7 @@ from tierkv.simulator.nodes.serving_model import Constants, load_constants
 from tierkv.simulator.options import ClusterOptions, Gate
 from tierkv.simulator.plot import new_figure, save_figure
 from tierkv.simulator.prices import load_prices
-from tierkv.simulator.results import Ledger
+from tierkv.simulator.results import ResultLedger
 from tierkv.simulator.sizing import pool_worth
 from tierkv.simulator.trace import Request, load_trace
 from tierkv.simulator.workload import make_workload
@@ -82,7 +82,7 @@ class Lab:
         self.plan = plan
         self.constants = load_constants()
 
-    def run(self, constants: Constants | None = None, **changes: Any) -> Ledger:
+    def run(self, constants: Constants | None = None, **changes: Any) -> ResultLedger:
         """Run the plan's cluster with some values changed."""
         options = replace(self.plan.cluster, **changes)
         workload = make_workload(
@@ -163,7 +163,7 @@ class Lab:
         return Table("The gate", ("GB/s", "gate", "mean s", "P90 s", "hit rate"), rows)
 
 
-def _figures(ledger: Ledger) -> tuple[float, float, float]:
+def _figures(ledger: ResultLedger) -> tuple[float, float, float]:
     found = ledger.summary()
     names = ("ttft_mean_s", "ttft_p90_s", "token_hit_rate")
     mean_s, p90_s, rate = (float(found[name] or 0.0) for name in names)

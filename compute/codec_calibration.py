@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tierkv.compute.codec.calibration import STEP_LEVELS, Calibration, make_calibration
 from tierkv.compute.codec.entropy import packer_for
-from tierkv.compute.codec.frame import Level
+from tierkv.compute.codec.frame import CodecLevel
 from tierkv.compute.model.batch import ChunkInput, build_batch
 from tierkv.compute.model.decoder import Decoder
 
@@ -122,7 +122,7 @@ def tables_from(found: KvStatistics) -> Calibration:
     return make_calibration(mean, torch.stack(steps))
 
 
-def _even_steps(blocks: Tensor, steps: Tensor, level: Level) -> Tensor:
+def _even_steps(blocks: Tensor, steps: Tensor, level: CodecLevel) -> Tensor:
     """Refine the steps of layers that take less than the largest; ``[layers, 2]`` to the same."""
     steps = steps.float()
     for _ in range(_ROUNDS):

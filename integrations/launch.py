@@ -28,7 +28,7 @@ class LaunchKind(StrEnum):
     SGLANG = "sglang"
 
 
-class Role(StrEnum):
+class EngineRole(StrEnum):
     """What part of a request an engine does."""
 
     BOTH = "both"
@@ -44,8 +44,16 @@ class Events(StrEnum):
     OFF = "off"
 
 
-_KV_ROLES: Final = {Role.BOTH: "kv_both", Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
-_SERVE_ROLES: Final = {Role.BOTH: "compute", Role.PREFILL: "prefill", Role.DECODE: "decode"}
+_KV_ROLES: Final = {
+    EngineRole.BOTH: "kv_both",
+    EngineRole.PREFILL: "kv_producer",
+    EngineRole.DECODE: "kv_consumer",
+}
+_SERVE_ROLES: Final = {
+    EngineRole.BOTH: "compute",
+    EngineRole.PREFILL: "prefill",
+    EngineRole.DECODE: "decode",
+}
 PORTS: Final = {LaunchKind.VLLM: 8100, LaunchKind.SGLANG: 30000}
 """Where engines listen; vLLM's own 8000 is that of a front's REST door."""
 
@@ -72,7 +80,7 @@ class LaunchWish:
     kind: LaunchKind
     model: str
     pool: Mapping[str, Any]
-    role: Role = Role.BOTH
+    role: EngineRole = EngineRole.BOTH
     block_tokens: int = 64
     ranks: int = 1
     host: str = "127.0.0.1"
@@ -117,7 +125,7 @@ def plan_launch(wish: LaunchWish) -> Launch:
     Raises:
         ConfigError: the wish contradicts itself.
     """
-    if wish.role is not Role.BOTH and wish.kind is LaunchKind.SGLANG:
+    if wish.role is not EngineRole.BOTH and wish.kind is LaunchKind.SGLANG:
         raise ConfigError(
             f"--role {wish.role} is for vLLM",
             hint="SGLang splits prefill and decode by flags of its own (--disaggregation-mode)",

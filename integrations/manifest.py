@@ -31,7 +31,7 @@ _MOST_FIELDS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ManifestEntry:
     """What one engine left.
 
     Attributes:
@@ -61,7 +61,9 @@ class Manifest:
         self, identity: EngineIdentity, node_id: NodeId, complaints: Complaints, clock: Clock
     ) -> None:
         self._label = identity.label
-        self._mine = Entry(f"{identity.engine} {identity.version}", node_id, identity.fields())
+        self._mine = ManifestEntry(
+            f"{identity.engine} {identity.version}", node_id, identity.fields()
+        )
         self._complaints = complaints
         self._clock = clock
         self._next_at = float("-inf")
@@ -79,14 +81,14 @@ class Manifest:
             others += self._leave(pool, period, taken=here)
         self._compare(others)
 
-    def _read(self, pool: Pool, period: int) -> dict[int, Entry]:
+    def _read(self, pool: Pool, period: int) -> dict[int, ManifestEntry]:
         values = pool.get_many([self._name(period, slot) for slot in range(SLOTS)])
         read = {slot: _entry(value) for slot, value in enumerate(values) if value is not None}
         return {slot: entry for slot, entry in read.items() if entry is not None}
 
-    def _leave(self, pool: Pool, period: int, *, taken: Iterable[int]) -> list[Entry]:
+    def _leave(self, pool: Pool, period: int, *, taken: Iterable[int]) -> list[ManifestEntry]:
         """Write the own entry into a free place; returns those of others who were faster."""
-        faster: list[Entry] = []
+        faster: list[ManifestEntry] = []
         for slot in (slot for slot in range(SLOTS) if slot not in set(taken)):
             name = self._name(period, slot)
             # The first value under a name stays, so what is read back is whose the place is.
@@ -98,7 +100,7 @@ class Manifest:
                 faster.append(entry)
         return faster
 
-    def _compare(self, others: list[Entry]) -> None:
+    def _compare(self, others: list[ManifestEntry]) -> None:
         for entry in others:
             unlike = differences(self._mine.fields, entry.fields)
             if unlike:
@@ -115,7 +117,7 @@ class Manifest:
         return f"tierkv-manifest-1|{self._label}|{period}|{slot}"
 
 
-def _entry(value: bytes) -> Entry | None:
+def _entry(value: bytes) -> ManifestEntry | None:
     """Read what somebody wrote; None for what no engine of ours would have written."""
     if len(value) > _MOST_BYTES:
         return None
@@ -127,4 +129,4 @@ def _entry(value: bytes) -> Entry | None:
         return None
     if len(fields) > _MOST_FIELDS or not all(isinstance(text, str) for text in texts):
         return None
-    return Entry(found["engine"], found["node"], fields)
+    return ManifestEntry(found["engine"], found["node"], fields)

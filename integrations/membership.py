@@ -15,13 +15,13 @@ from typing import Final
 
 from tierkv.integrations.complaints import Complaints
 from tierkv.integrations.identity import EngineIdentity, differences, layout_fields
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import DirectoryUnavailableError, UserError
 from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.agent import NodeAgent
-from tierkv.metaserver.client import MetaClient, NodeState
+from tierkv.metaserver.client import DirectoryNode, MetaClient
 from tierkv.metaserver.reporter import MetaReporter
 from tierkv.metaserver.rpc.connect import connect_meta
 
@@ -29,7 +29,7 @@ LOOK_INTERVAL_S: Final = 1.0
 _STOP_S: Final = 3.0
 
 
-class Membership:
+class EngineMembership:
     """What the meta server tells an engine, and the other way round.
 
     Attributes:
@@ -40,7 +40,7 @@ class Membership:
 
     def __init__(
         self,
-        settings: EngineSettings,
+        settings: PoolAccess,
         identity: EngineIdentity,
         complaints: Complaints,
         *,
@@ -161,7 +161,7 @@ class Membership:
         self.base_key = grant.namespace_key
         return True
 
-    def _see(self, nodes: tuple[NodeState, ...]) -> bool:
+    def _see(self, nodes: tuple[DirectoryNode, ...]) -> bool:
         """Take in who is there; answers whether the pool's nodes changed."""
         self._compare([state for state in nodes if state.state != "dead"])
         live = (n.info for n in nodes if n.info.role is NodeRole.DMP and n.state != "dead")
@@ -171,7 +171,7 @@ class Membership:
         self.addresses = addresses
         return True
 
-    def _compare(self, nodes: list[NodeState]) -> None:
+    def _compare(self, nodes: list[DirectoryNode]) -> None:
         """Complain of a node that has the same model in a way that shares nothing with ours."""
         here = self._identity.model_info()
         if here is None:

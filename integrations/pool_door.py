@@ -21,9 +21,9 @@ from tierkv.integrations.complaints import Complaints
 from tierkv.integrations.engine_report import engine_report
 from tierkv.integrations.identity import EngineIdentity
 from tierkv.integrations.manifest import Manifest
-from tierkv.integrations.membership import Membership
+from tierkv.integrations.membership import EngineMembership
 from tierkv.integrations.pool_keeper import PoolKeeper
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.integrations.versions import untested
 from tierkv.integrations.work_queue import Call, WorkQueue
 from tierkv.kvcore import limits
@@ -50,7 +50,7 @@ class PoolDoor:
 
     def __init__(
         self,
-        settings: EngineSettings,
+        settings: PoolAccess,
         identity: EngineIdentity,
         *,
         part: str = "",
@@ -198,14 +198,14 @@ class _Life:
     """A door's threads and counters in one process."""
 
     def __init__(
-        self, settings: EngineSettings, identity: EngineIdentity, part: str, clock: Clock
+        self, settings: PoolAccess, identity: EngineIdentity, part: str, clock: Clock
     ) -> None:
         self.complaints = Complaints()
         self.node_id = _node_id(settings, identity, part)
         self.queue = WorkQueue(
             settings.threads, limit=limits.MAX_ENGINE_WORK, on_failure=self._failed
         )
-        self.member: Membership | None = None
+        self.member: EngineMembership | None = None
         self._identity = identity
         self._settings = settings
         self._started = False
@@ -217,7 +217,7 @@ class _Life:
         )
         self._manifest = Manifest(identity, self.node_id, self.complaints, clock)
         if settings.meta:
-            self.member = Membership(
+            self.member = EngineMembership(
                 settings,
                 identity,
                 self.complaints,
@@ -296,7 +296,7 @@ class _Life:
         return engine_report(self._identity, counts, self.complaints, self.keeper.stats)
 
 
-def _key_alone(settings: EngineSettings, identity: EngineIdentity) -> NamespaceKey:
+def _key_alone(settings: PoolAccess, identity: EngineIdentity) -> NamespaceKey:
     return namespace_key(
         settings.secret_bytes or ALONE_SECRET,
         tenant=settings.tenant,
@@ -305,7 +305,7 @@ def _key_alone(settings: EngineSettings, identity: EngineIdentity) -> NamespaceK
     )
 
 
-def _node_id(settings: EngineSettings, identity: EngineIdentity, part: str) -> NodeId:
+def _node_id(settings: PoolAccess, identity: EngineIdentity, part: str) -> NodeId:
     """Name this process; its pid tells engines on one host apart."""
     name = settings.node_id or f"{identity.engine}-{settings.host_id}-{os.getpid()}"
     ending = f"-{part}" if part else ""

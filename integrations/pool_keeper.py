@@ -19,7 +19,7 @@ from tierkv.dmp.tls import client_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions
 from tierkv.integrations.complaints import Complaints
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, TierKVError
 from tierkv.kvcore.ids import NodeId
@@ -50,7 +50,7 @@ class PoolKeeper:
 
     def __init__(
         self,
-        settings: EngineSettings,
+        settings: PoolAccess,
         addresses: Addresses,
         complaints: Complaints,
         *,

@@ -28,7 +28,7 @@ _SECRETS: Final = ("token", "secret")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class PoolAccess:
     """How an engine reaches the pool.
 
     Attributes:
@@ -162,7 +162,7 @@ def _value(name: str, given: Any, where: str) -> Any:
 
 def _default(name: str) -> Any:
     """Return what an empty text stands for."""
-    return next(field.default for field in fields(EngineSettings) if field.name == name)
+    return next(field.default for field in fields(PoolAccess) if field.name == name)
 
 
 def _file_text(name: str, path: str, where: str) -> str:

@@ -94,7 +94,7 @@ class NamespaceGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class DirectoryNode:
     """A node in the directory.
 
     Attributes:
@@ -211,7 +211,7 @@ class MetaClient(Protocol):
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
     ) -> NamespaceGrant: ...
 
-    async def list_nodes(self) -> tuple[NodeState, ...]: ...
+    async def list_nodes(self) -> tuple[DirectoryNode, ...]: ...
 
     async def list_blocks(self, limit: int) -> BlockListing: ...
 

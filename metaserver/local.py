@@ -21,11 +21,11 @@ from tierkv.kvwire.event_records import EventRecords, pack_events
 from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
+    DirectoryNode,
     HeartbeatReply,
     LocateReply,
     Namespace,
     NamespaceGrant,
-    NodeState,
     Registration,
     ReportReply,
 )
@@ -174,7 +174,7 @@ class LocalMeta:
                 tenant, model_revision=model_revision, layout_fingerprint=layout_fingerprint
             )
 
-    async def list_nodes(self) -> tuple[NodeState, ...]:
+    async def list_nodes(self) -> tuple[DirectoryNode, ...]:
         with self._open():
             return self.state.list_nodes(self._clock.now())
 

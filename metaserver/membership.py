@@ -13,7 +13,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import OverloadedError, StaleEpochError
 from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport
-from tierkv.metaserver.client import NodeState
+from tierkv.metaserver.client import DirectoryNode
 from tierkv.metaserver.config import MetaConfig
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
@@ -108,10 +108,10 @@ class Membership:
                 del self._members[node_id]
         return died
 
-    def nodes(self, now: float) -> tuple[NodeState, ...]:
+    def nodes(self, now: float) -> tuple[DirectoryNode, ...]:
         """Return every node with its state, sorted by name."""
         return tuple(
-            NodeState(
+            DirectoryNode(
                 info=member.info,
                 report=member.report,
                 heartbeat_age_s=max(0.0, now - member.heard_at),

@@ -15,9 +15,9 @@ from tierkv.kvwire.event_records import EventRecords
 from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
+    DirectoryNode,
     HeartbeatReply,
     LocateReply,
-    NodeState,
     Registration,
     ReportReply,
 )
@@ -125,7 +125,7 @@ class MetaState:
             return None
         return self.leases.orders_of(node_id, now)
 
-    def list_nodes(self, now: float) -> tuple[NodeState, ...]:
+    def list_nodes(self, now: float) -> tuple[DirectoryNode, ...]:
         """Return every node not yet forgotten."""
         self._expire(now)
         return self._membership.nodes(now)

@@ -19,7 +19,7 @@ _SPARE_ENTRIES: Final = 64
 
 
 @dataclass(slots=True)
-class _Lease:
+class _HoldLease:
     until: float
     handles: set[int] = field(default_factory=set)
 
@@ -37,7 +37,7 @@ class Holds:
         self.limit = limit
         self.held = 0
         self.refused = 0
-        self._leases: dict[LeaseId, _Lease] = {}
+        self._leases: dict[LeaseId, _HoldLease] = {}
         self._holders: dict[int, set[LeaseId]] = {}
         self._cost: dict[int, int] = {}
         self._deadlines: list[tuple[float, LeaseId]] = []
@@ -59,7 +59,7 @@ class Holds:
         if lease not in self._leases and len(self._leases) >= limits.MAX_LEASES:
             self.refused += sum(1 for _ in blocks)
             return
-        entry = self._leases.setdefault(lease, _Lease(until))
+        entry = self._leases.setdefault(lease, _HoldLease(until))
         full = False
         for handle, cost in blocks:
             known = handle in self._holders
@@ -125,7 +125,7 @@ class Holds:
         self.held -= self._cost.pop(handle)
         return True
 
-    def _expect(self, lease: LeaseId, entry: _Lease, until: float) -> None:
+    def _expect(self, lease: LeaseId, entry: _HoldLease, until: float) -> None:
         entry.until = until
         heapq.heappush(self._deadlines, (until, lease))
         if len(self._deadlines) > 2 * len(self._leases) + _SPARE_ENTRIES:

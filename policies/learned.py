@@ -17,7 +17,7 @@ from typing import Final
 
 from tierkv.kvcore.block import Expectation
 from tierkv.policies.eviction import BlockFacts
-from tierkv.policies.lifetimes import RUN_KINDS, Cohort, Lifetimes, Run, run_kind
+from tierkv.policies.lifetimes import RUN_KINDS, Lifetimes, PromptRun, WaitCohort, run_kind
 
 _MOST_USES: Final = 3
 _MOST_KIN: Final = 5
@@ -42,7 +42,7 @@ own.
 Order = tuple[int, int, int]
 """Of equal value, the first goes: request of the last use, minus depth, handle."""
 
-_NO_RUN: Final = Run(0)
+_NO_RUN: Final = PromptRun(0)
 
 
 class _Block:
@@ -71,7 +71,7 @@ class _Block:
         self.kind = 0
         self.run = _NO_RUN
         self.used_at = 0.0
-        self.wait: Cohort | None = None
+        self.wait: WaitCohort | None = None
         self.order: Order = (0, 0, 0)
         self.resident = False
         self.offered = False
@@ -190,7 +190,7 @@ class LearnedValue:
         run = self._run_of(facts)
         if run is None:
             self._runs += 1
-            run = Run(self._runs)
+            run = PromptRun(self._runs)
         block.run = run
         run.tip = facts.key
         if not block.uses:
@@ -200,7 +200,7 @@ class LearnedValue:
         kind = block.kind = self._kind_of(block, block.uses, facts)
         block.wait = self._lifetimes.start(kind, run, now, _ODDS[facts.outlook.expectation])
 
-    def _run_of(self, facts: BlockFacts) -> Run | None:
+    def _run_of(self, facts: BlockFacts) -> PromptRun | None:
         """Return the run whose last block is the parent of this block, if there is one."""
         parent = self._known.get(facts.parent)
         if parent is None:

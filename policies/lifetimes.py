@@ -44,7 +44,7 @@ RUN_KINDS: Final = 4
 """
 
 
-class Run:
+class PromptRun:
     """The blocks that one request used, in prompt order; grows until the prompt ends.
 
     Attributes:
@@ -60,7 +60,7 @@ class Run:
         self.number = number
         self.fresh = 0
         self.tip: object = None
-        self.cohort: Cohort | None = None
+        self.cohort: WaitCohort | None = None
 
     @property
     def kind(self) -> int:
@@ -76,7 +76,7 @@ def run_kind(fresh: int) -> int:
     return bisect_right(_RUN_EDGES, fresh)
 
 
-class Cohort:
+class WaitCohort:
     """Blocks of one kind whose waits started together.
 
     Attributes:
@@ -89,7 +89,7 @@ class Cohort:
 
     __slots__ = ("bucket", "kind", "run", "started", "waiting")
 
-    def __init__(self, kind: int, run: Run, started: float) -> None:
+    def __init__(self, kind: int, run: PromptRun, started: float) -> None:
         self.kind = kind
         self.run = run
         self.started = started
@@ -142,9 +142,9 @@ class Lifetimes:
         self._kinds: dict[int, _Kind] = {}
         self._odds: dict[int, float] = {}
         self._all = _Kind()
-        self._cohorts: tuple[deque[Cohort], ...] = tuple(deque() for _ in range(BUCKETS))
+        self._cohorts: tuple[deque[WaitCohort], ...] = tuple(deque() for _ in range(BUCKETS))
 
-    def start(self, kind: int, run: Run, now: float, odds: float = 1.0) -> Cohort:
+    def start(self, kind: int, run: PromptRun, now: float, odds: float = 1.0) -> WaitCohort:
         """Start a wait. The caller passes the returned cohort to ``end_in_use`` or ``give_up``
         once.
 
@@ -157,14 +157,14 @@ class Lifetimes:
         """
         cohort = run.cohort
         if cohort is None or cohort.kind != kind or cohort.started != now or cohort.bucket:
-            cohort = run.cohort = Cohort(kind, run, now)
+            cohort = run.cohort = WaitCohort(kind, run, now)
             self._cohorts[0].append(cohort)
             if odds != 1.0 and kind not in self._odds:
                 self._odds[kind] = odds
         cohort.waiting += 1
         return cohort
 
-    def end_in_use(self, cohort: Cohort) -> None:
+    def end_in_use(self, cohort: WaitCohort) -> None:
         """Count one use of a block of the cohort."""
         bucket = cohort.bucket
         if bucket < 0:
@@ -179,7 +179,7 @@ class Lifetimes:
         known.facts += 1.0
         self._all.used[bucket] += 1.0
 
-    def give_up(self, cohort: Cohort) -> None:
+    def give_up(self, cohort: WaitCohort) -> None:
         """Stop watching one block of the cohort; the ages that it reached stay counted."""
         cohort.waiting -= 1
 

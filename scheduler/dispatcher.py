@@ -47,7 +47,7 @@ from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.scheduler.plans.forecast import Forecast, Forecaster
 from tierkv.scheduler.plans.planner import LoadAhead, Planner
 from tierkv.scheduler.plans.statement_run import PlannedCall, StatementRun
-from tierkv.scheduler.request_record import Phase
+from tierkv.scheduler.request_record import RequestPhase
 from tierkv.scheduler.requests.job import Job, failure, located
 from tierkv.scheduler.requests.stage_runner import RequestLeases, StageRunner
 from tierkv.scheduler.requests.state import SchedulerState
@@ -394,9 +394,9 @@ class Dispatcher:
         return SchedulerStats(
             arrived=self.state.arrived,
             live=len(self.state.requests),
-            finished=self.state.ended[Phase.FINISHED],
-            failed=self.state.ended[Phase.FAILED],
-            cancelled=self.state.ended[Phase.CANCELLED],
+            finished=self.state.ended[RequestPhase.FINISHED],
+            failed=self.state.ended[RequestPhase.FAILED],
+            cancelled=self.state.ended[RequestPhase.CANCELLED],
             dispatched=self.stats.dispatched,
             resent=self.stats.resent,
             handoffs=self.stats.handoffs,

@@ -17,7 +17,7 @@ from tierkv.scheduler.nodes.node_record import NodeRecord
 STORY_LINES = 32
 
 
-class Phase(StrEnum):
+class RequestPhase(StrEnum):
     """Where a request is in its life."""
 
     LOCATING = "locating"
@@ -28,13 +28,23 @@ class Phase(StrEnum):
     CANCELLED = "cancelled"
 
 
-LIVE = frozenset({Phase.LOCATING, Phase.RUNNING, Phase.WAITING})
+LIVE = frozenset({RequestPhase.LOCATING, RequestPhase.RUNNING, RequestPhase.WAITING})
 
-TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.LOCATING: frozenset({Phase.RUNNING, Phase.WAITING, Phase.FAILED, Phase.CANCELLED}),
-    Phase.WAITING: frozenset({Phase.RUNNING, Phase.WAITING, Phase.FAILED, Phase.CANCELLED}),
-    Phase.RUNNING: frozenset(
-        {Phase.RUNNING, Phase.WAITING, Phase.FINISHED, Phase.FAILED, Phase.CANCELLED}
+TRANSITIONS: dict[RequestPhase, frozenset[RequestPhase]] = {
+    RequestPhase.LOCATING: frozenset(
+        {RequestPhase.RUNNING, RequestPhase.WAITING, RequestPhase.FAILED, RequestPhase.CANCELLED}
+    ),
+    RequestPhase.WAITING: frozenset(
+        {RequestPhase.RUNNING, RequestPhase.WAITING, RequestPhase.FAILED, RequestPhase.CANCELLED}
+    ),
+    RequestPhase.RUNNING: frozenset(
+        {
+            RequestPhase.RUNNING,
+            RequestPhase.WAITING,
+            RequestPhase.FINISHED,
+            RequestPhase.FAILED,
+            RequestPhase.CANCELLED,
+        }
     ),
 }
 """Every move a request may make; anything else is our bug and raises with its story."""
@@ -70,7 +80,7 @@ class RequestRecord:
     """
 
     arrived: RequestArrived
-    phase: Phase = Phase.LOCATING
+    phase: RequestPhase = RequestPhase.LOCATING
     stage: Stage = Stage.WHOLE
     total_tokens: int = 0
     near: dict[NodeId, CachedPrefix] = field(default_factory=dict)
@@ -106,7 +116,7 @@ class RequestRecord:
         if len(self.story) > STORY_LINES:
             del self.story[0]
 
-    def move(self, phase: Phase, now: float) -> None:
+    def move(self, phase: RequestPhase, now: float) -> None:
         """Go to another phase.
 
         Raises:

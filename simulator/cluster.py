@@ -15,7 +15,7 @@ from itertools import count
 from tierkv.costing.pipeline import pipeline_ends
 from tierkv.policies.select import make_policy
 from tierkv.simulator.gate import LoadGate
-from tierkv.simulator.nodes.job import NOWHERE, AheadLoad, Job, Lookup, look_up
+from tierkv.simulator.nodes.job import NOWHERE, AheadLoad, Lookup, SimulatedRequest, look_up
 from tierkv.simulator.nodes.node import SimNode
 from tierkv.simulator.nodes.noise import Noise
 from tierkv.simulator.nodes.pool import SimPool, Write
@@ -23,10 +23,17 @@ from tierkv.simulator.nodes.pool_link import PoolLink
 from tierkv.simulator.nodes.prefix_cache import PrefixCache
 from tierkv.simulator.nodes.serving_model import Constants, ServingModel
 from tierkv.simulator.options import GB, ClusterOptions
-from tierkv.simulator.results import Ledger
-from tierkv.simulator.routing.contract import LoadAhead, Order, Placement, Refusal, Router, Wake
+from tierkv.simulator.results import ResultLedger
+from tierkv.simulator.routing.contract import (
+    JobPlacement,
+    JobRefusal,
+    LoadAheadOrder,
+    Order,
+    RoutingPolicy,
+    Wake,
+)
 from tierkv.simulator.routing.select import make_router
-from tierkv.simulator.workload import NOBODY, Prompt, Workload
+from tierkv.simulator.workload import NOBODY, Workload, WorkloadPrompt
 
 Progress = Callable[[int, int], None]
 """Called with requests done and requests in all; it may raise to stop the simulation."""
@@ -64,7 +71,7 @@ class Cluster:
         self.constants = constants
         self.model: ServingModel = constants.model(options.model)
         self.layout = self.model.layout(options.block_tokens)
-        self.ledger = Ledger()
+        self.ledger = ResultLedger()
         self._workload = workload
         self._residents = [0] * len(workload.facts)
         self.nodes = [
@@ -87,9 +94,9 @@ class Cluster:
         )
         self._events: list[tuple[float, int, int, object]] = []
         self._serial = count()
-        self._router: Router = make_router(self, requests=len(workload.prompts))
+        self._router: RoutingPolicy = make_router(self, requests=len(workload.prompts))
 
-    def run(self, progress: Progress | None = None) -> Ledger:
+    def run(self, progress: Progress | None = None) -> ResultLedger:
         """Run until every request is answered or refused."""
         prompts = self._workload.prompts
         for prompt in prompts:
@@ -107,7 +114,7 @@ class Cluster:
         self.ledger.close(self.nodes, self.pool, block_bytes=self.layout.stored_bytes)
         return self.ledger
 
-    def look_up(self, job: Job) -> Lookup:
+    def look_up(self, job: SimulatedRequest) -> Lookup:
         """Say where a job's chain is now, as a directory that is up to date would."""
         return look_up(job.chain, self._residents, len(self.nodes))
 
@@ -118,22 +125,22 @@ class Cluster:
 
     def _happen(self, what: object, now: float) -> None:
         match what:
-            case Prompt():
+            case WorkloadPrompt():
                 self._on_arrived(what, now)
             case SimNode():
                 self._on_prefilled(what, now)
-            case Job():
+            case SimulatedRequest():
                 self._on_answered(what, now)
             case Write():
                 self._on_moved(what, now)
-            case LoadAhead():
+            case LoadAheadOrder():
                 self._on_loaded_ahead(what, now)
             case Wake():
                 self._obey(self._router.woken(what, now), now)
 
-    def _on_arrived(self, prompt: Prompt, now: float) -> None:
+    def _on_arrived(self, prompt: WorkloadPrompt, now: float) -> None:
         usable = (prompt.input_tokens - 1) // self.options.block_tokens
-        job = Job(prompt, prompt.blocks[:usable], now)
+        job = SimulatedRequest(prompt, prompt.blocks[:usable], now)
         depth = self.pool.cache.depth(job.chain)
         if depth and self.options.reserve:
             job.held_pool = job.chain[depth - 1]
@@ -148,7 +155,7 @@ class Cluster:
         self._decode(job, node, now)
         self._begin(node, now)
 
-    def _on_answered(self, job: Job, now: float) -> None:
+    def _on_answered(self, job: SimulatedRequest, now: float) -> None:
         node = self.nodes[job.node]
         rest_s = node.rest_of_answer_s(job, now, self.model.tpot_s)
         if rest_s:
@@ -160,7 +167,7 @@ class Cluster:
         self._obey(self._router.finished(job, now), now)
         self._go_on(job, now)
 
-    def _go_on(self, job: Job, now: float) -> None:
+    def _go_on(self, job: SimulatedRequest, now: float) -> None:
         """In a closed loop, have the session's next request arrive after its pause."""
         follower = job.prompt.follower
         if not self.options.closed_loop or follower == NOBODY:
@@ -175,7 +182,7 @@ class Cluster:
         if rest_s:
             self._at(now + rest_s, EventKind.MOVED, write)
 
-    def _on_loaded_ahead(self, order: LoadAhead, now: float) -> None:
+    def _on_loaded_ahead(self, order: LoadAheadOrder, now: float) -> None:
         job = order.job
         if order.blocks and job.node in (NOWHERE, order.node) and not job.first_token_s:
             self.nodes[order.node].cache.add(job.chain[: order.blocks], now)
@@ -186,18 +193,18 @@ class Cluster:
     def _obey(self, orders: Iterable[Order], now: float) -> None:
         for order in orders:
             match order:
-                case Placement():
+                case JobPlacement():
                     self._place(order.job, self.nodes[order.node], now)
                 case Wake():
                     self._at(max(now, order.at_s), EventKind.WAKE, order)
-                case LoadAhead():
+                case LoadAheadOrder():
                     self._start_ahead(order, now)
-                case Refusal():
+                case JobRefusal():
                     self._let_go(order.job)
                     self.ledger.refused += 1
                     self._go_on(order.job, now)
 
-    def _start_ahead(self, order: LoadAhead, now: float) -> None:
+    def _start_ahead(self, order: LoadAheadOrder, now: float) -> None:
         """Move blocks to a node while the job waits for it; fewer if the pool has fewer."""
         job = order.job
         local = self.nodes[order.node].cache.depth(job.chain)
@@ -207,10 +214,10 @@ class Cluster:
             transfer = self.pool.load(blocks - local, now)
             job.ahead = AheadLoad(order.node, local, blocks, transfer)
             end_s = transfer.end_s
-        there = LoadAhead(job, order.node, max(local, blocks))
+        there = LoadAheadOrder(job, order.node, max(local, blocks))
         self._at(end_s, EventKind.MOVED, there)
 
-    def _place(self, job: Job, node: SimNode, now: float) -> None:
+    def _place(self, job: SimulatedRequest, node: SimNode, now: float) -> None:
         """Send a job to its node and hold what it will find there."""
         local = node.cache.depth(job.chain)
         job.node = node.index
@@ -226,7 +233,7 @@ class Cluster:
         elif node.queue[0] is job:
             self._load_ahead(node, now)
 
-    def _hold_local(self, job: Job, node: SimNode, depth: int) -> None:
+    def _hold_local(self, job: SimulatedRequest, node: SimNode, depth: int) -> None:
         """Have the node keep what the job will find there."""
         if not self.options.reserve or not depth or job.held_local == job.chain[depth - 1]:
             return
@@ -265,7 +272,9 @@ class Cluster:
         if node.queue and node.queue[0].load is None:
             self._load(node.queue[0], node, now, idle_from_s=node.free_s)
 
-    def _load(self, job: Job, node: SimNode, now: float, *, idle_from_s: float) -> None:
+    def _load(
+        self, job: SimulatedRequest, node: SimNode, now: float, *, idle_from_s: float
+    ) -> None:
         """Decide how much to load, and queue that. Without a load it is decided again later."""
         job.local_blocks = node.cache.depth(job.chain)
         self._hold_local(job, node, job.local_blocks)
@@ -277,7 +286,7 @@ class Cluster:
         if job.loaded_blocks:
             job.load = self.pool.load(job.loaded_blocks, now)
 
-    def _worth_loading(self, job: Job, local: int, busy_s: float, now: float) -> int:
+    def _worth_loading(self, job: SimulatedRequest, local: int, busy_s: float, now: float) -> int:
         pool = self.pool.cache.depth(job.chain)
         if pool <= local:
             return 0
@@ -289,14 +298,14 @@ class Cluster:
             busy_s=busy_s,
         )
 
-    def _decode(self, job: Job, node: SimNode, now: float) -> None:
+    def _decode(self, job: SimulatedRequest, node: SimNode, now: float) -> None:
         when_s = node.start_answer(job, now, self.model.tpot_s)
         if when_s is not None:
             self._at(when_s, EventKind.ANSWERED, job)
 
     # -- caches
 
-    def _keep(self, job: Job, node: SimNode, now: float) -> None:
+    def _keep(self, job: SimulatedRequest, node: SimNode, now: float) -> None:
         """Keep what was computed: here, and in the pool as far as its link keeps up."""
         blocks = job.prompt.blocks
         node.cache.touch(blocks, now)
@@ -306,7 +315,7 @@ class Cluster:
             self._on_moved(write, now)
         self._let_go(job)
 
-    def _let_go(self, job: Job) -> None:
+    def _let_go(self, job: SimulatedRequest) -> None:
         """End what was held for a job."""
         if job.held_local != NOWHERE:
             self.nodes[job.node].cache.release(job.held_local)

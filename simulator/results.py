@@ -10,13 +10,13 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tierkv.simulator.nodes.job import Job
+from tierkv.simulator.nodes.job import SimulatedRequest
 from tierkv.simulator.nodes.node import SimNode
 from tierkv.simulator.nodes.pool import SimPool
 
 
 @dataclass(slots=True)
-class Ledger:
+class ResultLedger:
     """Everything that is counted.
 
     Attributes:
@@ -57,7 +57,7 @@ class Ledger:
         """Requests that were served or refused."""
         return len(self.ttfts_s) + self.refused
 
-    def served(self, job: Job, block_tokens: int) -> None:
+    def served(self, job: SimulatedRequest, block_tokens: int) -> None:
         """Note a first token."""
         self.arrivals_s.append(job.arrived_s)
         self.ttfts_s.append(job.ttft_s)

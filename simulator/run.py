@@ -15,7 +15,7 @@ from tierkv.simulator.cluster import Cluster
 from tierkv.simulator.nodes.serving_model import load_constants
 from tierkv.simulator.prices import load_prices
 from tierkv.simulator.request import CacheQuestion, SimulationRequest
-from tierkv.simulator.results import Ledger
+from tierkv.simulator.results import ResultLedger
 from tierkv.simulator.sizing import pool_worth
 from tierkv.simulator.trace import Trace, load_trace
 from tierkv.simulator.workload import make_workload
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SimulationAnswer:
     """What came out.
 
     Attributes:
@@ -36,7 +36,7 @@ class Answer:
     """
 
     metrics: dict[str, Metric]
-    ledger: Ledger | None
+    ledger: ResultLedger | None
     trace: Trace
     notes: tuple[str, ...] = ()
 
@@ -47,7 +47,7 @@ def simulate(
     *,
     progress: Progress | None = None,
     told: Callable[[str], None] = lambda line: None,
-) -> Answer:
+) -> SimulationAnswer:
     """Replay a trace.
 
     Args:
@@ -71,7 +71,7 @@ def simulate(
     else:
         found, ledger = _cluster(trace, request, progress, told)
         metrics = found | metrics
-    return Answer(metrics, ledger, trace, _notes(trace))
+    return SimulationAnswer(metrics, ledger, trace, _notes(trace))
 
 
 def _replay(trace: Trace, question: CacheQuestion, progress: Progress | None) -> dict[str, Metric]:
@@ -97,7 +97,7 @@ def _cluster(
     request: SimulationRequest,
     progress: Progress | None,
     told: Callable[[str], None],
-) -> tuple[dict[str, Metric], Ledger | None]:
+) -> tuple[dict[str, Metric], ResultLedger | None]:
     options = request.cluster
     assert options is not None
     constants = load_constants(request.constants)

@@ -13,7 +13,7 @@ from tierkv.kvcore.errors import ConfigError
 from tierkv.simulator.cluster import Cluster
 from tierkv.simulator.nodes.serving_model import Constants
 from tierkv.simulator.options import ClusterOptions
-from tierkv.simulator.results import Ledger
+from tierkv.simulator.results import ResultLedger
 from tierkv.simulator.workload import Workload
 
 MOST_NODES = 256
@@ -119,7 +119,7 @@ class _Watch:
     A hopeless cluster answers its last request hours too late; simulating that takes longest.
     """
 
-    def __init__(self, ledger: Ledger, slo_s: float, slo_share: float, requests: int) -> None:
+    def __init__(self, ledger: ResultLedger, slo_s: float, slo_share: float, requests: int) -> None:
         self._ledger = ledger
         self._slo_s = slo_s
         self._slo_share = slo_share

@@ -18,7 +18,7 @@ NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class WorkloadPrompt:
     """One request of the workload.
 
     Attributes:
@@ -58,7 +58,7 @@ class Workload:
         block_tokens: tokens of a block.
     """
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[WorkloadPrompt, ...]
     facts: tuple[BlockFacts, ...]
     block_tokens: int
 
@@ -83,12 +83,12 @@ def make_workload(
     chains = [_chain(request, block_tokens, numbers, facts) for request in requests]
     conversations = _conversations(requests, chains)
     followers, leaders = _links(requests)
-    prompts: list[Prompt] = []
+    prompts: list[WorkloadPrompt] = []
     for number, request in enumerate(requests):
         leader = leaders[number]
         gap_s = request.timestamp_s - requests[leader].timestamp_s if leader != NOBODY else 0.0
         prompts.append(
-            Prompt(
+            WorkloadPrompt(
                 number=number,
                 arrival_s=request.timestamp_s / speed,
                 input_tokens=max(1, request.input_tokens),

@@ -26,7 +26,7 @@ class BlockRead:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeRead:
+class DiskRangeRead:
     """One range to read into a writable, C-contiguous destination of range_bytes."""
 
     key: BlockKey

@@ -10,7 +10,7 @@ import pytest
 
 from tierkv.integrations.identity import EngineIdentity
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 LAYOUT = BlockLayout(2, 2, 16, KvDtype.FLOAT32, 16, order="vllm-hnd-1")
@@ -29,7 +29,7 @@ def make_door() -> Iterator[MakeDoor]:
 
     def make(given: dict[str, Any], **changes: Any) -> PoolDoor:
         part = changes.pop("part", "")
-        door = PoolDoor(EngineSettings.read(given), replace(IDENTITY, **changes), part=part)
+        door = PoolDoor(PoolAccess.read(given), replace(IDENTITY, **changes), part=part)
         opened.append(door)
         door.start()
         return door

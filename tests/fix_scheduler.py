@@ -37,11 +37,11 @@ from tierkv.kvcore.reuse_policy import ReusePolicy
 from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
+    DirectoryNode,
     HeartbeatReply,
     LocateReply,
     Namespace,
     NamespaceGrant,
-    NodeState,
     Registration,
     ReportReply,
 )
@@ -248,7 +248,7 @@ class FakeMeta:
     """
 
     def __init__(self, *nodes: NodeInfo) -> None:
-        self.nodes: dict[NodeId, NodeState] = {}
+        self.nodes: dict[NodeId, DirectoryNode] = {}
         self.reply = LocateReply()
         self.down = False
         self.located: list[tuple[BlockKey, ...]] = []
@@ -260,7 +260,7 @@ class FakeMeta:
 
     def put(self, info: NodeInfo, *, state: str = "alive", load: NodeLoad | None = None) -> None:
         report = NodeReport(load=load or NodeLoad())
-        self.nodes[info.node_id] = NodeState(info, report, heartbeat_age_s=0.0, state=state)
+        self.nodes[info.node_id] = DirectoryNode(info, report, heartbeat_age_s=0.0, state=state)
 
     def _check(self) -> None:
         if self.down:
@@ -330,7 +330,7 @@ class FakeMeta:
         enabled, policy = self.policies.get(tenant, (self.cache_enabled, self.policy))
         return NamespaceGrant(key, tenant, enabled, policy)
 
-    async def list_nodes(self) -> tuple[NodeState, ...]:
+    async def list_nodes(self) -> tuple[DirectoryNode, ...]:
         self._check()
         return tuple(self.nodes.values())
 

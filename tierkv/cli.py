@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from tierkv.commands.connect import connect
-from tierkv.commands.role_flags import Engine, Role, engine_flags, model_flags, role_flags
+from tierkv.commands.role_flags import AnsweringEngine, Role, engine_flags, model_flags, role_flags
 from tierkv.commands.simulate import simulate
 from tierkv.config import LoadedConfig, list_entries, load_config
 from tierkv.kvcore.errors import TierKVError
@@ -192,7 +192,7 @@ def serve(
     ] = None,
     postgres: PostgresOption = None,
     engine: Annotated[
-        Engine | None, typer.Option(help="Have another engine answer for a compute node.")
+        AnsweringEngine | None, typer.Option(help="Have another engine answer for a compute node.")
     ] = None,
     url: Annotated[
         str | None, typer.Option(help="Where that engine listens: http://HOST:PORT.")

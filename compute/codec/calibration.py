@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from tierkv.compute.codec.frame import Level
+from tierkv.compute.codec.frame import CodecLevel
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.layout import BlockLayout
 
-STEP_LEVELS = (Level.FINE, Level.MEDIUM, Level.COARSE)
+STEP_LEVELS = (CodecLevel.FINE, CodecLevel.MEDIUM, CodecLevel.COARSE)
 """Order of the first axis of ``steps``."""
 
 _FORMAT = "tierkv-kv-calibration-1"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tierkv.compute.codec.calibration import STEP_LEVELS, Calibration
-from tierkv.compute.codec.frame import FrameHead, Level, read_head
+from tierkv.compute.codec.frame import CodecLevel, FrameHead, read_head
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES
 from tierkv.kvcore.errors import ChecksumError, LayoutError
 from tierkv.kvcore.layout import FRAME_HEAD_BYTES, BlockLayout, framed_bytes
@@ -37,9 +37,9 @@ _COARSE_HASH_LOG = 8
 Bytes = NDArray[np.uint8]
 
 
-def packer_for(level: Level) -> zstandard.ZstdCompressor:
+def packer_for(level: CodecLevel) -> zstandard.ZstdCompressor:
     """Return a compressor for the symbols of a level; for one thread."""
-    if level is not Level.COARSE:
+    if level is not CodecLevel.COARSE:
         return zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
     parameters = zstandard.ZstdCompressionParameters.from_level(
         _ZSTD_LEVEL, hash_log=_COARSE_HASH_LOG
@@ -65,7 +65,7 @@ class EntropyCodec:
         self._mean = calibration.mean[:, :, None].to(device)
         self._steps = calibration.steps[:, :, :, None, None, None].to(device)
 
-    def encode(self, layers: Tensor, level: Level) -> Bytes:
+    def encode(self, layers: Tensor, level: CodecLevel) -> Bytes:
         """Encode one block, ``[layers, 2, block_tokens, kv_heads, head_dim]``.
 
         Returns:
@@ -92,18 +92,18 @@ class EntropyCodec:
         symbols: Bytes,
         layer: Tensor,
         outside: Tensor | None,
-        level: Level,
+        level: CodecLevel,
     ) -> tuple[FrameHead, bytes]:
         values = b"" if outside is None else _bytes_of(layer[outside])
         payload = packer.compress(symbols.tobytes() + values if values else symbols.data)
         if len(payload) >= self._raw_bytes:
             raw = _bytes_of(layer)
-            return FrameHead(Level.RAW, self._number, len(raw)), raw
+            return FrameHead(CodecLevel.RAW, self._number, len(raw)), raw
         escapes = 0 if outside is None else int(outside.sum())
         return FrameHead(level, self._number, len(payload), escapes), payload
 
     def decode(
-        self, layer: int, frame: memoryview, out: Tensor, coarsest: Level = Level.COARSE
+        self, layer: int, frame: memoryview, out: Tensor, coarsest: CodecLevel = CodecLevel.COARSE
     ) -> None:
         """Decode one frame straight into a page.
 
@@ -119,7 +119,7 @@ class EntropyCodec:
         """
         head = read_head(frame, calibration=self._number, numbers=self._numbers, coarsest=coarsest)
         payload = frame[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + head.payload_bytes]
-        if head.level is Level.RAW:
+        if head.level is CodecLevel.RAW:
             if len(payload) != self._raw_bytes:
                 raise LayoutError(f"a raw frame of {len(payload)} bytes, not {self._raw_bytes}")
             out.copy_(self._values(payload).view(self._shape))

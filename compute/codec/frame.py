@@ -19,7 +19,7 @@ _HEAD = struct.Struct("<2sBBIII")
 assert _HEAD.size == FRAME_HEAD_BYTES
 
 
-class Level(IntEnum):
+class CodecLevel(IntEnum):
     """How coarse the numbers of a frame are; the value is what its head says."""
 
     FINE = 0
@@ -30,16 +30,16 @@ class Level(IntEnum):
 
 
 LEVELS = {
-    KvCodec.ENTROPY_FINE: Level.FINE,
-    KvCodec.ENTROPY_MEDIUM: Level.MEDIUM,
-    KvCodec.ENTROPY_COARSE: Level.COARSE,
+    KvCodec.ENTROPY_FINE: CodecLevel.FINE,
+    KvCodec.ENTROPY_MEDIUM: CodecLevel.MEDIUM,
+    KvCodec.ENTROPY_COARSE: CodecLevel.COARSE,
 }
 """The level of each codec that has one; ``adaptive`` has two (compute/tiers/block_puts.py)."""
 
 
-def coarsest_of(codec: KvCodec) -> Level:
+def coarsest_of(codec: KvCodec) -> CodecLevel:
     """Return how coarse a frame may be for a reader with that codec."""
-    return LEVELS.get(codec, Level.COARSE)
+    return LEVELS.get(codec, CodecLevel.COARSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class FrameHead:
         escapes: numbers that have no code and are stored as they are.
     """
 
-    level: Level
+    level: CodecLevel
     calibration: int
     payload_bytes: int
     escapes: int = 0
@@ -66,7 +66,7 @@ class FrameHead:
 
 
 def read_head(
-    frame: memoryview, *, calibration: int, numbers: int, coarsest: Level = Level.COARSE
+    frame: memoryview, *, calibration: int, numbers: int, coarsest: CodecLevel = CodecLevel.COARSE
 ) -> FrameHead:
     """Read and check a frame's head.
 
@@ -82,14 +82,14 @@ def read_head(
     if len(frame) < FRAME_HEAD_BYTES:
         raise LayoutError(f"a range of {len(frame)} bytes is too short for a frame")
     magic, version, level, tables, payload, escapes = _HEAD.unpack_from(frame)
-    if magic != _MAGIC or version != _VERSION or level not in set(Level):
+    if magic != _MAGIC or version != _VERSION or level not in set(CodecLevel):
         raise LayoutError("a range is no entropy-coded frame of this version")
     if tables != calibration:
         raise LayoutError(
             f"a frame was made with calibration {tables:08x}, this node has {calibration:08x}"
         )
-    if coarsest < level != Level.RAW:
+    if coarsest < level != CodecLevel.RAW:
         raise LayoutError(f"a frame of level {level} is coarser than {coarsest.name}")
     if payload > len(frame) - FRAME_HEAD_BYTES or escapes > numbers:
         raise LayoutError(f"a frame of {len(frame)} bytes can't hold {payload} and {escapes}")
-    return FrameHead(Level(level), tables, payload, escapes)
+    return FrameHead(CodecLevel(level), tables, payload, escapes)

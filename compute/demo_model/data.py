@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tierkv.compute.demo_model import dialogue, notes, phrasings
-from tierkv.compute.demo_model.dialogue import Conversation
+from tierkv.compute.demo_model.dialogue import TrainingDialogue
 from tierkv.compute.demo_model.instructions import INSTRUCTION, SHORT, Head
 from tierkv.compute.demo_model.notes import Note
 
 __all__ = [
     "INSTRUCTION",
     "PROBE_TASKS",
+    "CustomerRecord",
     "Probe",
-    "Record",
     "make_chats",
     "make_probes",
     "make_prompt",
@@ -50,7 +50,7 @@ PROBE_TASKS = SINGLE_TASKS + CHAT_TASKS
 
 
 @dataclass(frozen=True)
-class Record:
+class CustomerRecord:
     """One row of the demo table: the note as text and the facts it states.
 
     Attributes:
@@ -103,7 +103,7 @@ def full_note(rng: random.Random, name: str) -> Note:
     return notes.write_note(rng, name, facts, fillers=rng.randint(3, 5), review_length=2)
 
 
-def make_records(count: int, seed: int = 0) -> list[Record]:
+def make_records(count: int, seed: int = 0) -> list[CustomerRecord]:
     """Make the records of the demo table.
 
     Args:
@@ -114,14 +114,14 @@ def make_records(count: int, seed: int = 0) -> list[Record]:
         Records whose customers' names were held out of the training.
     """
     rng = random.Random(seed)
-    found: list[Record] = []
+    found: list[CustomerRecord] = []
     for number in range(1, count + 1):
         note = full_note(rng, notes.make_names(rng, 1, held_out=True)[0])
-        found.append(Record(number, note.text, note.review, **note.facts))
+        found.append(CustomerRecord(number, note.text, note.review, **note.facts))
     return found
 
 
-def make_prompt(record: Record, question: str, instruction: str = INSTRUCTION) -> str:
+def make_prompt(record: CustomerRecord, question: str, instruction: str = INSTRUCTION) -> str:
     """Return the one user message that a SQL query sends for a record."""
     return f"{instruction}\n{record.text}\nQuestion: {question}"
 
@@ -163,7 +163,7 @@ def make_documents(
     return found
 
 
-def _sample_single(rng: random.Random, head: Head, full: bool) -> Conversation:
+def _sample_single(rng: random.Random, head: Head, full: bool) -> TrainingDialogue:
     name = notes.make_names(rng, 1, novel=0.1)[0]
     if full:
         note = full_note(rng, name)
@@ -183,7 +183,7 @@ def _sample_single(rng: random.Random, head: Head, full: bool) -> Conversation:
     return dialogue.make_conversation(rng, head, [note], turns, rng.random() < 0.08)
 
 
-def sample_conversation(rng: random.Random, head: Head, progress: float) -> Conversation:
+def sample_conversation(rng: random.Random, head: Head, progress: float) -> TrainingDialogue:
     """Draw a training conversation.
 
     Args:
@@ -211,7 +211,7 @@ def sample_conversation(rng: random.Random, head: Head, progress: float) -> Conv
     return dialogue.make_conversation(rng, head, documents, turns)
 
 
-def make_chats(count: int, seed: int = 0, turns: int = 10) -> list[Conversation]:
+def make_chats(count: int, seed: int = 0, turns: int = 10) -> list[TrainingDialogue]:
     """Make held-out chats of several turns about three or four notes."""
     rng = random.Random(seed)
     found = []

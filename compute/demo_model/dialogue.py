@@ -33,7 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Turn:
+class DialogueTurn:
     """One question with its answer.
 
     Attributes:
@@ -56,7 +56,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class TrainingDialogue:
     """Documents and turns that make one training example.
 
     Attributes:
@@ -70,7 +70,7 @@ class Conversation:
 
     head: Head
     documents: tuple[Note, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[DialogueTurn, ...]
     prefixes: tuple[str, ...]
     separator: str = "\n"
     question_first: bool = False
@@ -116,7 +116,7 @@ def _task(note: Note, field: str, alone: bool) -> str:
     return kind if alone else f"chat_{kind}"
 
 
-def ask(rng: random.Random, note: Note, document: int, field: str, alone: bool) -> Turn:
+def ask(rng: random.Random, note: Note, document: int, field: str, alone: bool) -> DialogueTurn:
     """Ask for a field or label of a note.
 
     Args:
@@ -134,18 +134,18 @@ def ask(rng: random.Random, note: Note, document: int, field: str, alone: bool) 
         called = rng.choice(phrasings.EXTRACT_NAMES[field])
         text = rng.choice(phrasings.EXTRACT).format(f=called, F=called.capitalize())
         task = field if field in LABEL_FIELDS else "extract"
-        return Turn(task, _hint(rng, text, phrasings.ASK_HINTS), answer, document, evidence)
+        return DialogueTurn(task, _hint(rng, text, phrasings.ASK_HINTS), answer, document, evidence)
     who, name = _who(rng, note, alone)
     template = rng.choice(phrasings.ASK[field])
     if "{r}" not in template and "{w}" not in template:
         name = ""
     text = _hint(rng, _fill(rng, template, who, name), phrasings.ASK_HINTS)
-    return Turn(_task(note, field, alone), text, answer, document, evidence, name)
+    return DialogueTurn(_task(note, field, alone), text, answer, document, evidence, name)
 
 
 def check(
     rng: random.Random, note: Note, document: int, field: str, others: Sequence[Note]
-) -> Turn:
+) -> DialogueTurn:
     """Ask a yes/no question about a field or label; half of the answers are `no`."""
     alone = not others
     who, name = _who(rng, note, alone)
@@ -166,14 +166,14 @@ def check(
     task = "review_filter" if field in ("sentiment", "topic", "category") else "fact_filter"
     task = task if alone else f"chat_{task}"
     answer = "yes" if yes else "no"
-    return Turn(task, text, answer, document, note.evidence[field], name, asked)
+    return DialogueTurn(task, text, answer, document, note.evidence[field], name, asked)
 
 
-def single_turns(rng: random.Random, note: Note, count: int) -> list[Turn]:
+def single_turns(rng: random.Random, note: Note, count: int) -> list[DialogueTurn]:
     """Draw questions about the only note of a prompt."""
     checks = [field for field in CHECK_FIELDS if field in note.facts]
     labels = [field for field in LABEL_FIELDS if field in note.facts]
-    turns: list[Turn] = []
+    turns: list[DialogueTurn] = []
     for _ in range(count):
         kind = rng.random()
         if checks and kind < 0.45:
@@ -187,7 +187,7 @@ def single_turns(rng: random.Random, note: Note, count: int) -> list[Turn]:
 
 def chat_turns(
     rng: random.Random, documents: Sequence[Note], count: int, lookup: float, quote: float
-) -> list[Turn]:
+) -> list[DialogueTurn]:
     """Draw questions about several notes.
 
     Args:
@@ -200,7 +200,7 @@ def chat_turns(
     Returns:
         The turns.
     """
-    turns: list[Turn] = []
+    turns: list[DialogueTurn] = []
     while len(turns) < count:
         index = rng.randrange(len(documents))
         note = documents[index]
@@ -209,7 +209,7 @@ def chat_turns(
         labels = [f for f in LABEL_FIELDS if f in note.facts]
         if rng.random() < quote and not note.follow_up:
             text = f"Repeat the note about {note.name}."
-            turns.append(Turn("quote", text, note.text, index, note.name, note.name))
+            turns.append(DialogueTurn("quote", text, note.text, index, note.name, note.name))
         elif stated and (rng.random() < lookup or not checks):
             turns.append(ask(rng, note, index, rng.choice(stated), False))
         elif labels and rng.random() < 0.4:
@@ -224,12 +224,14 @@ def make_conversation(
     rng: random.Random,
     head: Head,
     documents: Sequence[Note],
-    turns: Sequence[Turn],
+    turns: Sequence[DialogueTurn],
     question_first: bool = False,
-) -> Conversation:
+) -> TrainingDialogue:
     """Put a conversation together, with natural differences in how the parts are joined."""
     first = rng.choice(("Question: ", "Question: ", "Question: ", ""))
     later = rng.choice(("Question: ", "", ""))
     prefixes = (first, *[later] * (len(turns) - 1))
     separator = rng.choice(("\n", "\n", "\n", "\n\n", " "))
-    return Conversation(head, tuple(documents), tuple(turns), prefixes, separator, question_first)
+    return TrainingDialogue(
+        head, tuple(documents), tuple(turns), prefixes, separator, question_first
+    )

@@ -22,7 +22,7 @@ Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class QuerySpan:
     """Tokens of one sequence that ask; each attends to all up to itself.
 
     Attributes:
@@ -161,7 +161,7 @@ class _Part:
 
 
 def plan_attention(
-    spans: Sequence[Span],
+    spans: Sequence[QuerySpan],
     *,
     block_tokens: int,
     device: torch.device,
@@ -192,7 +192,7 @@ def plan_attention(
 
 
 def _parts(
-    spans: Sequence[Span], block_tokens: int, least_saved: int, longest_rest: int
+    spans: Sequence[QuerySpan], block_tokens: int, least_saved: int, longest_rest: int
 ) -> list[_Part]:
     """Put decodes of equal size together (so that padding at most doubles), and like rests."""
     alike: dict[tuple[int, int], list[int]] = {}
@@ -222,7 +222,7 @@ def _parts(
 
 
 def _tiles(
-    spans: Sequence[Span], members: Sequence[int], shared_tokens: int
+    spans: Sequence[QuerySpan], members: Sequence[int], shared_tokens: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     queries = np.array([spans[i].count for i in members])
     starts = np.array([spans[i].start for i in members])
@@ -231,7 +231,7 @@ def _tiles(
     return tiles, tuple(members[k] for k in found.large)
 
 
-def _cohorts(members: Sequence[Span], block_tokens: int, least_saved: int) -> list[Cohort]:
+def _cohorts(members: Sequence[QuerySpan], block_tokens: int, least_saved: int) -> list[Cohort]:
     if not members:
         return []
     full = np.array([m.start // block_tokens for m in members])
@@ -241,7 +241,7 @@ def _cohorts(members: Sequence[Span], block_tokens: int, least_saved: int) -> li
 
 
 def _form(
-    spans: Sequence[Span],
+    spans: Sequence[QuerySpan],
     part: _Part,
     begin: int,
     block_tokens: int,
@@ -264,7 +264,7 @@ def _form(
 
 
 def _group(
-    members: Sequence[Span],
+    members: Sequence[QuerySpan],
     begin: int,
     shared: Tensor | None,
     first: int,
@@ -283,7 +283,7 @@ def _group(
 
 
 def _tile(
-    members: Sequence[Span], begin: int, first: int, block_tokens: int, device: torch.device
+    members: Sequence[QuerySpan], begin: int, first: int, block_tokens: int, device: torch.device
 ) -> RestTile:
     counts = np.array([m.count for m in members])
     starts = np.array([m.start for m in members]) - first * block_tokens
@@ -308,13 +308,15 @@ def _visible(starts: Int64Array, queries: int, context: int) -> Tensor:
 
 
 def _padded_table(
-    members: Sequence[Span], keys: Int64Array, first: int, block_tokens: int
+    members: Sequence[QuerySpan], keys: Int64Array, first: int, block_tokens: int
 ) -> Int64Array:
     used = -(-keys // block_tokens)
     return _table(members, used, int(used.max()), first=first)
 
 
-def _table(members: Sequence[Span], used: Int64Array, width: int, *, first: int = 0) -> Int64Array:
+def _table(
+    members: Sequence[QuerySpan], used: Int64Array, width: int, *, first: int = 0
+) -> Int64Array:
     """Return ``used`` pages of each member from ``first`` on, padded with the null page."""
     table = np.full((len(members), width), NULL_PAGE, dtype=np.int64)
     for row, member in enumerate(members):
@@ -327,7 +329,9 @@ def _gathered(pages: Int64Array, device: torch.device) -> Tensor:
     return _tensor(np.concatenate([halves, halves + 1]), device)
 
 
-def _segment(span: Span, begin: int, block_tokens: int, device: torch.device) -> PrefillSegment:
+def _segment(
+    span: QuerySpan, begin: int, block_tokens: int, device: torch.device
+) -> PrefillSegment:
     count = span.count
     context = span.start + count
     gather = _gathered(span.page_table[: -(-context // block_tokens)], device)

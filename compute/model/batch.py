@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tierkv.compute.model.attention_plan import AttentionPlan, Span, plan_attention
+from tierkv.compute.model.attention_plan import AttentionPlan, QuerySpan, plan_attention
 from tierkv.compute.model.row_groups import LEAST_SAVED_TOKENS, LONGEST_REST
 
 Int64Array = NDArray[np.int64]
@@ -148,10 +148,10 @@ def build_batch(
     )
 
 
-def _span(chunk: ChunkInput, count: int) -> Span:
+def _span(chunk: ChunkInput, count: int) -> QuerySpan:
     """Return the last ``count`` tokens of a chunk as what asks."""
     start = chunk.start + len(chunk.token_ids) - count
-    return Span(start, count, chunk.page_table, _is_guess(chunk))
+    return QuerySpan(start, count, chunk.page_table, _is_guess(chunk))
 
 
 def _is_guess(chunk: ChunkInput) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tierkv.compute.codec.calibration import Calibration
 from tierkv.compute.codec.codecs import Codecs
-from tierkv.compute.codec.frame import Level, coarsest_of
+from tierkv.compute.codec.frame import CodecLevel, coarsest_of
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES
 from tierkv.kvcore.layout import BlockLayout, KvCodec
 
@@ -154,7 +154,7 @@ class L1Pages:
         layers = self.kv[layer].index_select(0, self._index(pages))
         return _rows(self.codecs.fixed(codec).encode(layers).cpu())
 
-    def read_frames(self, page: int, level: Level) -> memoryview:
+    def read_frames(self, page: int, level: CodecLevel) -> memoryview:
         """Return a page entropy-coded: its layers as equally long ranges in one piece, a copy."""
         return memoryview(self.codecs.entropy.encode(self.kv[:, page], level).data).cast("B")
 
@@ -190,7 +190,7 @@ class L1Pages:
         return LayerWindow(_rows(staging), commit=commit)
 
     def _frame_window(
-        self, layer: int, pages: Sequence[int], sizes: Sequence[int], coarsest: Level
+        self, layer: int, pages: Sequence[int], sizes: Sequence[int], coarsest: CodecLevel
     ) -> LayerWindow:
         ends = list(accumulate(sizes))
         staging = memoryview(bytearray(ends[-1]))

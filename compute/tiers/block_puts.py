@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from tierkv.compute.codec.frame import LEVELS, Level
+from tierkv.compute.codec.frame import LEVELS, CodecLevel
 from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.finder import Absorb, BlockFinder
@@ -177,7 +177,7 @@ def _by_codec(
 _BATCH_BLOCKS = 16
 """Blocks that are encoded in memory at a time."""
 
-_Frame = tuple[PublishJob, FullBlock, BlockKey, Level]
+_Frame = tuple[PublishJob, FullBlock, BlockKey, CodecLevel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +218,10 @@ def put_frames(
 def _frames(job: PublishJob) -> Iterator[_Frame]:
     for block in job.blocks:
         key, first = block.spec.key, block.spec.parent == ROOT_PARENT
-        level = LEVELS.get(job.codec, Level.FINE)
-        yield job, block, key, Level.FINE if first else level
+        level = LEVELS.get(job.codec, CodecLevel.FINE)
+        yield job, block, key, CodecLevel.FINE if first else level
         if job.codec is KvCodec.ADAPTIVE and not first:
-            yield job, block, coarse_key(key), Level.COARSE
+            yield job, block, coarse_key(key), CodecLevel.COARSE
 
 
 def _put(node: PoolNode, frames: Sequence[_Frame], pages: L1Pages) -> int:

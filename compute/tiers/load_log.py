@@ -50,7 +50,7 @@ class LoadRecord:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _LoadSums:
     decisions: int = 0
     measured: int = 0
     predicted_s: float = 0.0
@@ -67,7 +67,7 @@ class LoadLog:
     """
 
     recent: deque[LoadRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    _sums: dict[str, _Sums] = field(default_factory=dict)
+    _sums: dict[str, _LoadSums] = field(default_factory=dict)
     _late_s: dict[str, float] = field(default_factory=dict)
 
     def decided(
@@ -88,7 +88,7 @@ class LoadLog:
             request_id, kind, choice, found_blocks, planned_s, predicted_s, alternatives, now
         )
         self.recent.append(record)
-        self._sums.setdefault(kind, _Sums()).decisions += 1
+        self._sums.setdefault(kind, _LoadSums()).decisions += 1
         return record
 
     def ended(self, record: LoadRecord, first_token_s: float) -> None:

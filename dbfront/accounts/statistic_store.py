@@ -67,7 +67,7 @@ class _Change:
 
 
 @dataclass(slots=True)
-class _Pending:
+class _UnwrittenRows:
     """What is not written yet; a log row may be made by a function, when it is written."""
 
     changes: dict[str, dict[Key, _Change]] = field(
@@ -100,7 +100,7 @@ class StatisticStore:
         self.keep_s = keep_s
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._pending = _Pending()
+        self._pending = _UnwrittenRows()
         self._changes_since_prune = 0
         self._failing = False
         self._closed = False
@@ -199,7 +199,7 @@ class StatisticStore:
 
     def _flush(self, now_s: float) -> None:
         with self._lock:
-            pending, self._pending = self._pending, _Pending()
+            pending, self._pending = self._pending, _UnwrittenRows()
         try:
             self._write(pending, now_s)
             if self._failing:
@@ -209,7 +209,7 @@ class StatisticStore:
             self._put_back(pending)
             self._failed(error, now_s)
 
-    def _write(self, pending: _Pending, now_s: float) -> None:
+    def _write(self, pending: _UnwrittenRows, now_s: float) -> None:
         changed = len(pending.log) + sum(map(len, pending.changes.values()))
         if not changed:
             return
@@ -241,7 +241,7 @@ class StatisticStore:
             (limits.MAX_QUERY_LOG_ROWS,),
         )
 
-    def _put_back(self, pending: _Pending) -> None:
+    def _put_back(self, pending: _UnwrittenRows) -> None:
         """What could not be written comes before what came since."""
         with self._lock:
             newer, self._pending = self._pending, pending

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tierkv.dbfront.postgres_values.sql_tokens import Token, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 
@@ -60,7 +60,7 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-class _Cursor:
+class _TokenCursor:
     """A position in a token list."""
 
     def __init__(self, sql: str) -> None:
@@ -68,10 +68,10 @@ class _Cursor:
         self._tokens = [token for token in tokens(sql) if token.text != ";"]
         self._at = 0
 
-    def peek(self) -> Token | None:
+    def peek(self) -> SqlToken | None:
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
-    def next(self) -> Token:
+    def next(self) -> SqlToken:
         token = self.peek()
         if token is None:
             raise SqlSyntaxError("syntax error at end of COPY", position=len(self.sql))
@@ -103,13 +103,13 @@ class _Cursor:
         return tuple(names)
 
 
-def _unexpected(token: Token) -> SqlSyntaxError:
+def _unexpected(token: SqlToken) -> SqlSyntaxError:
     return SqlSyntaxError(
         f'syntax error in COPY at or near "{token.text}"', position=token.start + 1
     )
 
 
-def _name(token: Token) -> str:
+def _name(token: SqlToken) -> str:
     if token.kind not in ("word", "ident"):
         raise _unexpected(token)
     return token.name
@@ -124,7 +124,7 @@ def parse_copy(sql: str) -> CopyStatement | None:
     """
     if not sql.lstrip()[:4].upper().startswith(("COPY", "--", "/*")):
         return None
-    cursor = _Cursor(sql)
+    cursor = _TokenCursor(sql)
     if not cursor.skip("COPY"):
         return None
     if not {"STDIN", "STDOUT"} & {t.upper for t in cursor._tokens}:
@@ -142,7 +142,7 @@ def parse_copy(sql: str) -> CopyStatement | None:
     return replace(statement, to_client=to_client, options=_options(cursor))
 
 
-def _refuse_programs(words: Sequence[Token]) -> None:
+def _refuse_programs(words: Sequence[SqlToken]) -> None:
     for before, word, after in zip(words, words[1:], words[2:], strict=False):
         if before.upper in ("FROM", "TO") and word.upper == "PROGRAM" and after.kind == "string":
             raise FeatureNotSupportedError(
@@ -151,7 +151,7 @@ def _refuse_programs(words: Sequence[Token]) -> None:
             )
 
 
-def _target(cursor: _Cursor) -> CopyStatement:
+def _target(cursor: _TokenCursor) -> CopyStatement:
     if cursor.skip("("):
         return CopyStatement(to_client=True, query=cursor.balanced())
     parts = [_name(cursor.next())]
@@ -165,7 +165,7 @@ _FLAGS: Final = ("TRUE", "ON", "1")
 _NO_FLAGS: Final = ("FALSE", "OFF", "0")
 
 
-def _options(cursor: _Cursor) -> CopyOptions:
+def _options(cursor: _TokenCursor) -> CopyOptions:
     """Read the options in either style; defaults depend on the format."""
     cursor.skip("WITH")
     parenthesised = cursor.skip("(")
@@ -184,7 +184,7 @@ def _options(cursor: _Cursor) -> CopyOptions:
     return _build(raw)
 
 
-def _option_name(cursor: _Cursor) -> str:
+def _option_name(cursor: _TokenCursor) -> str:
     token = cursor.next()
     name = token.upper
     if name == "FORCE":  # the older FORCE QUOTE, FORCE NULL, FORCE NOT NULL
@@ -198,7 +198,7 @@ def _option_name(cursor: _Cursor) -> str:
     return name
 
 
-def _option_value(cursor: _Cursor, name: str) -> str | tuple[str, ...]:
+def _option_value(cursor: _TokenCursor, name: str) -> str | tuple[str, ...]:
     if name.startswith("FORMAT "):
         return name.split()[1].lower()
     if name == "FORCE_QUOTE":
@@ -214,7 +214,7 @@ def _option_value(cursor: _Cursor, name: str) -> str | tuple[str, ...]:
     return token.value if token.kind == "string" else token.name
 
 
-def _flag(cursor: _Cursor) -> str:
+def _flag(cursor: _TokenCursor) -> str:
     token = cursor.peek()
     if token is None:
         return "on"

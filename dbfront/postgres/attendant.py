@@ -16,8 +16,13 @@ from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
 from tierkv.dbfront.postgres.statements.block import Block
 from tierkv.dbfront.postgres.statements.extended import Batch, NamedStatements
 from tierkv.dbfront.postgres.statements.simple import SimpleQuery
-from tierkv.dbfront.postgres.statements.statement import RESETS, Planner, Statement, may_matter
-from tierkv.dbfront.postgres.statements.windows import Cursors, may_fetch, touches
+from tierkv.dbfront.postgres.statements.statement import (
+    RESETS,
+    Statement,
+    StatementPlanner,
+    may_matter,
+)
+from tierkv.dbfront.postgres.statements.windows import WindowCursors, may_fetch, touches
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange
 from tierkv.dbfront.postgres.wire.messages import decoded
@@ -41,10 +46,10 @@ class AiAttendant:
         self._services = services
         services.sessions.add(self)
         self._exchange = RelayExchange(relay, services.reset)
-        self._planner = Planner()
+        self._planner = StatementPlanner()
         self._names = NamedStatements({}, {})
         self._run: AiRun | None = None
-        self._cursors = Cursors(self._exchange, relay.books.parameters, self._planner)
+        self._cursors = WindowCursors(self._exchange, relay.books.parameters, self._planner)
         self._fetching: dict[bytes, str] = {}
         login = relay.login
         self._client = ClientInfo(

@@ -46,7 +46,7 @@ _ZONED: Final = {"TIMESTAMP": "TIMESTAMP WITH TIME ZONE", "TIME": "TIME WITH TIM
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class SqlToken:
     """A piece of SQL text. ``kind``: word, ident, string, number, param or symbol."""
 
     kind: str
@@ -78,13 +78,13 @@ class Token:
         return int(self.text[1:]) if self.kind == "param" and self.text[1:].isdecimal() else 0
 
 
-def tokens(sql: str) -> list[Token]:
+def tokens(sql: str) -> list[SqlToken]:
     """The tokens of a text, without spaces and comments.
 
     Raises:
         SqlSyntaxError: a string, quoted name or comment does not end.
     """
-    return [Token(_KINDS[t.kind], t.text, t.start, t.end, t) for t in tokenize(sql)]
+    return [SqlToken(_KINDS[t.kind], t.text, t.start, t.end, t) for t in tokenize(sql)]
 
 
 def first_word(sql: str) -> str:

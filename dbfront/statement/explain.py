@@ -39,7 +39,7 @@ EXPLAIN_COLUMNS: Final = (Column("explain_key", "VARCHAR"), Column("explain_valu
 _NOT_COLLECTED: Final = "its calls can't be known without writing"
 
 
-class StatementRun(Protocol):
+class ExplainedRun(Protocol):
     """What the executor runs a statement with."""
 
     @property
@@ -52,7 +52,7 @@ class StatementRun(Protocol):
     def collecting(self, sql: RewrittenSql) -> EngineRounds[object]: ...
 
 
-Start = Callable[[StatementPlan, Mapping[str, Any], "StatementContext"], StatementRun]
+Start = Callable[[StatementPlan, Mapping[str, Any], "StatementContext"], ExplainedRun]
 
 
 async def explain_statement(
@@ -165,7 +165,7 @@ class _Explain:
             return None
         return explained.collect_sql or (explained.engine_sql if explained.with_writes else None)
 
-    def _told(self, run: StatementRun, *, streams: bool) -> Explanation:
+    def _told(self, run: ExplainedRun, *, streams: bool) -> Explanation:
         why_not = self.explained.why_not_stream or run.statement.trace.why_not_stream
         return Explanation(
             self.explained,

@@ -22,7 +22,7 @@ _USER = "user"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """A part of a user message; a chunk may be reused at any position."""
 
     text: str
@@ -48,7 +48,9 @@ def clean_documents(documents: Iterable[str | None] | None) -> tuple[str, ...]:
     return kept
 
 
-def prompt_parts(documents: Sequence[str], text: str, separator: str = "") -> tuple[Part, ...]:
+def prompt_parts(
+    documents: Sequence[str], text: str, separator: str = ""
+) -> tuple[PromptPart, ...]:
     """Cut a user message into parts: documents, then the text, itself cut at the separators.
 
     Of the text, what stands between two separators is a chunk; what stands before the first and
@@ -59,8 +61,8 @@ def prompt_parts(documents: Sequence[str], text: str, separator: str = "") -> tu
     """
     pieces = text.split(separator) if separator else [text]
     last = len(pieces) - 1
-    parts = [Part(document + DOCUMENT_END, is_chunk=True) for document in documents]
-    parts += [Part(piece, 0 < at < last) for at, piece in enumerate(pieces) if piece]
+    parts = [PromptPart(document + DOCUMENT_END, is_chunk=True) for document in documents]
+    parts += [PromptPart(piece, 0 < at < last) for at, piece in enumerate(pieces) if piece]
     _check_count(sum(part.is_chunk for part in parts))
     return tuple(parts)
 
@@ -83,7 +85,7 @@ async def encode_text(
     if not any(part.is_chunk for part in parts):
         return EncodedPrompt(await tokenizer.encode_prompt("".join(part.text for part in parts)))
     # The empty first part stands for the text's beginning, which is nobody's chunk.
-    encoded = _joined((Part(""), *parts), await tokenizer.encode_parts(["", *_texts(parts)]))
+    encoded = _joined((PromptPart(""), *parts), await tokenizer.encode_parts(["", *_texts(parts)]))
     before, after = tokenizer.specials_around(encoded.token_ids)
     return EncodedPrompt(
         (*before, *encoded.token_ids, *after),
@@ -129,8 +131,8 @@ async def encode_chat(
 
 
 def _written_parts(
-    tokenizer: TextTokenizer, whole: Sequence[Message], at: int, parts: Sequence[Part]
-) -> tuple[Part, ...] | None:
+    tokenizer: TextTokenizer, whole: Sequence[Message], at: int, parts: Sequence[PromptPart]
+) -> tuple[PromptPart, ...] | None:
     """Return the template's text in parts, None when its chunks can't be told apart."""
     chunks = [number for number, part in enumerate(parts) if part.is_chunk]
     if not chunks:
@@ -141,7 +143,7 @@ def _written_parts(
     around = tokenizer.template.render(_with_content(whole, at, marked)).split(mark)
     if len(around) != 2:
         return None
-    written = (Part(around[0]), *parts[first:last], Part(around[1]))
+    written = (PromptPart(around[0]), *parts[first:last], PromptPart(around[1]))
     return written if "".join(_texts(written)) == tokenizer.template.render(whole) else None
 
 
@@ -158,11 +160,11 @@ def _with_content(messages: Sequence[Message], at: int, content: str) -> list[Me
     return changed
 
 
-def _texts(parts: Sequence[Part]) -> list[str]:
+def _texts(parts: Sequence[PromptPart]) -> list[str]:
     return [part.text for part in parts]
 
 
-def _joined(parts: Sequence[Part], encoded: Sequence[tuple[int, ...]]) -> EncodedPrompt:
+def _joined(parts: Sequence[PromptPart], encoded: Sequence[tuple[int, ...]]) -> EncodedPrompt:
     token_ids: list[int] = []
     chunks: list[tuple[int, int]] = []
     for part, ids in zip(parts, encoded, strict=True):

@@ -25,7 +25,7 @@ from tierkv.dbfront.views.kvcache import (
 from tierkv.dbfront.views.rows import Row, timestamp
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
-from tierkv.metaserver.client import BlockListing, Namespace, NodeState
+from tierkv.metaserver.client import BlockListing, DirectoryNode, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import CandidateCost
 from tierkv.scheduler.routing_stats import Decision, ErrorSummary, NodeCosts, RoutingView
@@ -142,7 +142,7 @@ class ClusterSource(Protocol):
     2. ``settings`` are the process's configuration, secrets masked.
     """
 
-    async def nodes(self) -> tuple[NodeState, ...]: ...
+    async def nodes(self) -> tuple[DirectoryNode, ...]: ...
 
     async def blocks(self, limit: int) -> BlockListing: ...
 
@@ -219,7 +219,7 @@ def to_json(rows: Sequence[Row]) -> str:
     return "[" + ",".join(map(json.dumps, rows)) + "]"
 
 
-def _node(node: NodeState) -> Row:
+def _node(node: DirectoryNode) -> Row:
     info = node.info
     return {
         "node_id": info.node_id,
@@ -237,7 +237,7 @@ def _node(node: NodeState) -> Row:
     }
 
 
-def _load_choice(node: NodeState, stats: LoadChoiceStats) -> Row:
+def _load_choice(node: DirectoryNode, stats: LoadChoiceStats) -> Row:
     measured = stats.measured
     return {
         "node_id": node.info.node_id,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tierkv.dbfront.views.rows import Row, timestamp
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.node import TierStats
-from tierkv.metaserver.client import BlockRecord, NodeState
+from tierkv.metaserver.client import BlockRecord, DirectoryNode
 
 Baseline = Mapping[str, float]
 """Counters at the last reset, by node, its incarnation, tier, medium, model and name."""
@@ -51,7 +51,7 @@ _NOT_OF_TIER: Final = frozenset((*_WHO, *_COUNTERS[-4:], "as_of"))
 """Columns of a node: they are the same in the rows of all its tiers."""
 
 
-def baseline_of(nodes: Iterable[NodeState]) -> Baseline:
+def baseline_of(nodes: Iterable[DirectoryNode]) -> Baseline:
     """Return what nodes have counted by now."""
     nodes = list(nodes)
     counters = {
@@ -69,7 +69,7 @@ def baseline_of(nodes: Iterable[NodeState]) -> Baseline:
     return counters | errors
 
 
-def error_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> list[Row]:
+def error_rows(nodes: Sequence[DirectoryNode], baseline: Baseline, now_s: float) -> list[Row]:
     """Return ``cache_errors``: how often each kind became a miss, a row for each kind and node."""
     return [
         {
@@ -84,7 +84,7 @@ def error_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> 
     ]
 
 
-def node_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> list[Row]:
+def node_rows(nodes: Sequence[DirectoryNode], baseline: Baseline, now_s: float) -> list[Row]:
     """Return ``stat_kvcache_node``: a row for each tier of each node."""
     rows = []
     for node in nodes:
@@ -94,7 +94,7 @@ def node_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> l
     return rows
 
 
-def tier_rows(nodes: Sequence[NodeState], baseline: Baseline, now_s: float) -> list[Row]:
+def tier_rows(nodes: Sequence[DirectoryNode], baseline: Baseline, now_s: float) -> list[Row]:
     """Return ``stat_kvcache``: counters added up over nodes, a row for each tier.
 
     Readers count queries and hits, owners capacity and use; both belong to the same tier. A sum is
@@ -190,7 +190,7 @@ def _depth(
     return depth
 
 
-def _counted(node: NodeState) -> list[Row]:
+def _counted(node: DirectoryNode) -> list[Row]:
     report = node.report
     base: Row = {
         "transfer_bytes_in": report.transfer_bytes_in,
@@ -210,16 +210,16 @@ def _tier(stats: TierStats) -> Row:
     return row
 
 
-def _error_counter(node: NodeState, kind: str) -> str:
+def _error_counter(node: DirectoryNode, kind: str) -> str:
     return f"{_life(node, {})}/{_ERRORS}/{kind}"
 
 
-def as_of(node: NodeState, now_s: float) -> str:
+def as_of(node: DirectoryNode, now_s: float) -> str:
     """Return the time that a node's numbers are from."""
     return timestamp(now_s - node.heartbeat_age_s)
 
 
-def _who(node: NodeState, now_s: float) -> Row:
+def _who(node: DirectoryNode, now_s: float) -> Row:
     load = node.report.load
     values = (
         node.info.node_id,
@@ -234,7 +234,7 @@ def _who(node: NodeState, now_s: float) -> Row:
     return dict(zip(_WHO, values, strict=True))
 
 
-def _life(node: NodeState, row: Row) -> str:
+def _life(node: DirectoryNode, row: Row) -> str:
     """A node that starts again counts from zero; its incarnation tells."""
     names = (row.get(name, "") for name in ("tier", "medium", "model_name"))
     return "/".join(map(str, (node.info.node_id, int(node.info.incarnation), *names)))

@@ -17,7 +17,7 @@ from typing import Final
 
 from tierkv.dmp.pool_node import PathInfo, PutGrant
 from tierkv.dmp.transfer_plan import Ends
-from tierkv.dmp.transport.connection import Connection, Peer, RefusedError
+from tierkv.dmp.transport.connection import Peer, PeerConnection, RefusedError
 from tierkv.dmp.transport.select import Link, PathOptions, open_link, why_no_rdma
 from tierkv.dmp.wire.messages import Welcome
 from tierkv.dmp.wire.stored import DescribedBlock
@@ -207,7 +207,7 @@ def greet(peer: Peer) -> Welcome:
         TransportError: nobody answers, or nobody of ours.
     """
     try:
-        connection = Connection(peer)
+        connection = PeerConnection(peer)
     except RefusedError as error:
         if error.refusal != AuthenticationError.code:
             raise

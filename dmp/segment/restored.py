@@ -26,7 +26,7 @@ _NUMBERS: Final = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Names:
+class NameColumn:
     """A column of model and tenant names: mostly one and the same pair, which is then stored once.
 
     Attributes:
@@ -36,7 +36,7 @@ class Names:
     rows: Column
 
     @classmethod
-    def of(cls, rows: Column) -> Names:
+    def of(cls, rows: Column) -> NameColumn:
         """Take both columns from header rows."""
         lanes = rows.view(np.uint64).reshape(-1, g.LANES)[:, g.NAMES_LANE :]
         same = len(rows) > 1 and bool((lanes == lanes[0]).all())
@@ -47,16 +47,16 @@ class Names:
         model, tenant = self.rows[row if len(self.rows) > 1 else 0].tolist()
         return model.decode("utf-8", "replace"), tenant.decode("utf-8", "replace")
 
-    def some(self, keep: Column) -> Names:
+    def some(self, keep: Column) -> NameColumn:
         """Return the rows named or marked by ``keep``."""
-        return self if len(self.rows) <= 1 else Names(self.rows[keep])
+        return self if len(self.rows) <= 1 else NameColumn(self.rows[keep])
 
     @classmethod
-    def joined(cls, parts: Sequence[Names], sizes: Sequence[int]) -> Names:
+    def joined(cls, parts: Sequence[NameColumn], sizes: Sequence[int]) -> NameColumn:
         """Put columns behind one another."""
         firsts = [part.rows[0].tolist() for part in parts if len(part.rows)]
         if all(len(part.rows) <= 1 for part in parts) and all(f == firsts[0] for f in firsts):
-            return next((part for part in parts if len(part.rows)), Names(_NO_NAMES))
+            return next((part for part in parts if len(part.rows)), NameColumn(_NO_NAMES))
         pairs = zip(parts, sizes, strict=True)
         return cls(np.concatenate([np.broadcast_to(p.rows, (n, 2)) for p, n in pairs]))
 
@@ -76,7 +76,7 @@ class RestoredSlots:
     range_bytes: Column
     range_counts: Column
     tokens: Column
-    names: Names
+    names: NameColumn
 
     @classmethod
     def of(cls, indices: Column, rows: Column) -> RestoredSlots:
@@ -90,7 +90,7 @@ class RestoredSlots:
             range_bytes=rows["range_bytes"].copy(),
             range_counts=rows["range_count"].copy(),
             tokens=rows["tokens"].copy(),
-            names=Names.of(rows),
+            names=NameColumn.of(rows),
         )
 
     @classmethod
@@ -99,7 +99,7 @@ class RestoredSlots:
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in _NUMBERS
         }
-        names = Names.joined([part.names for part in parts], [len(part) for part in parts])
+        names = NameColumn.joined([part.names for part in parts], [len(part) for part in parts])
         return cls(**columns, names=names)._aged()
 
     def _aged(self) -> RestoredSlots:

@@ -130,7 +130,7 @@ class Session:
         self._wire.send([lead + head])
 
     def _send_error(self, header: FrameHeader, error: TierKVError) -> None:
-        head = m.Failure(error.code, error.message).pack()
+        head = m.ErrorReply(error.code, error.message).pack()
         lead = pack_header(FrameType.ERROR, header.request_id, head_bytes=len(head))
         self._wire.send([lead + head])
 
@@ -158,13 +158,13 @@ class Session:
             self._clients.joined(client_id)
 
     def _lookup(self, head: bytearray) -> bytes:
-        return m.MaybeRefs(self._node.gets.lookup(m.Lookup.unpack(head).keys)).pack()
+        return m.MaybeRefs(self._node.gets.lookup(m.BlockLookup.unpack(head).keys)).pack()
 
     def _promote(self, head: bytearray) -> bytes:
-        return m.MaybeRefs(self._node.promote(m.Lookup.unpack(head).keys)).pack()
+        return m.MaybeRefs(self._node.promote(m.BlockLookup.unpack(head).keys)).pack()
 
     def _describe(self, head: bytearray) -> bytes:
-        return pack_stored(self._node.gets.describe(m.Lookup.unpack(head).keys))
+        return pack_stored(self._node.gets.describe(m.BlockLookup.unpack(head).keys))
 
     def _reserve(self, head: bytearray) -> bytes:
         ask = m.Reserve.unpack(head)

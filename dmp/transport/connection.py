@@ -91,7 +91,7 @@ class Peer:
     client_id: str = ""
 
 
-class Connection:
+class PeerConnection:
     """A connection to one peer; used by one thread at a time.
 
     Attributes:
@@ -225,7 +225,7 @@ class Connection:
         return self._refused(header, head)
 
     def _refused(self, header: FrameHeader, head: bytes | bytearray) -> CacheError:
-        error = _as_error(m.Failure.unpack(head), self._peer)
+        error = _as_error(m.ErrorReply.unpack(head), self._peer)
         if header.request_id == 0 or isinstance(error, TransportError):
             raise error
         return error
@@ -264,7 +264,7 @@ def _translated(error: Exception, peer: Peer) -> TransportError:
     return TransportError(f"{who}: {error}")
 
 
-def _as_error(failure: m.Failure, peer: Peer) -> CacheError:
+def _as_error(failure: m.ErrorReply, peer: Peer) -> CacheError:
     kind = _BY_CODE.get(failure.code)
     if kind is None:
         text = f"{peer.node_id or peer.address} refused ({failure.code}): {failure.message}"

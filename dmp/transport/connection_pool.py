@@ -17,7 +17,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from tierkv.dmp.transport.connection import BrokenConnectionError, Connection, Peer, SilentPeerError
+from tierkv.dmp.transport.connection import (
+    BrokenConnectionError,
+    Peer,
+    PeerConnection,
+    SilentPeerError,
+)
 from tierkv.kvcore.errors import CacheError, TransportError
 
 log = logging.getLogger(__name__)
@@ -98,11 +103,11 @@ class ConnectionPool:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer if peer.client_id else replace(peer, client_id=secrets.token_hex(16))
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[PeerConnection] = []
         self._closed = False
         self.silence = SilentPath(f"{peer.node_id} at {peer.address}", self._reach)
 
-    def run(self, action: Callable[[Connection], T]) -> T:
+    def run(self, action: Callable[[PeerConnection], T]) -> T:
         """Do something with a connection of one's own.
 
         An idle connection may have died unseen (the node restarted): then all idle ones are
@@ -124,20 +129,20 @@ class ConnectionPool:
     def _reach(self) -> bool:
         """Say HELLO to a peer that was silent."""
         try:
-            connection = Connection(self.peer)
+            connection = PeerConnection(self.peer)
         except TransportError:
             return False
         self._give_back(connection)
         return True
 
-    def _run(self, action: Callable[[Connection], T]) -> T:
+    def _run(self, action: Callable[[PeerConnection], T]) -> T:
         connection = self._take()
         if connection is not None:
             try:
                 return self._use(connection, action)
             except BrokenConnectionError:
                 self._drop_idle()
-        return self._use(Connection(self.peer), action)
+        return self._use(PeerConnection(self.peer), action)
 
     def close(self) -> None:
         """Close all; later calls raise TransportError."""
@@ -146,7 +151,7 @@ class ConnectionPool:
         self.silence.end()
         self._drop_idle()
 
-    def _use(self, connection: Connection, action: Callable[[Connection], T]) -> T:
+    def _use(self, connection: PeerConnection, action: Callable[[PeerConnection], T]) -> T:
         try:
             result = action(connection)
         except TransportError:
@@ -161,13 +166,13 @@ class ConnectionPool:
         self._give_back(connection)
         return result
 
-    def _take(self) -> Connection | None:
+    def _take(self) -> PeerConnection | None:
         with self._lock:
             if self._closed:
                 raise TransportError(f"the connection to {self.peer.node_id} is closed")
             return self._idle.pop() if self._idle else None
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: PeerConnection) -> None:
         with self._lock:
             if not self._closed and len(self._idle) < self.peer.connections:
                 self._idle.append(connection)

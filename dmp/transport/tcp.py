@@ -76,7 +76,7 @@ class TcpPoolNode(PoolNode):
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         answer: list[Location | None] = []
         for part in _parts(keys, _ITEMS):
-            answer += self._maybe_refs(FrameType.LOOKUP, m.Lookup(part).pack(), len(part))
+            answer += self._maybe_refs(FrameType.LOOKUP, m.BlockLookup(part).pack(), len(part))
         return answer
 
     @property
@@ -87,7 +87,7 @@ class TcpPoolNode(PoolNode):
         answer: list[Location | None] = []
         timeout_s = self._peer.promote_timeout_s
         for part in _parts(keys, _PROMOTE_ITEMS):
-            head = m.Lookup(part).pack()
+            head = m.BlockLookup(part).pack()
             answer += self._maybe_refs(FrameType.PROMOTE, head, len(part), timeout_s=timeout_s)
         return answer
 
@@ -212,7 +212,7 @@ class TcpPoolNode(PoolNode):
         """Look blocks up whose layout is not known here."""
         answer: list[DescribedBlock | None] = []
         for part in _parts(keys, _ITEMS):
-            reply = self._ask(FrameType.DESCRIBE, m.Lookup(part).pack())
+            reply = self._ask(FrameType.DESCRIBE, m.BlockLookup(part).pack())
             answer += _trust(partial(unpack_stored, node=self.node_id), reply)
         if len(answer) != len(keys):
             raise TransportError(f"{self.node_id} answered {len(answer)} of {len(keys)} items")

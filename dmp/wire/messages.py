@@ -94,7 +94,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class BlockLookup:
     """Where are these blocks?"""
 
     keys: Sequence[BlockKey]
@@ -103,7 +103,7 @@ class Lookup:
         return Packer().pack("I", len(self.keys)).raw(b"".join(self.keys)).bytes()
 
     @classmethod
-    def unpack(cls, head: Head) -> Lookup:
+    def unpack(cls, head: Head) -> BlockLookup:
         u = Unpacker(head)
         message = cls([u.key() for _ in range(u.count())])
         u.end()
@@ -286,7 +286,7 @@ class Flags:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ErrorReply:
     """An ERROR frame: the code of a kvcore error and its message."""
 
     code: str
@@ -296,7 +296,7 @@ class Failure:
         return Packer().text(self.code).text(self.message).bytes()
 
     @classmethod
-    def unpack(cls, head: Head) -> Failure:
+    def unpack(cls, head: Head) -> ErrorReply:
         u = Unpacker(head)
         message = cls(u.text(), u.text())
         u.end()

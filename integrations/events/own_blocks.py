@@ -43,7 +43,7 @@ _TENANTS: Final = 4_096
 
 
 @dataclass(slots=True)
-class _Named:
+class _NamedBlock:
     """A block of the engine whose name among ours is known.
 
     Attributes:
@@ -93,7 +93,7 @@ class OwnBlocks:
         self._identity = identity_digest(model.identity)
         self._max_blocks = max_blocks
         self._held = 0
-        self._named: dict[EngineHash, _Named] = {}
+        self._named: dict[EngineHash, _NamedBlock] = {}
         self._idle: OrderedDict[EngineHash, None] = OrderedDict()
         self._caches: dict[int, dict[tuple[int, EngineHash], BlockStored]] = {}
         self._silent: set[int] = set()
@@ -196,7 +196,7 @@ class OwnBlocks:
             return "other_size"
         return ""
 
-    def _before(self, event: EngineStored) -> _Named | None:
+    def _before(self, event: EngineStored) -> _NamedBlock | None:
         """Return what stands before an event's first block; None: nothing that has a name here."""
         if event.parent_block_hash is not None:
             return self._named.get(event.parent_block_hash)
@@ -207,10 +207,10 @@ class OwnBlocks:
         salt = parse_salt(salts[0])
         if salt is None or salt.identity != self._identity:
             return None
-        return _Named(salt.namespace_key, ROOT_PARENT)
+        return _NamedBlock(salt.namespace_key, ROOT_PARENT)
 
     def _store_behind(
-        self, rank: int, event: EngineStored, tokens: list[int], before: _Named
+        self, rank: int, event: EngineStored, tokens: list[int], before: _NamedBlock
     ) -> list[BlockEvent]:
         news: list[BlockEvent] = []
         width = event.block_size
@@ -238,7 +238,7 @@ class OwnBlocks:
         self,
         rank: int,
         place: tuple[int, EngineHash],
-        named: _Named,
+        named: _NamedBlock,
         parent: BlockKey,
         session: str,
     ) -> list[BlockEvent]:
@@ -255,7 +255,7 @@ class OwnBlocks:
         self._idle.pop(place[1], None)
         return [] if rank in self._silent else self._claim(stored)
 
-    def _stored(self, named: _Named, parent: BlockKey, session: str) -> BlockStored:
+    def _stored(self, named: _NamedBlock, parent: BlockKey, session: str) -> BlockStored:
         owner = Owner(
             self._model.name,
             self._tenants.get(named.namespace, ""),
@@ -279,7 +279,7 @@ class OwnBlocks:
         self._forget_idle()
         return news
 
-    def _name(self, name: EngineHash, before: _Named, tokens: list[int]) -> _Named | None:
+    def _name(self, name: EngineHash, before: _NamedBlock, tokens: list[int]) -> _NamedBlock | None:
         """Note our name of a block; None where the engine's name stands for another one already.
 
         Engines may cut their hashes to 64 bits. Two blocks of one name are never mixed up here.
@@ -290,7 +290,7 @@ class OwnBlocks:
             return known
         if known is not None and known.places:
             return None
-        named = self._named[name] = _Named(before.namespace, key)
+        named = self._named[name] = _NamedBlock(before.namespace, key)
         self._idle[name] = None
         return named
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from enum import Enum
 
-from tierkv.integrations.remote.door import Ask, Counts, EngineDoor, Piece
+from tierkv.integrations.remote.door import AnswerPiece, Counts, EngineDoor, EngineRequest
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import NodeLostError, TierKVError, TransportError
@@ -49,7 +49,7 @@ class Answering:
 
     def __init__(
         self,
-        ask: Ask,
+        ask: EngineRequest,
         door: EngineDoor,
         *,
         node_id: NodeId,
@@ -72,7 +72,7 @@ class Answering:
         # Of text only the engine knows how long it is.
         self._most = limits.MAX_ENGINE_REPLY_BYTES if door.speaks_text else ask.max_tokens
         self._clock = clock
-        self._queue: asyncio.Queue[Piece | TierKVError | _Stop] = asyncio.Queue()
+        self._queue: asyncio.Queue[AnswerPiece | TierKVError | _Stop] = asyncio.Queue()
         self._queued_tokens = 0
         self._taken = asyncio.Event()
 
@@ -112,7 +112,7 @@ class Answering:
                 item = await self._queue.get()
                 if isinstance(item, TierKVError):
                     raise self._lost(item)
-                if isinstance(item, Piece):
+                if isinstance(item, AnswerPiece):
                     self._queued_tokens -= len(item.token_ids)
                     self._taken.set()
                 event = self._stopped() if item is _Stop.CANCELLED else self._event(item)
@@ -150,8 +150,8 @@ class Answering:
             return NodeLostError(error.message, hint="ask again")
         return error
 
-    def _event(self, item: Piece | _Stop) -> GenerateEvent | None:
-        assert isinstance(item, Piece)
+    def _event(self, item: AnswerPiece | _Stop) -> GenerateEvent | None:
+        assert isinstance(item, AnswerPiece)
         tokens = item.token_ids
         if tokens or item.scores:
             self.ended_s = self._clock.now()

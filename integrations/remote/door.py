@@ -54,7 +54,7 @@ class EngineLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class EngineRequest:
     """One request to an engine.
 
     Attributes:
@@ -86,7 +86,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """A piece of an answer.
 
     Attributes:
@@ -126,4 +126,4 @@ class EngineDoor(Protocol):
 
     async def look(self) -> EngineLook: ...
 
-    def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]: ...
+    def answer(self, ask: EngineRequest) -> AsyncGenerator[AnswerPiece, None]: ...

@@ -29,7 +29,7 @@ _MISSES: Final = 3
 """Looks in a row that fail before an engine that lived is taken for dead: it may only be busy."""
 
 
-class Feed(L1Book, Protocol):
+class EventFeed(L1Book, Protocol):
     """What listens to the engine's KV events for one life (integrations/events/feed.py)."""
 
     async def start(self) -> None: ...
@@ -39,7 +39,7 @@ class Feed(L1Book, Protocol):
     def inventory(self) -> tuple[Any, ...]: ...
 
 
-MakeFeed = Callable[[ModelInfo, MetaReporter], Feed | None]
+MakeFeed = Callable[[ModelInfo, MetaReporter], EventFeed | None]
 
 
 class Keeper:
@@ -73,7 +73,7 @@ class Keeper:
         self._make_feed = make_feed
         self._clock = clock or SystemClock()
         self._agent: NodeAgent | None = None
-        self._feed: Feed | None = None
+        self._feed: EventFeed | None = None
         self._task: asyncio.Task[None] | None = None
         self._misses = 0
         self._said = ""

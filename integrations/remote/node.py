@@ -17,7 +17,7 @@ from tierkv.costing.fit import EnginePace
 from tierkv.costing.service_time import tell_cost
 from tierkv.integrations.remote.answering import Answering, hands_over
 from tierkv.integrations.remote.config import RemoteConfig
-from tierkv.integrations.remote.door import Ask, EngineDoor, EngineLook
+from tierkv.integrations.remote.door import EngineDoor, EngineLook, EngineRequest
 from tierkv.integrations.salts import TenantSalt, identity_digest, uncached_salt
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -223,7 +223,7 @@ class RemoteNode:
         left = max(1, request.sampling.max_tokens - request.resumed_tokens)
         return 1 if hands_over(request) else left
 
-    def _ask(self, request: GenerateRequest, life: Life) -> Ask:
+    def _ask(self, request: GenerateRequest, life: Life) -> EngineRequest:
         model = life.model
         new_tokens = self._new_tokens(request)
         # What fills the context is what was left of it: the front was told no number.
@@ -231,7 +231,7 @@ class RemoteNode:
         goes_on = request.resumed_tokens and self.config.role is NodeRole.DECODE
         block_tokens = model.layout.block_tokens
         before = len(request.token_ids) - request.resumed_tokens
-        return Ask(
+        return EngineRequest(
             request=request,
             served=life.look.served,
             salt=_salt(request, model),

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
 
-from tierkv.integrations.remote.door import Ask, EngineLook, Piece
+from tierkv.integrations.remote.door import AnswerPiece, EngineLook, EngineRequest
 from tierkv.integrations.remote.http import EngineHttp
 from tierkv.integrations.remote.openai_json import counts_of, listed_model, only_choice
 from tierkv.integrations.remote.text_tokens import Spoken, messages_of, tokens_of
@@ -40,7 +40,7 @@ class OpenAiDoor:
         context = next((n for name in _CONTEXT_NAMES if isinstance(n := model.get(name), int)), 0)
         return EngineLook(served=str(model["id"]), context_tokens=max(0, context))
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
+    async def answer(self, ask: EngineRequest) -> AsyncGenerator[AnswerPiece, None]:
         """Stream an answer; see EngineDoor."""
         if ask.request.resumed_tokens:
             raise FeatureNotSupportedError(
@@ -62,7 +62,7 @@ class OpenAiDoor:
                 async for piece in pieces:
                     yield piece
 
-    async def _pieces(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, path: str, body: dict[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
         ended, counts = "", None
         async with aclosing(self.http.events(path, body)) as events:
             async for event in events:
@@ -71,13 +71,13 @@ class OpenAiDoor:
                 if choice is None:
                     continue
                 if text := _text(choice, self.http.where):
-                    yield Piece(tokens_of(text))
+                    yield AnswerPiece(tokens_of(text))
                 ended = str(choice.get("finish_reason") or ended)
         if not ended:
             raise RemoteProtocolError(f"{self.http.where}: an answer has no finish_reason")
-        yield Piece(ended=ended, counts=counts)
+        yield AnswerPiece(ended=ended, counts=counts)
 
-    def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
+    def _body(self, ask: EngineRequest) -> tuple[str, dict[str, Any]]:
         request, sampling = ask.request, ask.request.sampling
         body: dict[str, Any] = {
             "model": ask.served,

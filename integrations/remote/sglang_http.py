@@ -11,7 +11,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from tierkv.integrations.remote.door import Ask, Counts, EngineFigures, EngineLook, Piece
+from tierkv.integrations.remote.door import (
+    AnswerPiece,
+    Counts,
+    EngineFigures,
+    EngineLook,
+    EngineRequest,
+)
 from tierkv.integrations.remote.http import EngineHttp
 from tierkv.integrations.remote.metrics import MetricsPage
 from tierkv.integrations.remote.openai_json import listed_model, token_ids, whole
@@ -74,7 +80,7 @@ class SglangDoor:
             hit_tokens=int(page.total("sglang:cached_tokens_total")),
         )
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
+    async def answer(self, ask: EngineRequest) -> AsyncGenerator[AnswerPiece, None]:
         """Stream an answer, or say the chances that were asked for; see EngineDoor."""
         if ask.request.score_token_ids:
             yield await self._scored(ask)
@@ -86,10 +92,10 @@ class SglangDoor:
                 seen += tokens
                 ended = self._ended(event)
                 if ended:
-                    yield Piece(tokens, ended, counts)
+                    yield AnswerPiece(tokens, ended, counts)
                     return
                 if tokens:
-                    yield Piece(tokens)
+                    yield AnswerPiece(tokens)
         raise RemoteProtocolError(f"{self.http.where}: an answer has no finish_reason")
 
     def _new_tokens(self, event: dict[str, Any], seen: list[int]) -> tuple[tuple[int, ...], Counts]:
@@ -117,7 +123,7 @@ class SglangDoor:
             raise refusal(whole(reason["status_code"]) or 500, said, where=self.http.where)
         return str(reason.get("type"))
 
-    async def _scored(self, ask: Ask) -> Piece:
+    async def _scored(self, ask: EngineRequest) -> AnswerPiece:
         reply = await self.http.post_json("/generate", score_body(ask))
         try:
             (row,) = reply["meta_info"]["output_token_ids_logprobs"]
@@ -128,12 +134,12 @@ class SglangDoor:
                 f"{self.http.where} does not tell the chances of tokens"
             ) from error
         counts = counts_of_meta(reply["meta_info"])
-        return Piece(
+        return AnswerPiece(
             ended="stop", counts=Counts(counts.prompt_tokens, 0, counts.hits), scores=scores
         )
 
 
-def generate_body(ask: Ask) -> dict[str, Any]:
+def generate_body(ask: EngineRequest) -> dict[str, Any]:
     """Return the body of ``POST /generate`` for an answer."""
     request, sampling = ask.request, ask.request.sampling
     params: dict[str, Any] = {
@@ -157,7 +163,7 @@ def generate_body(ask: Ask) -> dict[str, Any]:
     }
 
 
-def score_body(ask: Ask) -> dict[str, Any]:
+def score_body(ask: EngineRequest) -> dict[str, Any]:
     """Return the body of ``POST /generate`` that asks for the chances of tokens."""
     return generate_body(ask) | {
         "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},

@@ -13,7 +13,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
-from tierkv.integrations.remote.door import Ask, Counts, EngineFigures, EngineLook, Piece
+from tierkv.integrations.remote.door import (
+    AnswerPiece,
+    Counts,
+    EngineFigures,
+    EngineLook,
+    EngineRequest,
+)
 from tierkv.integrations.remote.http import EngineHttp
 from tierkv.integrations.remote.metrics import MetricsPage
 from tierkv.integrations.remote.openai_json import (
@@ -79,7 +85,7 @@ class VllmDoor:
             dtype=cache.get("cache_dtype", ""),
         )
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
+    async def answer(self, ask: EngineRequest) -> AsyncGenerator[AnswerPiece, None]:
         """Stream an answer, or say the chances that were asked for; see EngineDoor."""
         if ask.request.score_token_ids:
             yield await self._scored(ask)
@@ -99,9 +105,9 @@ class VllmDoor:
                 async for piece in pieces:
                     yield piece
 
-    async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
         """Read a stream; its end is kept until its usage is there, which comes behind it."""
-        last: Piece | None = None
+        last: AnswerPiece | None = None
         counts: Counts | None = None
         async with aclosing(self.http.events("/v1/completions", body)) as events:
             async for event in events:
@@ -111,9 +117,9 @@ class VllmDoor:
                     continue
                 tokens = token_ids(choice.get("token_ids"), self.http.where)
                 if choice.get("finish_reason"):
-                    last = Piece(tokens, ended=str(choice["finish_reason"]))
+                    last = AnswerPiece(tokens, ended=str(choice["finish_reason"]))
                 elif tokens:
-                    yield Piece(tokens)
+                    yield AnswerPiece(tokens)
                 elif choice.get("text"):
                     raise RemoteProtocolError(
                         f"{self.http.where} sends no token ids (return_token_ids): "
@@ -121,9 +127,9 @@ class VllmDoor:
                     )
         if last is None:
             raise RemoteProtocolError(f"{self.http.where}: an answer has no finish_reason")
-        yield Piece(last.token_ids, last.ended, counts)
+        yield AnswerPiece(last.token_ids, last.ended, counts)
 
-    def _body(self, ask: Ask) -> dict[str, Any]:
+    def _body(self, ask: EngineRequest) -> dict[str, Any]:
         request, sampling = ask.request, ask.request.sampling
         body: dict[str, Any] = {
             "model": ask.served,
@@ -153,7 +159,7 @@ class VllmDoor:
             body["vllm_xargs"] = {"kv_cache_report_mode": "full"}
         return body
 
-    async def _scored(self, ask: Ask) -> Piece:
+    async def _scored(self, ask: EngineRequest) -> AnswerPiece:
         """Ask for the chances of tokens, in as many requests as the server wants."""
         wanted = ask.request.score_token_ids
         scores: dict[int, float] = {}
@@ -176,7 +182,9 @@ class VllmDoor:
             first = first or counts_of(reply)
             scores |= self._chances(reply, some)
         prompt = Counts(first.prompt_tokens, 0, first.hits) if first else None
-        return Piece(ended="stop", counts=prompt, scores=tuple(scores[token] for token in wanted))
+        return AnswerPiece(
+            ended="stop", counts=prompt, scores=tuple(scores[token] for token in wanted)
+        )
 
     def _adapt(self, body: dict[str, Any], error: UserError) -> None:
         """Ask for less from now on, or without a priority, if that was all that was wrong."""

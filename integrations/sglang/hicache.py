@@ -25,7 +25,7 @@ from sglang.srt.runtime_context import get_model, get_serving
 from sglang.version import __version__ as sglang_version
 
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.integrations.sglang.host_pages import HostPages, page_memory
 from tierkv.integrations.sglang.page_form import identity_of, part_of
 from tierkv.integrations.sglang.page_hits import SidePool, leading, prefix_hit
@@ -65,7 +65,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         """
         extra = dict(storage_config.extra_config or {})
         self._storage = storage_config
-        self._settings = EngineSettings.read(extra, also=(*_OF_SGLANG, *_OURS), where=_WHERE)
+        self._settings = PoolAccess.read(extra, also=(*_OF_SGLANG, *_OURS), where=_WHERE)
         self._model = _text(extra, "model")
         self._revision = _text(extra, "revision")
         self._zero_copy = bool(extra.get("interface_v1"))

@@ -122,7 +122,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class PageNaming:
     """Names of pages as they are now.
 
     Attributes:
@@ -302,7 +302,7 @@ class PageStore:
             )
         return done
 
-    def _names(self, pool: Pool) -> Names | None:
+    def _names(self, pool: Pool) -> PageNaming | None:
         """Return names as they are now; None while nothing may be read or written."""
         base = self.door.base_key
         if base is None or not self._same_weights():
@@ -323,7 +323,7 @@ class PageStore:
         self._register(pool, components)
         generation = self._generations.current(pool, base)
         namers = {c.name: PageNames(base, c.part, generation) for c in components}
-        return Names(namers, generation, self._generations.next_marker(base, generation))
+        return PageNaming(namers, generation, self._generations.next_marker(base, generation))
 
     def _register(self, pool: Pool, components: Sequence[Component]) -> None:
         """Tell a pool once of the memory that it will read and write."""

@@ -26,7 +26,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.version import __version__ as vllm_version
 
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.integrations.vllm.connector_plan import StepPlan, StepReport
 from tierkv.integrations.vllm.connector_scheduler import SchedulerSide
 from tierkv.integrations.vllm.connector_settings import (
@@ -94,7 +94,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         extra = transfer.kv_connector_extra_config
-        self._pool_settings = EngineSettings.read(
+        self._pool_settings = PoolAccess.read(
             extra, also=(*ConnectorSettings.names(), "revision"), where=_WHERE
         )
         self._settings = _usable(

@@ -34,7 +34,7 @@ class RequestView(Protocol):
 
 
 @dataclass(slots=True)
-class Story:
+class RequestStory:
     """One request.
 
     Attributes:
@@ -102,17 +102,17 @@ class RequestBook:
     def __init__(self, *, block_tokens: int, known_limit: int) -> None:
         self.known = KnownKeys(known_limit)
         self._block_tokens = block_tokens
-        self._stories: dict[str, Story] = {}
+        self._stories: dict[str, RequestStory] = {}
 
     def __len__(self) -> int:
         return len(self._stories)
 
-    def open(self, request: RequestView, namespace: NamespaceKey) -> Story:
+    def open(self, request: RequestView, namespace: NamespaceKey) -> RequestStory:
         """Begin a request."""
-        story = self._stories[request.request_id] = Story(request, namespace)
+        story = self._stories[request.request_id] = RequestStory(request, namespace)
         return story
 
-    def find(self, request_id: str) -> Story | None:
+    def find(self, request_id: str) -> RequestStory | None:
         """Return a request; None where the connector has nothing to do with it."""
         return self._stories.get(request_id)
 
@@ -131,7 +131,7 @@ class RequestBook:
         for story in self._stories.values():
             story.no_loads = story.no_saves = True
 
-    def keys(self, story: Story, count: int) -> list[BlockKey]:
+    def keys(self, story: RequestStory, count: int) -> list[BlockKey]:
         """Return the names of a request's first blocks; costs a hash per block that is new."""
         width = self._block_tokens
         tokens = story.request.all_token_ids
@@ -144,7 +144,7 @@ class RequestBook:
             story.keys.append(parent)
         return story.keys[:count]
 
-    def full_after(self, story: Story, scheduled: int) -> int:
+    def full_after(self, story: RequestStory, scheduled: int) -> int:
         """Return how many blocks are full after a step that computes so many tokens.
 
         Tokens that are only guessed (drafts), or sampled in a step whose output is under way, are
@@ -155,7 +155,7 @@ class RequestBook:
         done = min(request.num_computed_tokens + scheduled, len(request.all_token_ids))
         return done // self._block_tokens
 
-    def full_at_end(self, story: Story, in_flight: int) -> int:
+    def full_at_end(self, story: RequestStory, in_flight: int) -> int:
         """Return how many blocks of a request that is over are full.
 
         The token that was sampled last was never computed, and what steps under way compute may
@@ -165,13 +165,13 @@ class RequestBook:
         done = min(request.num_computed_tokens - in_flight, len(request.all_token_ids) - 1)
         return max(done, 0) // self._block_tokens
 
-    def lacks(self, story: Story, count: int) -> bool:
+    def lacks(self, story: RequestStory, count: int) -> bool:
         """Whether the pool lacks some of a request's first blocks that were not decided yet."""
         keys = self.keys(story, count)
         return any(key not in self.known for key in keys[story.decided :])
 
     def saves(
-        self, story: Story, full: int, block_ids: Sequence[int], *, computed: int
+        self, story: RequestStory, full: int, block_ids: Sequence[int], *, computed: int
     ) -> list[BlockSave]:
         """Decide which blocks to save now, each once.
 

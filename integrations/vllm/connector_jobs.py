@@ -44,7 +44,7 @@ class Deadline:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class JobPatience:
     """How long a job may take, and by which clock."""
 
     seconds: float
@@ -55,7 +55,7 @@ class Patience:
         return Deadline(self.now() + self.seconds, self.now)
 
 
-class LoadJob:
+class BlockReadJob:
     """Reads leading blocks of one request; whole blocks, or layer after layer.
 
     Attributes:
@@ -66,7 +66,7 @@ class LoadJob:
     """
 
     def __init__(
-        self, load: BlockLoad, parts: Sequence[BlockKey], memory: KvMemory, patience: Patience
+        self, load: BlockLoad, parts: Sequence[BlockKey], memory: KvMemory, patience: JobPatience
     ) -> None:
         self.load = load
         self.window: Window = memory.window(load.block_ids)
@@ -185,7 +185,7 @@ class SaveJob:
         saves: Sequence[BlockSave],
         parts: Sequence[BlockKey],
         memory: KvMemory,
-        patience: Patience,
+        patience: JobPatience,
         notes: Sequence[PutNotes],
     ) -> None:
         self.saves = saves

@@ -22,7 +22,7 @@ _AGAIN_S = 0.01
 
 
 @dataclass(slots=True)
-class Lookup:
+class PrefixLookup:
     """One question about blocks [first, first + len(keys)) of a request.
 
     Attributes:
@@ -81,7 +81,7 @@ class Lookups:
         self._promise_s = promise_s
         self._now = now
         self._on_wait = on_wait
-        self._open: dict[str, Lookup] = {}
+        self._open: dict[str, PrefixLookup] = {}
         self._owed: deque[BlockKey] = deque()  # Filled by the door's threads.
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Lookups:
         before = self._open.get(request_id)
         self.release(request_id)
         wanted = list(keys)
-        self._open[request_id] = Lookup(
+        self._open[request_id] = PrefixLookup(
             first,
             wanted,
             promised,
@@ -155,13 +155,13 @@ class Lookups:
         if self._owed and self._door.up:
             self._let_go([self._owed.popleft() for _ in range(len(self._owed))])
 
-    def _tell_wait(self, lookup: Lookup) -> None:
+    def _tell_wait(self, lookup: PrefixLookup) -> None:
         if self._on_wait is None or lookup.promised or lookup.wait_told:
             return
         lookup.wait_told = True
         self._on_wait(self._now() - (lookup.wanted_at or self._now()))
 
-    def _limit(self, lookup: Lookup) -> float:
+    def _limit(self, lookup: PrefixLookup) -> float:
         return self._promise_s if lookup.promised else self._patience_s
 
     def _ask(self, keys: list[BlockKey]) -> Future[int]:
@@ -178,7 +178,7 @@ class Lookups:
 
         return self._door.submit(hold, 0, name="lookup", urgent=True)
 
-    def _ask_again(self, lookup: Lookup) -> None:
+    def _ask_again(self, lookup: PrefixLookup) -> None:
         now = self._now()
         if now - lookup.answered_at < _AGAIN_S:
             return

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.salts import identity_digest, is_uncached, parse_salt, user_namespace
-from tierkv.integrations.vllm.connector_book import RequestBook, Story
+from tierkv.integrations.vllm.connector_book import RequestBook, RequestStory
 from tierkv.integrations.vllm.connector_lookups import Lookups
 from tierkv.integrations.vllm.connector_plan import IDLE_WAIT_S, BlockLoad, StepPlan, StepReport
 from tierkv.integrations.vllm.connector_settings import ConnectorSettings
@@ -288,7 +288,7 @@ class SchedulerSide:
             return user_namespace(base, salt)
         return ours.namespace_key
 
-    def _look(self, story: Story, first: int) -> None:
+    def _look(self, story: RequestStory, first: int) -> None:
         """Ask for the blocks from ``first`` on, and the one before.
 
         That one was computed or loaded here, so the pool should have it: if not, what is believed
@@ -321,7 +321,7 @@ class SchedulerSide:
             self._door.count("computed_instead_tokens", tokens)
         return pays
 
-    def _pays(self, story: Story, blocks: int) -> bool:
+    def _pays(self, story: RequestStory, blocks: int) -> bool:
         """Whether to load what was found; if not, it is not asked about again.
 
         What was promised is loaded: another engine computed it for this one.
@@ -335,7 +335,7 @@ class SchedulerSide:
             self._door.count("computed_instead_tokens", tokens)
         return pays
 
-    def _most_blocks(self, story: Story) -> int:
+    def _most_blocks(self, story: RequestStory) -> int:
         """Return how many blocks may be loaded: never all tokens, since one must be computed."""
         return (len(story.request.all_token_ids) - 1) // self._block_tokens
 
@@ -349,7 +349,7 @@ class SchedulerSide:
         count = min(len(hashes), first * self._hashes_per_block)
         return any(index < count and hashes[index] == h for index, h in self._step_hashes)
 
-    def _doubt(self, story: Story, end: int, last: int) -> None:
+    def _doubt(self, story: RequestStory, end: int, last: int) -> None:
         """Believe nothing any more if a block that should be in the pool is not."""
         if any(key in self.book.known for key in story.keys[end:last]):
             self.book.known.clear()

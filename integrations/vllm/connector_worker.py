@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tierkv.dmp.client.values import PutNotes
 from tierkv.integrations.keys import rank_key
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.vllm.connector_jobs import LoadJob, Patience, Saved, SaveJob
+from tierkv.integrations.vllm.connector_jobs import BlockReadJob, JobPatience, Saved, SaveJob
 from tierkv.integrations.vllm.connector_plan import IDLE_WAIT_S, BlockSave, StepPlan, StepReport
 from tierkv.integrations.vllm.connector_settings import ConnectorSettings
 from tierkv.integrations.vllm.kv_memory import KvMemory
@@ -65,14 +65,14 @@ class WorkerSide:
         self._door = door
         self._memory = memory
         self._block_tokens = block_tokens
-        self._patience = Patience(settings.load_timeout_ms / 1_000, now)
+        self._patience = JobPatience(settings.load_timeout_ms / 1_000, now)
         self._layers = {name: index for index, name in enumerate(memory.layer_names)}
         self._plan = StepPlan()
         self._idle = False
         self._fresh: SaveJob | None = None
         self._saving: list[SaveJob] = []
-        self._loading: list[LoadJob] = []
-        self._in_step: list[LoadJob] = []
+        self._loading: list[BlockReadJob] = []
+        self._in_step: list[BlockReadJob] = []
         self._closing: set[str] = set()
         self._results = StepResults()
 
@@ -104,7 +104,7 @@ class WorkerSide:
     def load(self) -> None:
         """Begin the step's loads; vLLM calls it before the forward pass if that needs them."""
         for load in self._plan.loads:
-            job = LoadJob(load, self._parts(load.keys), self._memory, self._patience)
+            job = BlockReadJob(load, self._parts(load.keys), self._memory, self._patience)
             job.submitted(self._door.submit(job.run, 0, name="load", urgent=True))
             (self._in_step if load.in_step else self._loading).append(job)
 
@@ -178,7 +178,7 @@ class WorkerSide:
         )
 
     def _see_loads(self) -> None:
-        under_way: list[LoadJob] = []
+        under_way: list[BlockReadJob] = []
         for job in self._loading:
             if job.future is None or not job.future.done():
                 under_way.append(job)
@@ -187,7 +187,7 @@ class WorkerSide:
             self._results.received.add(job.load.request_id)
         self._loading = under_way
 
-    def _end_load(self, job: LoadJob) -> bool:
+    def _end_load(self, job: BlockReadJob) -> bool:
         """Take note of a load's end; whether some of it failed."""
         good = job.good()
         lost = job.load.block_ids[good:]

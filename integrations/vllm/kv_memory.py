@@ -51,7 +51,7 @@ class KvMemory(Protocol):
         """Open some blocks for a transfer."""
 
 
-class HostMemory:
+class ProcessKvMemory:
     """Blocks in this process's own memory; see KvMemory."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
@@ -76,7 +76,7 @@ class HostMemory:
 class _HostWindow:
     """See Window; nothing is copied."""
 
-    def __init__(self, memory: HostMemory, block_ids: tuple[int, ...]) -> None:
+    def __init__(self, memory: ProcessKvMemory, block_ids: tuple[int, ...]) -> None:
         self._memory = memory
         self._block_ids = block_ids
 
@@ -188,7 +188,7 @@ def open_memory(tensors: Mapping[str, Any], *, blocks: int, block_tokens: int) -
     tensors = {name: tensors[name] for name in sorted(tensors, key=_by_number)}
     first = next(iter(tensors.values()))
     if first.device.type == "cpu" and _is_dense(first):
-        return HostMemory(tensors)
+        return ProcessKvMemory(tensors)
     return StagedMemory(tensors)
 
 

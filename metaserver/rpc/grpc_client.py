@@ -37,11 +37,11 @@ from tierkv.kvwire.v1 import meta_pb2_grpc as rpc
 from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
+    DirectoryNode,
     HeartbeatReply,
     LocateReply,
     Namespace,
     NamespaceGrant,
-    NodeState,
     Registration,
     ReportReply,
 )
@@ -164,7 +164,7 @@ class GrpcMeta:
         )
         return await self._call("ResolveNamespace", request, wire.GRANT.from_proto)
 
-    async def list_nodes(self) -> tuple[NodeState, ...]:
+    async def list_nodes(self) -> tuple[DirectoryNode, ...]:
         return await self._call(
             "ListNodes",
             pb.ListNodesRequest(),

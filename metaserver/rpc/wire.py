@@ -29,7 +29,13 @@ from tierkv.kvwire.codec import (
 )
 from tierkv.kvwire.convert import NODE_INFO, NODE_REPORT
 from tierkv.kvwire.v1 import meta_pb2 as pb
-from tierkv.metaserver.client import BlockListing, BlockRecord, Namespace, NamespaceGrant, NodeState
+from tierkv.metaserver.client import (
+    BlockListing,
+    BlockRecord,
+    DirectoryNode,
+    Namespace,
+    NamespaceGrant,
+)
 from tierkv.metaserver.directory.leases import cut_keys
 from tierkv.metaserver.rpc.wire_locate import checked_chain
 
@@ -66,7 +72,7 @@ GRANT: Final = MessageCodec(
 )
 
 NODE_STATE: Final = MessageCodec(
-    NodeState,
+    DirectoryNode,
     pb.NodeState,
     "node_state",
     info=one(NODE_INFO),

@@ -16,7 +16,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import Stage, WantedModel
-from tierkv.scheduler.request_record import Phase, RequestRecord
+from tierkv.scheduler.request_record import RequestPhase, RequestRecord
 
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
 """What a refused caller is told to wait is between these, whatever was predicted."""
@@ -227,7 +227,7 @@ class WaitQueue:
         """Predict when a full node would have a place for the request; infinite when unknown."""
         lane = self.lane(request)
         turn_s = lane.turn_s(now) * lane.servers
-        before = 0 if request.phase is Phase.WAITING else len(self.by_node.get(node_id, ()))
+        before = 0 if request.phase is RequestPhase.WAITING else len(self.by_node.get(node_id, ()))
         return (before + 1) * turn_s if turn_s else math.inf
 
     def next_for(self, node_id: NodeId, heads: int, own: int = 1) -> list[RequestRecord]:
@@ -268,7 +268,7 @@ class WaitQueue:
         """Assert that both indexes hold the same requests, in order of rank."""
         waiting = [r for lane in self.lanes.values() for r in lane.ranked]
         assert len(waiting) == self._size
-        assert all(request.phase is Phase.WAITING for request in waiting)
+        assert all(request.phase is RequestPhase.WAITING for request in waiting)
         for key, lane in self.lanes.items():
             ranks = [request.rank for request in lane.ranked]
             assert ranks == sorted(ranks)

@@ -31,7 +31,7 @@ from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import CandidateCost, RequestArrived, Stage
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.nodes.node_record import NodeRecord, Work
-from tierkv.scheduler.request_record import Phase, RequestRecord
+from tierkv.scheduler.request_record import RequestPhase, RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Router:
             waiting=len(queue.lane(request).ranked),
         )
         among = prefer_direct(costs, stage=request.stage)
-        if queue.awaited_tokens and request.phase is not Phase.WAITING:
+        if queue.awaited_tokens and request.phase is not RequestPhase.WAITING:
             costs = _behind(queue, costs)
         last = self._last_node(request)
         wish = None if request.stage is Stage.DECODE else request.arrived.preferred_node
@@ -222,7 +222,7 @@ class Router:
         self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue
     ) -> Pick:
         """Take the only one there is; what is left to find out is what it will take."""
-        behind = request.phase is not Phase.WAITING
+        behind = request.phase is not RequestPhase.WAITING
         lone = weigh_lone(
             request,
             node,
@@ -242,7 +242,7 @@ class Router:
         Who waits already expects to wait as long again. So a request waits no longer for the best
         node than another one would have cost more, whatever was predicted.
         """
-        waited_s = now - request.waiting_since_s if request.phase is Phase.WAITING else 0.0
+        waited_s = now - request.waiting_since_s if request.phase is RequestPhase.WAITING else 0.0
         if node.outstanding < self._config.max_in_flight_per_node:
             return waited_s
         return max(waited_s, queue.slot_wait_s(request, node.info.node_id, now))

@@ -22,7 +22,7 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
-from tierkv.metaserver.client import MetaClient, NodeState
+from tierkv.metaserver.client import DirectoryNode, MetaClient
 from tierkv.scheduler.events import SeenNode
 
 Connect = Callable[[NodeInfo], ComputeClient]
@@ -44,9 +44,9 @@ PROBE_TIMEOUT_S = 2.0
 class NodeMemory(Protocol):
     """Keeps the list of nodes from one run of a front to the next."""
 
-    def load(self) -> tuple[tuple[NodeState, ...], str]: ...
+    def load(self) -> tuple[tuple[DirectoryNode, ...], str]: ...
 
-    def note(self, nodes: Sequence[NodeState], default_model: str) -> None: ...
+    def note(self, nodes: Sequence[DirectoryNode], default_model: str) -> None: ...
 
 
 class ClusterView:
@@ -81,7 +81,7 @@ class ClusterView:
         self._memory = memory
         self._remembered, self.default_model = memory.load() if memory else ((), "")
         self.from_memory = False
-        self.nodes: tuple[NodeState, ...] = ()
+        self.nodes: tuple[DirectoryNode, ...] = ()
         self._meta = meta
         self._connect = connect
         self._fixed = tuple(fixed)
@@ -133,7 +133,7 @@ class ClusterView:
         self._retire({s.info.node_id for s in compute})
         return tuple(SeenNode(s.info, s.report.load, s.state) for s in compute)
 
-    async def _list(self, meta: MetaClient) -> tuple[NodeState, ...]:
+    async def _list(self, meta: MetaClient) -> tuple[DirectoryNode, ...]:
         """Ask the meta server; before it has answered once, the remembered nodes stand in."""
         if not self._remembered:
             return await meta.list_nodes()
@@ -146,14 +146,14 @@ class ClusterView:
         self.from_memory, self._remembered = False, ()
         return nodes
 
-    async def _probe_remembered(self) -> tuple[NodeState, ...]:
+    async def _probe_remembered(self) -> tuple[DirectoryNode, ...]:
         """Ask remembered compute nodes for themselves; those that don't answer are called dead."""
         probed = await asyncio.gather(*map(self._probe, _computing(self._remembered)))
         others = [s for s in self._remembered if s not in _computing(self._remembered)]
         self._remembered = (*probed, *(replace(s, state="dead") for s in others))
         return self._remembered
 
-    async def _probe(self, known: NodeState) -> NodeState:
+    async def _probe(self, known: DirectoryNode) -> DirectoryNode:
         node_id = known.info.node_id
         self._infos.setdefault(node_id, known.info)
         client = self.client(node_id, self._infos[node_id].incarnation)
@@ -164,21 +164,21 @@ class ClusterView:
             return replace(known, state="dead")
         if info.node_id != node_id:  # Another node has its address now.
             return replace(known, state="dead")
-        return NodeState(info, report, heartbeat_age_s=0.0, state="alive")
+        return DirectoryNode(info, report, heartbeat_age_s=0.0, state="alive")
 
-    def _note_default(self, compute: Sequence[NodeState]) -> None:
+    def _note_default(self, compute: Sequence[DirectoryNode]) -> None:
         names = {model.name for state in compute for model in state.info.models}
         if len(names) == 1:
             (self.default_model,) = names
 
     async def _describe_fixed(self) -> tuple[SeenNode, ...]:
         seen: list[SeenNode] = []
-        states: list[NodeState] = []
+        states: list[DirectoryNode] = []
         for client in self._fixed:
             info, report = await client.describe()
             self._fixed_by_id[info.node_id] = client
             seen.append(SeenNode(info, report.load))
-            states.append(NodeState(info, report, heartbeat_age_s=0.0, state="alive"))
+            states.append(DirectoryNode(info, report, heartbeat_age_s=0.0, state="alive"))
         self.nodes = tuple(states)
         return tuple(seen)
 
@@ -251,5 +251,5 @@ class ClusterView:
         await self._close_retired()
 
 
-def _computing(nodes: Sequence[NodeState]) -> list[NodeState]:
+def _computing(nodes: Sequence[DirectoryNode]) -> list[DirectoryNode]:
     return [s for s in nodes if s.info.role.prefills or s.info.role.decodes]

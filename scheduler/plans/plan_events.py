@@ -40,14 +40,14 @@ class CallsLocated:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesSeen:
+class PlanSawNodes:
     """The nodes there are; the first one starts the plan. Whoever is missing was lost."""
 
     nodes: tuple[PlanNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLost:
+class PlanLostNode:
     """A node is gone: what was not sent there yet goes to the others."""
 
     node_id: NodeId
@@ -80,7 +80,13 @@ class Cancelled:
 
 
 PlanEvent = (
-    CallsLocated | NodesSeen | NodeLost | CallPrefilled | CallFinished | CallFailed | Cancelled
+    CallsLocated
+    | PlanSawNodes
+    | PlanLostNode
+    | CallPrefilled
+    | CallFinished
+    | CallFailed
+    | Cancelled
 )
 
 

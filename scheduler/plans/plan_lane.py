@@ -12,14 +12,14 @@ from heapq import heappop, heappush
 
 from tierkv.kvcore.ids import NodeId
 from tierkv.scheduler.plans.plan_events import PlanNode
-from tierkv.scheduler.plans.plan_runs import Run
+from tierkv.scheduler.plans.plan_runs import CallRun
 from tierkv.scheduler.plans.plan_tree import PrefixTree
 
 Span = tuple[int, int]
 """Positions ``[first, stop)`` that were not sent yet."""
 
 
-class Lane:
+class NodeLane:
     """One node's part.
 
     Attributes:
@@ -34,7 +34,7 @@ class Lane:
 
     def __init__(self, tree: PrefixTree, node: PlanNode | None) -> None:
         self.node = node
-        self.runs: deque[Run] = deque()
+        self.runs: deque[CallRun] = deque()
         self.in_flight: set[int] = set()
         self.computing: dict[int, int] = {}
         self.resident: set[int] = set()
@@ -167,10 +167,10 @@ class Lane:
         for span in self._parked.pop(stem, ()):
             heappush(self._todo, span)
 
-    def give_up(self) -> list[Run]:
+    def give_up(self) -> list[CallRun]:
         """Return everything unsent; the lane has no work then."""
         spans = [*self._todo, *(span for spans in self._parked.values() for span in spans)]
-        left = [Run(first, stop, 0, 0.0) for first, stop in sorted(spans)] + list(self.runs)
+        left = [CallRun(first, stop, 0, 0.0) for first, stop in sorted(spans)] + list(self.runs)
         self._todo, self._parked = [], {}
         self.runs.clear()
         return left

@@ -31,7 +31,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CallRun:
     """Neighbours in the depth-first order, ``[first, stop)``.
 
     Attributes:
@@ -49,12 +49,12 @@ class Run:
         """How many calls it has."""
         return self.stop - self.first
 
-    def halves(self) -> tuple[Run, Run]:
+    def halves(self) -> tuple[CallRun, CallRun]:
         """Cut it in two; it has two calls at least."""
         middle, work_s = (self.first + self.stop) // 2, self.work_s / 2
         return (
-            Run(self.first, middle, self.stem, work_s),
-            Run(middle, self.stop, self.stem, work_s),
+            CallRun(self.first, middle, self.stem, work_s),
+            CallRun(middle, self.stop, self.stem, work_s),
         )
 
 
@@ -69,7 +69,7 @@ class _Item:
     within: int = ROOT
 
 
-def cut(tree: PrefixTree, effort: Effort, nodes: int) -> tuple[Run, ...]:
+def cut(tree: PrefixTree, effort: Effort, nodes: int) -> tuple[CallRun, ...]:
     """Cut the tree into runs, in depth-first order.
 
     A subtree that is small enough is one run; small neighbours under the same stem make one run
@@ -111,9 +111,9 @@ class _Cutter:
             self.above_s[number] = self.above_s[parent] + self._own_s(number)
         self._target_s = self.below_s[ROOT] / (RUNS_PER_NODE * max(1, nodes))
 
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[CallRun, ...]:
         """Visit stems from the root, without recursion: prefixes may be nested deeply."""
-        runs: list[Run] = []
+        runs: list[CallRun] = []
         stack = [_Item(0, len(self.tree.order), ROOT, self.below_s[ROOT])]
         while stack:
             item = stack.pop()
@@ -158,12 +158,12 @@ class _Cutter:
             at = below.stop
         yield from (_Item(p, p + 1, None, self._call_s(p)) for p in range(at, whole.stop))
 
-    def _run(self, item: _Item) -> Run:
+    def _run(self, item: _Item) -> CallRun:
         stem = self.tree.deepest[item.first]
         while self.tree.stems[stem].stop < item.stop:
             stem = self.tree.stems[stem].parent
         work_s = item.work_s + self.above_s[item.within]
-        return Run(item.first, item.stop, stem, work_s)
+        return CallRun(item.first, item.stop, stem, work_s)
 
     def _own_s(self, stem: int) -> float:
         found = self.tree.stems[stem]
@@ -176,8 +176,8 @@ class _Cutter:
 
 
 def deal(
-    runs: Sequence[Run], speeds: Sequence[float], homes: Mapping[int, int] | None = None
-) -> list[list[Run]]:
+    runs: Sequence[CallRun], speeds: Sequence[float], homes: Mapping[int, int] | None = None
+) -> list[list[CallRun]]:
     """Give each node its runs: what it has the KV of, and then as much work as it is fast.
 
     Args:
@@ -188,8 +188,8 @@ def deal(
     Returns:
         per node its runs, in depth-first order; every position is in exactly one.
     """
-    dealt: list[list[Run]] = [[] for _ in speeds]
-    homeless: list[Run] = []
+    dealt: list[list[CallRun]] = [[] for _ in speeds]
+    homeless: list[CallRun] = []
     for run in runs:
         for home, piece in _by_home(run, homes or {}):
             (homeless if home is None else dealt[home]).append(piece)
@@ -210,7 +210,7 @@ def deal(
     return dealt
 
 
-def _by_home(run: Run, homes: Mapping[int, int]) -> Iterator[tuple[int | None, Run]]:
+def _by_home(run: CallRun, homes: Mapping[int, int]) -> Iterator[tuple[int | None, CallRun]]:
     """Cut a run where the home of its calls changes."""
     if not homes:
         yield None, run
@@ -218,4 +218,4 @@ def _by_home(run: Run, homes: Mapping[int, int]) -> Iterator[tuple[int | None, R
     for home, group in groupby(range(run.first, run.stop), homes.get):
         positions = list(group)
         share_s = run.work_s * len(positions) / run.calls
-        yield home, Run(positions[0], positions[-1] + 1, run.stem, share_s)
+        yield home, CallRun(positions[0], positions[-1] + 1, run.stem, share_s)

@@ -20,16 +20,16 @@ from tierkv.scheduler.plans.plan_events import (
     Cancelled,
     Hold,
     LetGo,
-    NodeLost,
-    NodesSeen,
     PlanEvent,
     PlanInstruction,
+    PlanLostNode,
     PlanNode,
+    PlanSawNodes,
     PrefetchRun,
     SendCall,
 )
-from tierkv.scheduler.plans.plan_lane import Lane
-from tierkv.scheduler.plans.plan_runs import Effort, Run, cut, deal
+from tierkv.scheduler.plans.plan_lane import NodeLane
+from tierkv.scheduler.plans.plan_runs import CallRun, Effort, cut, deal
 from tierkv.scheduler.plans.plan_tree import PrefixTree
 
 
@@ -58,17 +58,17 @@ class PlanState:
             max_in_flight: calls sent and not ended, at most.
         """
         self.tree = tree
-        self.runs: tuple[Run, ...] = ()
-        self.lanes: list[Lane] = []
+        self.runs: tuple[CallRun, ...] = ()
+        self.lanes: list[NodeLane] = []
         self.held: set[int] = set()
         self.left = len(tree.order)
         self.over = not tree.order
         self._effort = effort
         self._max_in_flight = max(1, max_in_flight)
         self._homes: dict[int, NodeId] = {}
-        self._orphans: deque[Run] = deque()
+        self._orphans: deque[CallRun] = deque()
         self._position = {call: at for at, call in enumerate(tree.order)}
-        self._lane_of: dict[int, Lane] = {}
+        self._lane_of: dict[int, NodeLane] = {}
         self._prefilled: set[int] = set()
         calls = [stem.stop - stem.first for stem in tree.stems]
         self._unsent = list(calls)
@@ -93,9 +93,9 @@ class PlanState:
             case CallsLocated():
                 self._homes = dict(event.homes)
                 return []
-            case NodesSeen():
+            case PlanSawNodes():
                 self._see(event.nodes)
-            case NodeLost():
+            case PlanLostNode():
                 self._see(tuple(n for n in self._nodes() if n.node_id != event.node_id))
             case CallPrefilled():
                 return [*self._on_prefilled(self._position[event.call]), *self._fill()]
@@ -127,13 +127,13 @@ class PlanState:
             lane.node = seen.get(lane.node_id) if lane.node_id else None
         known = {lane.node_id for lane in self.lanes}
         self.lanes += [
-            Lane(self.tree, seen.get(node_id) if node_id else None)
+            NodeLane(self.tree, seen.get(node_id) if node_id else None)
             for node_id in (*seen, *(() if seen else (None,)))
             if node_id not in known
         ]
 
     def _begin(self, nodes: tuple[PlanNode, ...]) -> None:
-        self.lanes = [Lane(self.tree, node) for node in nodes] or [Lane(self.tree, None)]
+        self.lanes = [NodeLane(self.tree, node) for node in nodes] or [NodeLane(self.tree, None)]
         self.runs = cut(self.tree, self._effort, len(self.lanes))
         lane_of = {lane.node_id: number for number, lane in enumerate(self.lanes)}
         homes = {
@@ -194,7 +194,7 @@ class PlanState:
         if not self.lanes or self.over:
             return []
         out: list[PlanInstruction] = []
-        touched: dict[int, Lane] = {}
+        touched: dict[int, NodeLane] = {}
         while len(self._lane_of) < self._max_in_flight:
             self._employ_idle()
             found = self._next()
@@ -210,7 +210,7 @@ class PlanState:
             if not lane.has_work and not self._take_over(lane):
                 return
 
-    def _next(self) -> tuple[Lane, int] | None:
+    def _next(self) -> tuple[NodeLane, int] | None:
         """Find a call that may go now. Lanes share what may be in flight by speed.
 
         Also when others have nothing left: what a lane has in flight can't be taken over.
@@ -225,7 +225,7 @@ class PlanState:
                 return lane, position
         return None
 
-    def _send(self, lane: Lane, position: int) -> SendCall:
+    def _send(self, lane: NodeLane, position: int) -> SendCall:
         lane.send(position)
         self._lane_of[position] = lane
         path = self.tree.path(position)
@@ -241,7 +241,7 @@ class PlanState:
                 return self._unsent[number], self.tree.stems[number].end_tokens
         return (0, self.tree.stems[path[-1]].end_tokens) if path else (0, 0)
 
-    def _take_over(self, lane: Lane) -> bool:
+    def _take_over(self, lane: NodeLane) -> bool:
         """Give a lane that has nothing left a run that nobody has, or another lane's last one."""
         if self._orphans:
             lane.runs.append(self._orphans.popleft())
@@ -257,7 +257,7 @@ class PlanState:
         lane.runs.append(run)
         return True
 
-    def _look_ahead(self, lane: Lane) -> list[PlanInstruction]:
+    def _look_ahead(self, lane: NodeLane) -> list[PlanInstruction]:
         """Have the node load the prefix it needs next, if it does not use that already."""
         position = lane.peek()
         if position is None or lane.node is None:
@@ -289,7 +289,7 @@ class PlanState:
             assert self._lane_of, "a plan with work left has stopped"
 
 
-def _ends_sooner(lane: Lane, richest: Lane) -> bool:
+def _ends_sooner(lane: NodeLane, richest: NodeLane) -> bool:
     """Whether a lane that took over a run would still have no more to do than the other one."""
     taken = max(1, richest.runs[-1].calls // 2)
     return len(lane.in_flight) + taken <= richest.left - taken

@@ -27,10 +27,10 @@ from tierkv.scheduler.plans.plan_events import (
     Cancelled,
     Hold,
     LetGo,
-    NodesSeen,
     PlanEvent,
     PlanInstruction,
     PlanNode,
+    PlanSawNodes,
     PrefetchRun,
     SendCall,
 )
@@ -75,7 +75,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanSummary:
+class OrderSummary:
     """What a plan is like, for EXPLAIN.
 
     Attributes:
@@ -138,10 +138,10 @@ class StatementRun:
         self._all_sent = False
 
     @property
-    def summary(self) -> PlanSummary:
+    def summary(self) -> OrderSummary:
         """What the plan is like; runs are known with the first turn."""
         tree = self.state.tree
-        return PlanSummary(
+        return OrderSummary(
             len(self.state.runs), len(self._seen or ()), sum(tree.tokens), tree.shared_tokens
         )
 
@@ -199,7 +199,7 @@ class StatementRun:
         seen = self._nodes()
         if seen != self._seen:
             self._seen = seen
-            self._handle(NodesSeen(seen))
+            self._handle(PlanSawNodes(seen))
 
     def _handle(self, event: PlanEvent) -> None:
         for instruction in self.state.handle(event):

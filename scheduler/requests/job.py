@@ -40,7 +40,7 @@ from tierkv.scheduler.events import (
 )
 
 
-class Answer:
+class AnswerSoFar:
     """What a request has produced so far.
 
     Attributes:
@@ -208,7 +208,7 @@ class Job:
     """
 
     def __init__(self, request: GenerateRequest, wanted: WantedModel) -> None:
-        self.answer = Answer(request)
+        self.answer = AnswerSoFar(request)
         self.wanted = wanted
         self.todo: Instruction | None = None
         self.woken = asyncio.Event()

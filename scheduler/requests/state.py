@@ -49,7 +49,7 @@ from tierkv.scheduler.events import (
 )
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.nodes.node_record import NodeRecord
-from tierkv.scheduler.request_record import LIVE, Phase, RequestRecord
+from tierkv.scheduler.request_record import LIVE, RequestPhase, RequestRecord
 
 LOOK_AHEAD = 8
 """Requests at the front of a lane that are considered for a new or idle node."""
@@ -84,7 +84,7 @@ class SchedulerState:
         self.arrived = 0
         self.queued = 0
         self.rejected = 0
-        self.ended = {Phase.FINISHED: 0, Phase.FAILED: 0, Phase.CANCELLED: 0}
+        self.ended = {RequestPhase.FINISHED: 0, RequestPhase.FAILED: 0, RequestPhase.CANCELLED: 0}
         self._freed: set[NodeId] = set()
         self._fleet_changed = False
 
@@ -132,11 +132,11 @@ class SchedulerState:
             case WaitOver():
                 return self._on_wait_over(request, now)
             case RequestFinished():
-                return self._end(request, Phase.FINISHED, now)
+                return self._end(request, RequestPhase.FINISHED, now)
             case RequestFailed():
-                return self._end(request, Phase.FAILED, now)
+                return self._end(request, RequestPhase.FAILED, now)
             case RequestCancelled():
-                return self._end(request, Phase.CANCELLED, now)
+                return self._end(request, RequestPhase.CANCELLED, now)
             case _:  # pragma: no cover - NodesSeen and RequestArrived are handled above
                 raise AssertionError(event)
 
@@ -147,7 +147,7 @@ class SchedulerState:
             raise AssertionError(f"request id {event.request_id} is in use")
         self.arrived += 1
         if len(self.requests) >= self.config.max_requests:
-            self.ended[Phase.FAILED] += 1
+            self.ended[RequestPhase.FAILED] += 1
             self.rejected += 1
             retry_s = self.queue.retry_after_s(event.model, now)
             reason = f"{len(self.requests)} requests are being answered or wait"
@@ -257,7 +257,7 @@ class SchedulerState:
         if not candidates:
             return self._wait_for_a_node(request, now)
         pick = self.router.pick(request, candidates, now, self.queue)
-        if request.phase is Phase.LOCATING:
+        if request.phase is RequestPhase.LOCATING:
             refused = self._refusal(request, pick, now)
             if refused is not None:
                 self.rejected += 1
@@ -283,9 +283,9 @@ class SchedulerState:
 
     def _send(self, request: RequestRecord, pick: Pick, now: float) -> list[Instruction]:
         node = pick.node
-        if request.phase is Phase.WAITING:
+        if request.phase is RequestPhase.WAITING:
             self.queue.take(request, now)
-        request.move(Phase.RUNNING, now)
+        request.move(RequestPhase.RUNNING, now)
         if request.stage is not Stage.DECODE:
             # A prefill node hands over when somebody can take over; else it answers to the end.
             split = self.router.would_split(request, node, now)
@@ -314,7 +314,7 @@ class SchedulerState:
         """Queue a request whose chosen node has no room now."""
         request.give_up_s = None
         awaits, tokens = pick.node.info.node_id, pick.work.tokens
-        if request.phase is Phase.WAITING:
+        if request.phase is RequestPhase.WAITING:
             self.queue.reconsider(request, awaits, tokens)
             return
         self.queued += 1
@@ -333,7 +333,7 @@ class SchedulerState:
             failure = Failure.NODE_LOST if request.losses else Failure.NO_NODE
             reason = f"no node came back within {self.config.node_wait_s:g} s"
             return self._fail(request, failure, reason, now)
-        if request.phase is Phase.WAITING:
+        if request.phase is RequestPhase.WAITING:
             self.queue.reconsider(request, None, 0)
         else:
             request.service_s = 0.0
@@ -345,11 +345,11 @@ class SchedulerState:
     def _start_waiting(self, request: RequestRecord, now: float) -> None:
         request.waiting_since_s = now
         request.asked_ahead = False
-        request.move(Phase.WAITING, now)
+        request.move(RequestPhase.WAITING, now)
         self.queue.add(request, now)
 
     def _on_wait_over(self, request: RequestRecord, now: float) -> list[Instruction]:
-        if request.phase is not Phase.WAITING:
+        if request.phase is not RequestPhase.WAITING:
             return []
         return self._route(request, now)
 
@@ -382,7 +382,7 @@ class SchedulerState:
                     continue
                 awaited = request.awaits
                 instructions += self._send_waiting(request, now)
-                moved = moved or request.phase is Phase.RUNNING or request.awaits != awaited
+                moved = moved or request.phase is RequestPhase.RUNNING or request.awaits != awaited
             if not moved:
                 break
         return instructions
@@ -402,7 +402,7 @@ class SchedulerState:
             sent = False
             for request in self.queue.heads(LOOK_AHEAD):
                 instructions += self._send_waiting(request, now)
-                sent = sent or request.phase is Phase.RUNNING
+                sent = sent or request.phase is RequestPhase.RUNNING
         return instructions
 
     def _send_waiting(self, request: RequestRecord, now: float) -> list[Instruction]:
@@ -450,19 +450,19 @@ class SchedulerState:
         now: float,
         retry_after_s: float = 1.0,
     ) -> list[Instruction]:
-        self._end(request, Phase.FAILED, now)
+        self._end(request, RequestPhase.FAILED, now)
         return [Fail(request.request_id, failure, reason, retry_after_s)]
 
-    def _end(self, request: RequestRecord, phase: Phase, now: float) -> list[Instruction]:
+    def _end(self, request: RequestRecord, phase: RequestPhase, now: float) -> list[Instruction]:
         node = request.node
-        if request.phase is Phase.WAITING:
+        if request.phase is RequestPhase.WAITING:
             self.queue.remove(request)
         self._leave(request)
         self.ahead.drop(request)
         request.move(phase, now)
         del self.requests[request.request_id]
         self.ended[phase] += 1
-        if node is not None and phase is not Phase.CANCELLED:
+        if node is not None and phase is not RequestPhase.CANCELLED:
             self._trust(node)
         elif node is not None and node.probe == request.request_id:
             node.probe = None
@@ -479,7 +479,9 @@ class SchedulerState:
         ahead: dict[NodeId, int] = {}
         for request in self.requests.values():
             assert request.phase in LIVE, request.story
-            assert (request.node is not None) == (request.phase is Phase.RUNNING), request.story
+            assert (request.node is not None) == (request.phase is RequestPhase.RUNNING), (
+                request.story
+            )
             if request.node is not None:
                 key = id(request.node)
                 in_flight[key] = in_flight.get(key, 0) + 1
@@ -496,4 +498,6 @@ class SchedulerState:
         assert self.ahead.loading == ahead
         assert all(count <= self.config.prefetches_per_node for count in ahead.values())
         self.queue.check_invariants()
-        assert len(self.queue) == sum(r.phase is Phase.WAITING for r in self.requests.values())
+        assert len(self.queue) == sum(
+            r.phase is RequestPhase.WAITING for r in self.requests.values()
+        )

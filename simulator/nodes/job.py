@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tierkv.simulator.nodes.pool_link import Transfer
-from tierkv.simulator.workload import Prompt
+from tierkv.simulator.workload import WorkloadPrompt
 
 NOWHERE = -1
 
@@ -30,7 +30,7 @@ class AheadLoad:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedRequest:
     """A request and what became of it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Job:
         decode_busy_s: the node's seconds of prefill until then.
     """
 
-    prompt: Prompt
+    prompt: WorkloadPrompt
     chain: tuple[int, ...]
     arrived_s: float
     node: int = NOWHERE

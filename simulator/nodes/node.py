@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tierkv.simulator.nodes.job import Job
+from tierkv.simulator.nodes.job import SimulatedRequest
 from tierkv.simulator.nodes.prefix_cache import PrefixCache
 from tierkv.simulator.nodes.serving_model import NodeConstants
 
@@ -36,8 +36,8 @@ class SimNode:
     def __init__(self, index: int, cache: PrefixCache, constants: NodeConstants) -> None:
         self.index = index
         self.cache = cache
-        self.queue: deque[Job] = deque()
-        self.running: Job | None = None
+        self.queue: deque[SimulatedRequest] = deque()
+        self.running: SimulatedRequest | None = None
         self.free_s = 0.0
         self.outstanding = 0
         self.queued_tokens = 0
@@ -46,9 +46,9 @@ class SimNode:
         self.busy_s = 0.0
         self.decoding = 0
         self._constants = constants
-        self._undecoded: deque[Job] = deque()
+        self._undecoded: deque[SimulatedRequest] = deque()
 
-    def take(self, job: Job) -> None:
+    def take(self, job: SimulatedRequest) -> None:
         """Put a job into the queue."""
         self.queue.append(job)
         self.outstanding += 1
@@ -61,7 +61,7 @@ class SimNode:
         rest_s = max(0.0, self.free_s - now) if self.running is not None else 0.0
         return rest_s + self.queued_s
 
-    def start(self, job: Job, now: float, end_s: float) -> None:
+    def start(self, job: SimulatedRequest, now: float, end_s: float) -> None:
         """Compute the job at the head of the queue until ``end_s``."""
         assert self.running is None and self.queue[0] is job
         self.queue.popleft()
@@ -69,7 +69,7 @@ class SimNode:
         self.running = job
         job.started_s, self.free_s = now, end_s
 
-    def finish_prefill(self, now: float) -> Job:
+    def finish_prefill(self, now: float) -> SimulatedRequest:
         """End the running prefill."""
         job = self.running
         assert job is not None
@@ -79,7 +79,7 @@ class SimNode:
         job.first_token_s = now
         return job
 
-    def start_answer(self, job: Job, now: float, tpot_s: float) -> float | None:
+    def start_answer(self, job: SimulatedRequest, now: float, tpot_s: float) -> float | None:
         """Go on with an answer after its first token.
 
         Returns:
@@ -92,14 +92,14 @@ class SimNode:
         job.decode_from_s, job.decode_busy_s = now, self._busy_until(now)
         return now + (job.prompt.output_tokens - 1) * tpot_s
 
-    def rest_of_answer_s(self, job: Job, now: float, tpot_s: float) -> float:
+    def rest_of_answer_s(self, job: SimulatedRequest, now: float, tpot_s: float) -> float:
         """Seconds an answer still takes: each second of prefill beside it delays it by a share."""
         beside_s = self._busy_until(now) - job.decode_busy_s
         done_s = now - job.decode_from_s - self._constants.decode_harm * beside_s
         rest_s = (job.prompt.output_tokens - 1) * tpot_s - done_s
         return rest_s if rest_s > DONE_WITHIN_S else 0.0
 
-    def finish_answer(self, job: Job) -> Job | None:
+    def finish_answer(self, job: SimulatedRequest) -> SimulatedRequest | None:
         """End an answer.
 
         Returns:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random  # noqa: TID251 - seeded: a simulation's chance is its seed
 from typing import Protocol
 
-from tierkv.simulator.nodes.job import Job, Lookup
+from tierkv.simulator.nodes.job import Lookup, SimulatedRequest
 from tierkv.simulator.nodes.node import SimNode
 from tierkv.simulator.nodes.noise import Noise
 from tierkv.simulator.nodes.pool import SimPool
@@ -22,10 +22,10 @@ from tierkv.simulator.options import ClusterOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class JobPlacement:
     """Send a job to a node."""
 
-    job: Job
+    job: SimulatedRequest
     node: int
 
 
@@ -38,25 +38,25 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class JobRefusal:
     """Do not serve a job at all."""
 
-    job: Job
+    job: SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAhead:
+class LoadAheadOrder:
     """Have a node load the first ``blocks`` of a job that waits; then call ``loaded_ahead``."""
 
-    job: Job
+    job: SimulatedRequest
     node: int
     blocks: int
 
 
-Order = Placement | Wake | Refusal | LoadAhead
+Order = JobPlacement | Wake | JobRefusal | LoadAheadOrder
 
 
-class ClusterView(Protocol):
+class RouterView(Protocol):
     """What routers may look at."""
 
     options: ClusterOptions
@@ -66,68 +66,68 @@ class ClusterView(Protocol):
     noise: Noise
     pool: SimPool
 
-    def look_up(self, job: Job) -> Lookup: ...
+    def look_up(self, job: SimulatedRequest) -> Lookup: ...
 
 
-class Router(Protocol):
+class RoutingPolicy(Protocol):
     """Places each job exactly once, when it arrives or later."""
 
-    def arrived(self, job: Job, now: float) -> Sequence[Order]: ...
+    def arrived(self, job: SimulatedRequest, now: float) -> Sequence[Order]: ...
 
-    def first_token(self, job: Job, now: float) -> Sequence[Order]: ...
+    def first_token(self, job: SimulatedRequest, now: float) -> Sequence[Order]: ...
 
-    def finished(self, job: Job, now: float) -> Sequence[Order]: ...
+    def finished(self, job: SimulatedRequest, now: float) -> Sequence[Order]: ...
 
     def woken(self, wake: Wake, now: float) -> Sequence[Order]: ...
 
-    def loaded_ahead(self, order: LoadAhead, now: float) -> Sequence[Order]: ...
+    def loaded_ahead(self, order: LoadAheadOrder, now: float) -> Sequence[Order]: ...
 
 
 class InstantRouter:
     """A router that decides at once and remembers nothing of jobs it placed."""
 
-    def __init__(self, cluster: ClusterView) -> None:
+    def __init__(self, cluster: RouterView) -> None:
         self.cluster = cluster
 
-    def choose(self, job: Job, now: float) -> int:
+    def choose(self, job: SimulatedRequest, now: float) -> int:
         """Return the node's number."""
         raise NotImplementedError
 
-    def arrived(self, job: Job, now: float) -> Sequence[Order]:
-        return (Placement(job, self.choose(job, now)),)
+    def arrived(self, job: SimulatedRequest, now: float) -> Sequence[Order]:
+        return (JobPlacement(job, self.choose(job, now)),)
 
-    def first_token(self, job: Job, now: float) -> Sequence[Order]:
+    def first_token(self, job: SimulatedRequest, now: float) -> Sequence[Order]:
         return ()
 
-    def finished(self, job: Job, now: float) -> Sequence[Order]:
+    def finished(self, job: SimulatedRequest, now: float) -> Sequence[Order]:
         return ()
 
     def woken(self, wake: Wake, now: float) -> Sequence[Order]:
         return ()
 
-    def loaded_ahead(self, order: LoadAhead, now: float) -> Sequence[Order]:
+    def loaded_ahead(self, order: LoadAheadOrder, now: float) -> Sequence[Order]:
         return ()
 
 
 class RandomRouter(InstantRouter):
     """Any node, equally likely."""
 
-    def __init__(self, cluster: ClusterView) -> None:
+    def __init__(self, cluster: RouterView) -> None:
         super().__init__(cluster)
         self._random = Random(cluster.options.seed)
 
-    def choose(self, job: Job, now: float) -> int:
+    def choose(self, job: SimulatedRequest, now: float) -> int:
         return self._random.randrange(len(self.cluster.nodes))
 
 
 class RoundRobinRouter(InstantRouter):
     """One after the other."""
 
-    def __init__(self, cluster: ClusterView) -> None:
+    def __init__(self, cluster: RouterView) -> None:
         super().__init__(cluster)
         self._next = 0
 
-    def choose(self, job: Job, now: float) -> int:
+    def choose(self, job: SimulatedRequest, now: float) -> int:
         node = self._next
         self._next = (node + 1) % len(self.cluster.nodes)
         return node
@@ -136,18 +136,18 @@ class RoundRobinRouter(InstantRouter):
 class LeastWorkRouter(InstantRouter):
     """The node with the fewest seconds of prefill before it; caches are not looked at."""
 
-    def choose(self, job: Job, now: float) -> int:
+    def choose(self, job: SimulatedRequest, now: float) -> int:
         return min(self.cluster.nodes, key=lambda node: (node.work_s(now), node.outstanding)).index
 
 
 class StickyRouter(LeastWorkRouter):
     """The node that had the conversation before; a new one goes where the least work is."""
 
-    def __init__(self, cluster: ClusterView) -> None:
+    def __init__(self, cluster: RouterView) -> None:
         super().__init__(cluster)
         self._homes: dict[int, int] = {}
 
-    def choose(self, job: Job, now: float) -> int:
+    def choose(self, job: SimulatedRequest, now: float) -> int:
         conversation = job.prompt.conversation
         if conversation not in self._homes:
             self._homes[conversation] = super().choose(job, now)
@@ -164,11 +164,11 @@ class DynamoRouter(InstantRouter):
     Ref: ai-dynamo/dynamo, KV router selector, defaults of 1.6.1 (weight 1, temperature 0).
     """
 
-    def __init__(self, cluster: ClusterView) -> None:
+    def __init__(self, cluster: RouterView) -> None:
         super().__init__(cluster)
         self._random = Random(cluster.options.seed)
 
-    def choose(self, job: Job, now: float) -> int:
+    def choose(self, job: SimulatedRequest, now: float) -> int:
         found = self.cluster.look_up(job)
         block_tokens = self.cluster.options.block_tokens
         shared = self.cluster.constants.routers.dynamo_shared_credit
@@ -192,7 +192,7 @@ class ConductorRouter(InstantRouter):
     Ref: Mooncake (FAST '25), Algorithm 1.
     """
 
-    def choose(self, job: Job, now: float) -> int:
+    def choose(self, job: SimulatedRequest, now: float) -> int:
         found = self.cluster.look_up(job)
         threshold = self.cluster.constants.routers.conductor_threshold
         best, best_s = 0, float("inf")

@@ -6,14 +6,14 @@ from typing import Final
 
 from tierkv.simulator.options import RouterName
 from tierkv.simulator.routing.contract import (
-    ClusterView,
     ConductorRouter,
     DynamoRouter,
     InstantRouter,
     LeastWorkRouter,
     RandomRouter,
     RoundRobinRouter,
-    Router,
+    RouterView,
+    RoutingPolicy,
     StickyRouter,
 )
 from tierkv.simulator.routing.tierkv import TierKvRouter
@@ -28,7 +28,7 @@ _INSTANT: Final[dict[RouterName, type[InstantRouter]]] = {
 }
 
 
-def make_router(cluster: ClusterView, *, requests: int) -> Router:
+def make_router(cluster: RouterView, *, requests: int) -> RoutingPolicy:
     """Return the router that the cluster's options name.
 
     Args:

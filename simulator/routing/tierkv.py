@@ -33,15 +33,15 @@ from tierkv.scheduler.events import (
     WantedModel,
 )
 from tierkv.scheduler.requests.state import SchedulerState
-from tierkv.simulator.nodes.job import Job
+from tierkv.simulator.nodes.job import SimulatedRequest
 from tierkv.simulator.nodes.node import SimNode
 from tierkv.simulator.options import Gate
 from tierkv.simulator.routing.contract import (
-    ClusterView,
-    LoadAhead,
+    JobPlacement,
+    JobRefusal,
+    LoadAheadOrder,
     Order,
-    Placement,
-    Refusal,
+    RouterView,
     Wake,
 )
 
@@ -60,7 +60,7 @@ class TierKvRouter:
         _told: what each node last told.
     """
 
-    def __init__(self, cluster: ClusterView, *, requests: int) -> None:
+    def __init__(self, cluster: RouterView, *, requests: int) -> None:
         """Make the core.
 
         Args:
@@ -73,13 +73,13 @@ class TierKvRouter:
             )
         )
         self._cluster = cluster
-        self._jobs: dict[RequestId, Job] = {}
+        self._jobs: dict[RequestId, SimulatedRequest] = {}
         self._infos = [_info(index, cluster) for index in range(len(cluster.nodes))]
         self._numbers = {info.node_id: index for index, info in enumerate(self._infos)}
         self._seen_s = float("-inf")
         self._told: dict[int, NodeLoad] = {}
 
-    def arrived(self, job: Job, now: float) -> Sequence[Order]:
+    def arrived(self, job: SimulatedRequest, now: float) -> Sequence[Order]:
         request_id = RequestId(str(job.prompt.number))
         self._jobs[request_id] = job
         event = RequestArrived(
@@ -91,10 +91,10 @@ class TierKvRouter:
         )
         return self._tell(event, now)
 
-    def first_token(self, job: Job, now: float) -> Sequence[Order]:
+    def first_token(self, job: SimulatedRequest, now: float) -> Sequence[Order]:
         return self._tell(FirstToken(RequestId(str(job.prompt.number))), now)
 
-    def finished(self, job: Job, now: float) -> Sequence[Order]:
+    def finished(self, job: SimulatedRequest, now: float) -> Sequence[Order]:
         request_id = RequestId(str(job.prompt.number))
         orders = self._tell(RequestFinished(request_id), now)
         del self._jobs[request_id]
@@ -103,7 +103,7 @@ class TierKvRouter:
     def woken(self, wake: Wake, now: float) -> Sequence[Order]:
         return self._tell(WaitOver(RequestId(wake.token)), now)
 
-    def loaded_ahead(self, order: LoadAhead, now: float) -> Sequence[Order]:
+    def loaded_ahead(self, order: LoadAheadOrder, now: float) -> Sequence[Order]:
         request_id = RequestId(str(order.job.prompt.number))
         tokens = order.blocks * self._cluster.options.block_tokens
         return self._tell(PrefetchDone(request_id, self._infos[order.node].node_id, tokens), now)
@@ -121,7 +121,7 @@ class TierKvRouter:
             match instruction:
                 case Dispatch():
                     job = self._jobs[instruction.request_id]
-                    yield Placement(job, self._numbers[instruction.node_id])
+                    yield JobPlacement(job, self._numbers[instruction.node_id])
                 case Locate():
                     located = self._located(instruction.request_id)
                     yield from self._orders(self.state.handle(located, now), now)
@@ -130,9 +130,9 @@ class TierKvRouter:
                 case Prefetch():
                     job = self._jobs[instruction.request_id]
                     blocks = instruction.tokens // self._cluster.options.block_tokens
-                    yield LoadAhead(job, self._numbers[instruction.node_id], blocks)
+                    yield LoadAheadOrder(job, self._numbers[instruction.node_id], blocks)
                 case Fail():
-                    yield Refusal(self._jobs.pop(instruction.request_id))
+                    yield JobRefusal(self._jobs.pop(instruction.request_id))
                 case _:
                     pass  # Looking at the nodes again goes on by itself here.
 
@@ -173,7 +173,7 @@ class TierKvRouter:
         )
 
 
-def _info(index: int, cluster: ClusterView) -> NodeInfo:
+def _info(index: int, cluster: RouterView) -> NodeInfo:
     layout = cluster.model.layout(cluster.options.block_tokens)
     model = ModelInfo(
         name=MODEL.name,

@@ -113,7 +113,7 @@ def _of_select(
         return None
     try:
         _check(tokens[first:last], tree, calls)
-        return _Builder(tokens, origin, placement, tree, clauses).build()
+        return _SelectBuilder(tokens, origin, placement, tree, clauses).build()
     except NotStreamableError:
         return None
 
@@ -139,7 +139,7 @@ def _check(tokens: list[Token], tree: exp.Select, calls: Sequence[FoundCall]) ->
 
 
 @dataclass(slots=True)
-class _Builder:
+class _SelectBuilder:
     """Builds what changes in one SELECT."""
 
     tokens: list[Token]

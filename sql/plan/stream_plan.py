@@ -218,7 +218,7 @@ def _builder(
     placement: Placement,
     rewriter: SqlRewriter,
     kept: frozenset[int] | None = None,
-) -> _Builder:
+) -> _StreamBuilder:
     tree = placement.tree
     if not isinstance(tree, exp.Select):
         raise NotStreamableError("it is not one plain SELECT")
@@ -231,7 +231,7 @@ def _builder(
     parts = conjuncts_of(where.this) if where is not None else []
     if len(parts) != len(clauses.conjuncts):
         raise NotStreamableError("its WHERE is not understood")
-    return _Builder(tokens, calls, placement, rewriter, tree, clauses, parts, kept)
+    return _StreamBuilder(tokens, calls, placement, rewriter, tree, clauses, parts, kept)
 
 
 _Cut = tuple[Range, str]
@@ -239,7 +239,7 @@ _Cut = tuple[Range, str]
 
 
 @dataclass(slots=True)
-class _Builder:
+class _StreamBuilder:
     """Builds the texts of one statement's stream."""
 
     tokens: list[Token]

@@ -28,7 +28,7 @@ class FileRole(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RecordPlace:
     """Position of a record: file, life of the file, and offset of the record page."""
 
     file: int
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Entry:
+class IndexEntry:
     """A readable block.
 
     Attributes:
@@ -48,7 +48,7 @@ class Entry:
     """
 
     record: Record
-    place: Place
+    place: RecordPlace
     touched: int = 0
 
 
@@ -81,7 +81,7 @@ class SegmentIndex:
     def __init__(self, file_count: int, file_bytes: int) -> None:
         self.file_bytes = file_bytes
         self.files = [_File() for _ in range(file_count)]
-        self._entries: dict[BlockKey, Entry] = {}
+        self._entries: dict[BlockKey, IndexEntry] = {}
         self._reads = 0
         self._last_epoch = 0
         self._last_sequence = 0
@@ -92,16 +92,16 @@ class SegmentIndex:
 
     # Blocks.
 
-    def find(self, key: BlockKey) -> Entry | None:
+    def find(self, key: BlockKey) -> IndexEntry | None:
         """Return where a block is."""
         return self._entries.get(key)
 
-    def touch(self, entry: Entry) -> None:
+    def touch(self, entry: IndexEntry) -> None:
         """Note a read; collection keeps blocks that were read."""
         self._reads += 1
         entry.touched = self._reads
 
-    def is_current(self, entry: Entry) -> bool:
+    def is_current(self, entry: IndexEntry) -> bool:
         """Whether this is still the block's entry (not deleted, moved or evicted since)."""
         return self._entries.get(entry.record.block.key) is entry
 
@@ -110,7 +110,7 @@ class SegmentIndex:
         self._last_sequence += 1
         return self._last_sequence
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: IndexEntry) -> None:
         """Make a block readable; an older entry of the same key is replaced."""
         key = entry.record.block.key
         self.remove(key)
@@ -119,7 +119,7 @@ class SegmentIndex:
         self.live_bytes += record_bytes(entry.record.block)
         self._last_sequence = max(self._last_sequence, entry.record.sequence)
 
-    def remove(self, key: BlockKey) -> Entry | None:
+    def remove(self, key: BlockKey) -> IndexEntry | None:
         """Forget a block; its bytes stay until the file is collected."""
         entry = self._entries.pop(key, None)
         if entry is not None:
@@ -158,7 +158,7 @@ class SegmentIndex:
         """Count the files that are writable now or after collection."""
         return sum(f.role not in (FileRole.ABANDONED, FileRole.GONE) for f in self.files)
 
-    def place(self, size_bytes: int) -> Place | None:
+    def place(self, size_bytes: int) -> RecordPlace | None:
         """Set room aside in the active file; None if there is none.
 
         Each place is followed by ``settle``, whatever came of the write.
@@ -167,16 +167,16 @@ class SegmentIndex:
         if active is None or self.files[active].end + size_bytes > self.file_bytes:
             return None
         file = self.files[active]
-        place = Place(active, file.epoch, file.nonce, file.end)
+        place = RecordPlace(active, file.epoch, file.nonce, file.end)
         file.end += size_bytes
         file.pending += 1
         return place
 
-    def settle(self, place: Place) -> None:
+    def settle(self, place: RecordPlace) -> None:
         """Note that a write has ended."""
         self.files[place.file].pending -= 1
 
-    def guard(self, place: Place) -> bool:
+    def guard(self, place: RecordPlace) -> bool:
         """Keep a file from being collected until ``settle``, if the place is of this life."""
         file = self.files[place.file]
         writable = file.role in (FileRole.ACTIVE, FileRole.SEALED) and not file.collecting
@@ -227,13 +227,13 @@ class SegmentIndex:
             self.files[file].collecting = True
         return file
 
-    def entries_of(self, file: int) -> list[Entry]:
+    def entries_of(self, file: int) -> list[IndexEntry]:
         """Return the live blocks of a file, in the order they came."""
         return [self._entries[key] for key in self.files[file].keys]
 
-    def survivors(self, file: int, *, budget_bytes: int) -> list[Entry]:
+    def survivors(self, file: int, *, budget_bytes: int) -> list[IndexEntry]:
         """Return the blocks of a file worth copying: read since they came, last read first."""
-        kept: list[Entry] = []
+        kept: list[IndexEntry] = []
         read = [entry for entry in self.entries_of(file) if entry.touched]
         for entry in sorted(read, key=lambda entry: -entry.touched):
             size = record_bytes(entry.record.block)

@@ -33,7 +33,7 @@ from tierkv.storage.disk.segment_format import (
     padded,
     record_bytes,
 )
-from tierkv.storage.disk.segment_index import Entry, Place, SegmentIndex
+from tierkv.storage.disk.segment_index import IndexEntry, RecordPlace, SegmentIndex
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +84,10 @@ class SegmentLog:
             self._give_up(place, record, error)
             raise
         with self.lock:
-            self.index.enter(Entry(record, place))
+            self.index.enter(IndexEntry(record, place))
             self.index.settle(place)
 
-    def read(self, entry: Entry, start: int, destination: memoryview) -> bool:
+    def read(self, entry: IndexEntry, start: int, destination: memoryview) -> bool:
         """Fill the destination (flat, ``B``) with the payload from ``start`` on.
 
         Returns:
@@ -109,7 +109,7 @@ class SegmentLog:
             destination[:] = staging[at - low : at - low + size]
             return count >= at - low + size
 
-    def bury(self, entry: Entry) -> None:
+    def bury(self, entry: IndexEntry) -> None:
         """Mark a removed block's record dead, so the next open skips the record.
 
         If the disk fails, the next open may find the block again; its bytes are still verified.
@@ -147,7 +147,7 @@ class SegmentLog:
             destination[whole:] = tail[:rest]
         return count >= destination.nbytes
 
-    def _write(self, place: Place, record: Record, payload: memoryview) -> None:
+    def _write(self, place: RecordPlace, record: Record, payload: memoryview) -> None:
         page = pack_record(record, nonce=place.nonce)
         size = payload.nbytes
         whole = size - size % PAGE
@@ -164,13 +164,13 @@ class SegmentLog:
             staging[PAGE : PAGE + size] = payload
             file.write([staging], place.offset)
 
-    def _write_dead(self, place: Place, record: Record) -> None:
+    def _write_dead(self, place: RecordPlace, record: Record) -> None:
         dead = Record(record.block, record.sequence, record.checksums, dead=True)
         with suppress(OSError), self._buffers.lend(PAGE) as page:
             page[:] = pack_record(dead, nonce=place.nonce)
             self._files[place.file].write([page], place.offset)
 
-    def _give_up(self, place: Place, record: Record, error: OSError) -> None:
+    def _give_up(self, place: RecordPlace, record: Record, error: OSError) -> None:
         """After a failed write: leave no record, and never write to a broken file again."""
         self._write_dead(place, record)
         with self.lock:
@@ -185,7 +185,7 @@ class SegmentLog:
 
     # Files.
 
-    def _reserve(self, size_bytes: int) -> Place:
+    def _reserve(self, size_bytes: int) -> RecordPlace:
         if size_bytes > self.index.file_bytes - PAGE:
             raise PoolFullError(
                 f"a block of {size_bytes} bytes does not fit a segment file of "
@@ -273,7 +273,7 @@ class SegmentLog:
         with suppress(OSError):
             self._write_file_page(file, FileState.FREE, 0, 0)
 
-    def _copy_forward(self, entry: Entry) -> bool:
+    def _copy_forward(self, entry: IndexEntry) -> bool:
         """Copy one block to the active file; False stops the copying."""
         record = entry.record
         with self._buffers.lend(record.block.ranges.payload_bytes) as lent:
@@ -295,11 +295,11 @@ class SegmentLog:
         self._enter_copy(entry, place)
         return True
 
-    def _enter_copy(self, entry: Entry, place: Place) -> None:
+    def _enter_copy(self, entry: IndexEntry, place: RecordPlace) -> None:
         with self.lock:
             current = self.index.is_current(entry)
             if current:
-                self.index.enter(Entry(entry.record, place))
+                self.index.enter(IndexEntry(entry.record, place))
                 self.copied_bytes += entry.record.block.ranges.payload_bytes
         if not current:  # Deleted meanwhile.
             self._write_dead(place, entry.record)

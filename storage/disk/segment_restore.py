@@ -13,7 +13,7 @@ from typing import Final
 from tierkv.storage.disk.direct_io import AlignedBuffers
 from tierkv.storage.disk.segment_folder import SegmentFile, SegmentFolder
 from tierkv.storage.disk.segment_format import PAGE, FileState, record_bytes
-from tierkv.storage.disk.segment_index import Entry, Place
+from tierkv.storage.disk.segment_index import IndexEntry, RecordPlace
 from tierkv.storage.disk.segment_log import SegmentLog
 from tierkv.storage.disk.segment_scan import FoundRecord, is_whole, scan
 
@@ -56,7 +56,7 @@ def _enter_file(
 ) -> None:
     page, index = folder.files[file].page, segment_log.index
     end = max((_end(found) for found in records), default=PAGE)
-    replaced: list[Entry] = []
+    replaced: list[IndexEntry] = []
     with segment_log.lock:
         index.restore(file, epoch=page.epoch, nonce=page.nonce, end=end)
         for found in records:
@@ -64,7 +64,7 @@ def _enter_file(
             if older is not None:
                 replaced.append(older)
             if not found.record.dead:
-                index.enter(Entry(found.record, _place(segment_log, file, found)))
+                index.enter(IndexEntry(found.record, _place(segment_log, file, found)))
     for entry in replaced:
         segment_log.bury(entry)
 
@@ -91,9 +91,9 @@ def _drop_torn(
             segment_log.bury(entry)
 
 
-def _place(segment_log: SegmentLog, file: int, found: FoundRecord) -> Place:
+def _place(segment_log: SegmentLog, file: int, found: FoundRecord) -> RecordPlace:
     page = segment_log.index.files[file]
-    return Place(file, page.epoch, page.nonce, found.offset)
+    return RecordPlace(file, page.epoch, page.nonce, found.offset)
 
 
 def _end(found: FoundRecord) -> int:

@@ -32,7 +32,7 @@ from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import TierStats
 from tierkv.storage.block_store import (
     BlockRead,
-    RangeRead,
+    DiskRangeRead,
     StoreListener,
     block_size_checked,
     check_block,
@@ -42,7 +42,7 @@ from tierkv.storage.disk.direct_io import AlignedBuffers
 from tierkv.storage.disk.medium_health import FULL_ERRNOS, MediumHealth
 from tierkv.storage.disk.segment_folder import MIN_FILES, choose_segment_bytes, open_folder
 from tierkv.storage.disk.segment_format import Record, pack_checksums, pieces, range_is_sound
-from tierkv.storage.disk.segment_index import Entry, SegmentIndex
+from tierkv.storage.disk.segment_index import IndexEntry, SegmentIndex
 from tierkv.storage.disk.segment_log import SegmentLog
 from tierkv.storage.disk.segment_restore import restore
 from tierkv.storage.disk.segment_stats import SegmentStoreStats
@@ -178,7 +178,7 @@ class SegmentStore:
         ]
         return self._batch(calls)
 
-    def get_ranges(self, reads: Sequence[RangeRead]) -> list[CacheError | None]:
+    def get_ranges(self, reads: Sequence[DiskRangeRead]) -> list[CacheError | None]:
         """Read ranges, several at a time; returns as ``get_blocks`` does."""
         calls = [partial(self.get_range, r.key, r.index, r.destination) for r in reads]
         return self._batch(calls)
@@ -318,13 +318,13 @@ class SegmentStore:
                 raise self._bad_bytes(entry, "payload")
             return entry.record.checksums
 
-    def _read_pieces(self, entry: Entry, payload: memoryview, spans: Sequence[slice]) -> bool:
+    def _read_pieces(self, entry: IndexEntry, payload: memoryview, spans: Sequence[slice]) -> bool:
         """Read and verify a payload in parallel pieces; all reads have ended on return."""
         reads = [self._threads.submit(self._read_ranges, entry, payload, span) for span in spans]
         wait(reads)
         return all(read.result() for read in reads)
 
-    def _read_ranges(self, entry: Entry, payload: memoryview, span: slice) -> bool:
+    def _read_ranges(self, entry: IndexEntry, payload: memoryview, span: slice) -> bool:
         """Fill and verify ranges ``span`` of a payload."""
         size = entry.record.block.ranges.size_bytes
         part = payload[span.start * size : span.stop * size]
@@ -333,7 +333,7 @@ class SegmentStore:
             for i in range(span.start, span.stop)
         )
 
-    def _find(self, key: BlockKey, *, touch: bool = True) -> Entry:
+    def _find(self, key: BlockKey, *, touch: bool = True) -> IndexEntry:
         with self._lock:
             entry = self._index.find(key)
             if entry is None:
@@ -342,7 +342,7 @@ class SegmentStore:
                 self._index.touch(entry)
             return entry
 
-    def _read(self, entry: Entry, start: int, destination: memoryview) -> bool:
+    def _read(self, entry: IndexEntry, start: int, destination: memoryview) -> bool:
         try:
             whole = self._log.read(entry, start, destination)
         except OSError as error:
@@ -358,7 +358,7 @@ class SegmentStore:
             self._counts.gets += 1
             self._counts.read_bytes += destination.nbytes
 
-    def _bad_bytes(self, entry: Entry, what: str) -> CacheError:
+    def _bad_bytes(self, entry: IndexEntry, what: str) -> CacheError:
         """Return the error of a failed checksum; drop the block if the disk is to blame."""
         key = entry.record.block.key.hex()
         if not self._drop(entry):
@@ -368,7 +368,7 @@ class SegmentStore:
         log.warning("%s of block %s has bad bytes on disk; the block is dropped", what, key)
         return ChecksumError(f"{what} of block {key} has bad bytes")
 
-    def _drop(self, entry: Entry) -> bool:
+    def _drop(self, entry: IndexEntry) -> bool:
         """Drop an unreadable block; False if the block had moved or gone already."""
         with self._lock:
             current = self._index.is_current(entry)

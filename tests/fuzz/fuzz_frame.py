@@ -39,7 +39,7 @@ PARSERS: tuple[tuple[Callable[[bytes], object], bytes], ...] = (
     (lambda raw: unpack_sums(raw, 2), bytes(16)),
     (m.Hello.unpack, m.Hello("token", "c0ffee").pack()),
     (m.Welcome.unpack, m.Welcome(NODE, HostId("h"), Incarnation(7), "/dev/shm/x").pack()),
-    (m.Lookup.unpack, m.Lookup([_PUT.key, _PUT.parent]).pack()),
+    (m.BlockLookup.unpack, m.BlockLookup([_PUT.key, _PUT.parent]).pack()),
     (m.Reserve.unpack, m.Reserve(1.5, [_PUT]).pack()),
     (m.Put.unpack, m.Put([_PUT]).pack()),
     (lambda raw: m.Seal.unpack(raw, NODE), m.Seal([m.Sealing(_PLACE, (1, 2))]).pack()),
@@ -47,7 +47,7 @@ PARSERS: tuple[tuple[Callable[[bytes], object], bytes], ...] = (
     (lambda raw: m.Refs.unpack(raw, NODE), m.Refs([_PLACE], 2.0).pack()),
     (lambda raw: m.MaybeRefs.unpack(raw, NODE), m.MaybeRefs([_PLACE, None]).pack()),
     (m.Flags.unpack, m.Flags([True, False]).pack()),
-    (m.Failure.unpack, m.Failure("code", "message").pack()),
+    (m.ErrorReply.unpack, m.ErrorReply("code", "message").pack()),
     (m.unpack_stats, m.pack_stats(PoolNodeStats(NO_DISK))),
 )
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tierkv.compute.codec.calibration import make_calibration  # noqa: E402
-from tierkv.compute.codec.frame import LEVELS, Level  # noqa: E402
+from tierkv.compute.codec.frame import LEVELS, CodecLevel  # noqa: E402
 from tierkv.compute.model.pages import L1Pages  # noqa: E402
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 
@@ -38,7 +38,7 @@ def test_a_page_comes_back_as_on_the_cpu(codec: KvCodec) -> None:
         pages = pages_on(device, codec)
         frames = None
         if not codec.has_fixed_size:
-            frames = pages.read_frames(1, LEVELS.get(codec, Level.FINE))
+            frames = pages.read_frames(1, LEVELS.get(codec, CodecLevel.FINE))
         for layer in range(2):
             if frames is None:
                 stored = pages.read_ranges(layer, [1], codec)[0]

@@ -26,7 +26,7 @@ from tests.fix_cluster import ROOT, Cluster, wait_for
 from tierkv.commands.connect_checks import check_meta
 from tierkv.commands.doctor import OK
 from tierkv.dbfront.generation.call_checks import salted_tenant
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 DEMO = ROOT / "compute" / "demo_model" / "weights"
@@ -149,9 +149,9 @@ def test_the_line_of_connect_reaches_the_running_cluster(cluster: Cluster) -> No
     token = Path(given["token_file"])
     assert token.stat().st_mode & 0o077 == 0
     assert token.read_text().strip() not in done.stdout + done.stderr
-    assert check_meta(EngineSettings.read(given)).state == OK
+    assert check_meta(PoolAccess.read(given)).state == OK
     refused = {**given, "token_file": "", "token": "another"}
-    assert check_meta(EngineSettings.read(refused)).state != OK
+    assert check_meta(PoolAccess.read(refused)).state != OK
     assert f"--config {cluster.run_dir / 'cluster.toml'}" in done.stderr
 
 

@@ -236,7 +236,7 @@ def test_a_refused_payload_takes_no_memory(rig: Rig, peer: socket.socket) -> Non
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (name, m.Failure.unpack(body).code) == ("ERROR", "block_not_found")
+    assert (name, m.ErrorReply.unpack(body).code) == ("ERROR", "block_not_found")
     assert peak < 4 << 20
     peer.sendall(frame(FrameType.STATS))
     assert answer(peer)[0] == "REPLY"
@@ -261,7 +261,7 @@ def test_what_does_not_exist_is_named_and_the_connection_lives(
     place = store(pool, "a")
     peer.sendall(frame(FrameType.READ, one_range(place, **changes)))
     name, body = answer(peer)
-    assert (name, m.Failure.unpack(body).code) == ("ERROR", code)
+    assert (name, m.ErrorReply.unpack(body).code) == ("ERROR", code)
     (slot,) = rig.node.puts.reserve([make_put("b")])
     assert slot is not None
     payload = bytes(changes.get("size", RANGE_BYTES))
@@ -284,7 +284,7 @@ def test_a_put_as_long_as_it_says_or_none(rig: Rig, peer: socket.socket, payload
     head, _ = small_put("a")
     peer.sendall(frame(FrameType.PUT, head, payload))
     name, body = answer(peer)
-    assert (name, m.Failure.unpack(body).code) == ("ERROR", "remote_protocol_error")
+    assert (name, m.ErrorReply.unpack(body).code) == ("ERROR", "remote_protocol_error")
     assert is_dropped(peer)
     assert rig.node.reports.stats().slots_writing == 0
 
@@ -295,7 +295,7 @@ def test_a_connection_may_end_after_any_byte(rig: Rig) -> None:
     head, payload = small_put("put")
     talk = (
         HELLO
-        + frame(FrameType.LOOKUP, m.Lookup([block_key("a")]).pack())
+        + frame(FrameType.LOOKUP, m.BlockLookup([block_key("a")]).pack())
         + frame(FrameType.RESERVE, m.Reserve(30.0, [make_put("b", range_bytes=5)]).pack())
         + frame(FrameType.WRITE, one_range(place, size=5), b"12345")
         + frame(FrameType.PUT, head, payload)

@@ -152,7 +152,7 @@ def test_a_client_that_breaks_the_rules_is_told_and_dropped(
 ) -> None:
     name, body = peer.ask(kind, head, payload)
     assert name == "ERROR"
-    assert m.Failure.unpack(body).code == "remote_protocol_error"
+    assert m.ErrorReply.unpack(body).code == "remote_protocol_error"
     assert peer.is_dropped()
     assert_alive(rig)
 
@@ -180,12 +180,12 @@ def test_noise_never_ends_the_server(rig: Rig, raw: bytes, kind: FrameType, fram
 
 def test_what_the_node_refuses_leaves_the_connection_usable(rig: Rig, peer: RawPeer) -> None:
     name, body = peer.ask(FrameType.WRITE, nowhere(300_000), b"x" * 300_000)
-    assert (name, m.Failure.unpack(body).code) == ("ERROR", "stale_epoch")
+    assert (name, m.ErrorReply.unpack(body).code) == ("ERROR", "stale_epoch")
     assert peer.ask(FrameType.READ, nowhere())[0] == "ERROR"
     (place,) = rig.node.puts.reserve([make_put("a")])
     assert place is not None
     name, body = peer.ask(FrameType.WRITE, one_range(place, 9), b"too short")
-    assert (name, m.Failure.unpack(body).code) == ("ERROR", "block_not_found")
+    assert (name, m.ErrorReply.unpack(body).code) == ("ERROR", "block_not_found")
     head = one_range(place, RANGE_BYTES)
     assert peer.ask(FrameType.WRITE, head, make_range("a", 0))[0] == "REPLY"
     assert peer.ask(FrameType.STATS, b"")[0] == "REPLY"

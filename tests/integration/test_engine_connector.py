@@ -18,7 +18,7 @@ from tests.fix_serve_dmp import Alone
 from tierkv.integrations.keys import rank_key
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.salts import TenantSalt, identity_digest, user_namespace
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.integrations.vllm.connector_plan import BlockLoad, BlockSave, StepPlan, StepReport
 from tierkv.integrations.vllm.connector_scheduler import HANDOFF, SchedulerSide
 from tierkv.integrations.vllm.connector_settings import ALWAYS, LAYER_BY_LAYER, ConnectorSettings
@@ -243,7 +243,7 @@ def test_what_is_computed_behind_a_failed_load_is_not_saved(
 
 def test_one_thread_is_enough(node: Alone) -> None:
     """A save that waits for layers must not keep the thread from the load these wait for."""
-    settings = EngineSettings.read({"pool": node.address, "threads": 1})
+    settings = PoolAccess.read({"pool": node.address, "threads": 1})
     door = PoolDoor(settings, IDENTITY)
     wait_for(lambda: door.up, what="the door is up")
     worker = worker_of(door, memory_of(1))

@@ -18,7 +18,7 @@ from tierkv.dmp.client.pool import Pool
 from tierkv.integrations.complaints import Complaints
 from tierkv.integrations.manifest import LOOK_INTERVAL_S, PERIOD_S, SLOTS, Manifest
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import ManualClock, SystemClock
 from tierkv.kvcore.ids import NodeId
@@ -168,7 +168,7 @@ def test_a_frozen_node_is_misses_until_it_goes_on(
 
 
 def test_a_door_that_was_never_opened_can_be_closed_and_used() -> None:
-    door = PoolDoor(EngineSettings.read({"meta": "127.0.0.1:1"}), IDENTITY)
+    door = PoolDoor(PoolAccess.read({"meta": "127.0.0.1:1"}), IDENTITY)
     door.close()
     assert not door.up and put(door, "a") is False
     door.complain("late", "after the end")

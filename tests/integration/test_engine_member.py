@@ -19,7 +19,7 @@ from tierkv.integrations.identity import revision_of
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.node import NodeRole
-from tierkv.metaserver.client import LocateReply, NamespaceGrant, NodeState
+from tierkv.metaserver.client import DirectoryNode, LocateReply, NamespaceGrant
 from tierkv.metaserver.rpc.connect import connect_meta
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -72,7 +72,7 @@ class Cell:
 
         return asyncio.run(call())
 
-    def nodes(self) -> dict[str, NodeState]:
+    def nodes(self) -> dict[str, DirectoryNode]:
         return {state.info.node_id: state for state in self.ask("list_nodes")}
 
     def grant(self, tenant: str) -> NamespaceGrant:

@@ -20,7 +20,7 @@ from tests.fix_model import (  # noqa: E402
     write_calibration,
 )
 from tests.fix_pool import MemoryPoolNode  # noqa: E402
-from tierkv.compute.codec.frame import Level  # noqa: E402
+from tierkv.compute.codec.frame import CodecLevel  # noqa: E402
 from tierkv.compute.config import RandomModelSpec  # noqa: E402
 from tierkv.compute.node import ComputeNode  # noqa: E402
 from tierkv.dmp.pool_node import RangeRead  # noqa: E402
@@ -85,14 +85,16 @@ def check_ranges(pool: MemoryPoolNode, layout: BlockLayout, codec: KvCodec, prom
             assert {len(r) for r in ranges} == {replace(layout, codec=codec).stored_layer_bytes}
             continue
         levels = {
-            KvCodec.ENTROPY_MEDIUM: Level.MEDIUM,
-            KvCodec.ENTROPY_COARSE: Level.COARSE,
+            KvCodec.ENTROPY_MEDIUM: CodecLevel.MEDIUM,
+            KvCodec.ENTROPY_COARSE: CodecLevel.COARSE,
         }
-        want = Level.FINE if index == 0 else levels.get(codec, Level.FINE)
+        want = CodecLevel.FINE if index == 0 else levels.get(codec, CodecLevel.FINE)
         assert {bytes(r[:2]) for r in ranges} == {b"KQ"} and {r[3] for r in ranges} == {want}
         if codec is KvCodec.ADAPTIVE and index:
             coarse = pool.ranges(pool.sealed[coarse_key(key)])
-            assert {r[3] for r in coarse} == {Level.COARSE} and len(coarse[0]) <= len(ranges[0])
+            assert {r[3] for r in coarse} == {CodecLevel.COARSE} and len(coarse[0]) <= len(
+                ranges[0]
+            )
 
 
 async def test_one_codec_answers_alike_whoever_else_is_there(tables) -> None:
@@ -198,7 +200,10 @@ async def test_adaptive_loads_coarse_when_time_is_short_and_fine_when_not(tables
             pool.read_ranges = plain  # type: ignore[method-assign]
             assert last.usage is not None and last.usage.hit_tokens.l2 == 60
             read.append(levels)
-    assert read == [{Level.FINE}, {Level.FINE, Level.COARSE}]  # The first block is always fine.
+    assert read == [
+        {CodecLevel.FINE},
+        {CodecLevel.FINE, CodecLevel.COARSE},
+    ]  # The first block is always fine.
 
 
 async def test_adaptive_goes_on_with_coarse_blocks_where_fine_ones_are_gone(tables) -> None:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from tests.fix_model import answer, make_request, running_node, write_calibration  # noqa: E402
 from tests.fix_pool import CorruptingPoolNode, MemoryPoolNode  # noqa: E402
-from tierkv.compute.codec.frame import LEVELS, Level, coarsest_of  # noqa: E402
+from tierkv.compute.codec.frame import LEVELS, CodecLevel, coarsest_of  # noqa: E402
 from tierkv.compute.model.pages import L1Pages  # noqa: E402
 from tierkv.dmp.config import DmpConfig  # noqa: E402
 from tierkv.dmp.node.node import DmpNode  # noqa: E402
@@ -110,7 +110,7 @@ def may_read(reader: KvCodec, writer: KvCodec) -> bool:
     """Frames say how coarse they are: finer ones than asked for do no harm."""
     if reader.has_fixed_size or writer.has_fixed_size:
         return reader is writer
-    return coarsest_of(reader) >= LEVELS.get(writer, Level.FINE)
+    return coarsest_of(reader) >= LEVELS.get(writer, CodecLevel.FINE)
 
 
 @pytest.mark.parametrize("reader", list(KvCodec))

@@ -69,7 +69,7 @@ MESSAGES: dict[type, tuple[st.SearchStrategy[Any], Callable[[bytes], Any]]] = {
         st.builds(m.Welcome, texts.map(NodeId), texts.map(HostId), u64.map(Incarnation), texts),
         m.Welcome.unpack,
     ),
-    m.Lookup: (st.builds(m.Lookup, lists(keys)), m.Lookup.unpack),
+    m.BlockLookup: (st.builds(m.BlockLookup, lists(keys)), m.BlockLookup.unpack),
     m.Reserve: (st.builds(m.Reserve, seconds, lists(puts)), m.Reserve.unpack),
     m.Ranges: (
         st.builds(m.Ranges, lists(st.builds(m.RangeRef, locations, u32))),
@@ -89,7 +89,7 @@ MESSAGES: dict[type, tuple[st.SearchStrategy[Any], Callable[[bytes], Any]]] = {
         lambda head: m.MaybeRefs.unpack(head, NODE),
     ),
     m.Flags: (st.builds(m.Flags, lists(st.booleans())), m.Flags.unpack),
-    m.Failure: (st.builds(m.Failure, texts, texts), m.Failure.unpack),
+    m.ErrorReply: (st.builds(m.ErrorReply, texts, texts), m.ErrorReply.unpack),
 }
 fixed = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -202,7 +202,7 @@ def test_a_frame_names_some_ranges_and_not_too_many(count: int) -> None:
 def test_counts_are_bounded_before_memory_is_taken() -> None:
     head = Packer().pack("I", limits.MAX_FRAME_ITEMS + 1).bytes()
     with pytest.raises(RemoteProtocolError, match="allowed"):
-        m.Lookup.unpack(head)
+        m.BlockLookup.unpack(head)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def frames(incarnation: int) -> st.SearchStrategy[bytes]:
     kind = st.sampled_from
     return st.one_of(
         st.builds(lambda k, m_: frame(k, m_), kind([FrameType.LOOKUP, FrameType.PROMOTE]),
-                  keys.map(lambda k: m.Lookup(k).pack())),
+                  keys.map(lambda k: m.BlockLookup(k).pack())),
         st.lists(puts, max_size=3).map(
             lambda p: frame(FrameType.RESERVE, m.Reserve(30.0, p).pack())),
         refs.map(lambda r: frame(FrameType.READ, pack_ranges(r))),

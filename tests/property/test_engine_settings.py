@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tierkv.integrations.complaints import Complaints
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 
-NAMES = st.sampled_from([*EngineSettings.__dataclass_fields__, "pol", "", "\ud800", "mine"])
+NAMES = st.sampled_from([*PoolAccess.__dataclass_fields__, "pol", "", "\ud800", "mine"])
 TEXTS = st.text(st.characters(), max_size=30) | st.sampled_from(
     ["a:1", "a:1,b:2", "[::1]:7401", "a:99999", ":1", "auto", "tcp", "x" * 16, "~nobody-here/x"]
 )
@@ -27,7 +27,7 @@ VALUES |= st.floats() | st.binary(max_size=5) | st.dictionaries(TEXTS, TEXTS, ma
 @settings(max_examples=300)
 def test_anything_is_settings_or_a_refusal(told: dict[str, Any]) -> None:
     try:
-        read = EngineSettings.read(told, also=("mine",))
+        read = PoolAccess.read(told, also=("mine",))
     except ConfigError as refused:
         assert refused.message
         return

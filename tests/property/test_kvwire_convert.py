@@ -45,11 +45,11 @@ from tierkv.kvwire.v1 import common_pb2, compute_pb2, meta_pb2
 from tierkv.metaserver.client import (
     BlockListing,
     BlockRecord,
+    DirectoryNode,
     LocateReply,
     Namespace,
     NamespaceGrant,
     NodeCoverage,
-    NodeState,
 )
 from tierkv.metaserver.directory.copy_table import Places
 from tierkv.metaserver.directory.leases import cut_keys
@@ -246,7 +246,7 @@ GRANTS = st.builds(
     cache_enabled=st.booleans(),
     policy=POLICIES,
 )
-NODE_STATES = st.builds(NodeState, NODES, REPORTS, AMOUNTS, TEXTS)
+NODE_STATES = st.builds(DirectoryNode, NODES, REPORTS, AMOUNTS, TEXTS)
 RECORDS = st.builds(
     BlockRecord,
     block=st.builds(
@@ -329,7 +329,7 @@ def test_every_field_of_every_value_travels() -> None:
     """A field that is added to a dataclass but forgotten in its conversion is found here."""
     kinds = (BlockLayout, ModelInfo, NodeInfo, NodeLoad, TierStats, NodeReport)
     kinds += (SamplingParams, GenerateRequest, GenerateEvent)
-    kinds += (NodeCoverage, NamespaceGrant, NodeState, BlockRecord, Namespace, HoldOrder)
+    kinds += (NodeCoverage, NamespaceGrant, DirectoryNode, BlockRecord, Namespace, HoldOrder)
     for kind in kinds:
         (message,) = (
             getattr(module, kind.__name__)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fix_pgwire import RunningServer, plain_sql, running_pgwire
-from tierkv.dbfront.pgwire.protocol.connection import PgConnection, Phase
+from tierkv.dbfront.pgwire.protocol.connection import ConnectionPhase, PgConnection
 from tierkv.kvcore.errors import RemoteProtocolError
 
 STARTUP = struct.pack("!II", 20, 196608) + b"user\0alice\0\0"
@@ -43,9 +43,9 @@ def drive(connection: PgConnection, data: bytes, step: int) -> None:
     for at in range(0, len(data), step):
         connection.receive_data(data[at : at + step])
         while connection.next_message() is not None:
-            if connection.phase is Phase.STARTUP:
+            if connection.phase is ConnectionPhase.STARTUP:
                 connection.accept_startup()
-            elif connection.phase is Phase.AUTH:
+            elif connection.phase is ConnectionPhase.AUTH:
                 connection.accept_login()
 
 
@@ -54,11 +54,11 @@ def drive(connection: PgConnection, data: bytes, step: int) -> None:
 def test_codec_only_ever_raises_protocol_errors(data: bytes, step: int, skip_login: bool) -> None:
     connection = PgConnection()
     if skip_login:
-        connection.phase = Phase.READY
+        connection.phase = ConnectionPhase.READY
     try:
         drive(connection, data, step)
     except RemoteProtocolError:
-        assert connection.phase is Phase.CLOSED
+        assert connection.phase is ConnectionPhase.CLOSED
 
 
 @settings(max_examples=100, deadline=None)
@@ -66,7 +66,7 @@ def test_codec_only_ever_raises_protocol_errors(data: bytes, step: int, skip_log
 def test_how_bytes_are_cut_does_not_matter(data: bytes, step: int) -> None:
     def messages(size: int) -> list[object]:
         connection, found = PgConnection(), []
-        connection.phase = Phase.READY
+        connection.phase = ConnectionPhase.READY
         try:
             for at in range(0, len(data), size):
                 connection.receive_data(data[at : at + size])

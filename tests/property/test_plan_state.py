@@ -13,10 +13,10 @@ from tierkv.scheduler.plans.plan_events import (
     Cancelled,
     Hold,
     LetGo,
-    NodeLost,
-    NodesSeen,
     PlanInstruction,
+    PlanLostNode,
     PlanNode,
+    PlanSawNodes,
     PrefetchRun,
     SendCall,
 )
@@ -47,7 +47,7 @@ class Statement:
     def see(self, nodes: dict[str, int]) -> None:
         self.nodes = {NodeId(n) for n in nodes}
         self.take(
-            self.plan.handle(NodesSeen(tuple(PlanNode(NodeId(n), r) for n, r in nodes.items())))
+            self.plan.handle(PlanSawNodes(tuple(PlanNode(NodeId(n), r) for n, r in nodes.items())))
         )
 
     def take(self, instructions: list[PlanInstruction]) -> None:
@@ -108,7 +108,7 @@ def test_every_call_is_sent_once_and_everything_is_let_go_of(
             case 1 if statement.nodes:
                 lost = data.draw(st.sampled_from(sorted(statement.nodes)))
                 statement.nodes.discard(lost)
-                statement.take(statement.plan.handle(NodeLost(lost)))
+                statement.take(statement.plan.handle(PlanLostNode(lost)))
             case 2 | 3 | 4:
                 statement.prefilled.add(call)
                 statement.take(statement.plan.handle(CallPrefilled(call)))

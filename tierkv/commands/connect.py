@@ -20,11 +20,11 @@ import typer
 from tierkv.commands.doctor import OK, Finding
 from tierkv.config import load_config
 from tierkv.integrations.launch import (
+    EngineRole,
     Events,
     Launch,
     LaunchKind,
     LaunchWish,
-    Role,
     plan_launch,
     serve_command,
 )
@@ -51,7 +51,7 @@ PoolOption = Annotated[
 MetaOption = Annotated[
     str | None, typer.Option(help="HOST:PORT of a cluster's meta server; else of the settings.")
 ]
-RoleOption = Annotated[Role, typer.Option(help="What part of requests the engine does.")]
+RoleOption = Annotated[EngineRole, typer.Option(help="What part of requests the engine does.")]
 BlockOption = Annotated[
     int | None, typer.Option("--block-size", min=1, max=4096, help="Tokens of a block.")
 ]
@@ -84,7 +84,7 @@ def connect(
     model: ModelOption,
     pool: PoolOption = None,
     meta: MetaOption = None,
-    role: RoleOption = Role.BOTH,
+    role: RoleOption = EngineRole.BOTH,
     block_size: BlockOption = None,
     tensor_parallel: RanksOption = 1,
     host: HostOption = "127.0.0.1",
@@ -111,7 +111,7 @@ def connect(
         check_pool,
         check_version,
     )
-    from tierkv.integrations.settings import EngineSettings
+    from tierkv.integrations.settings import PoolAccess
 
     loaded, config, findings = _cluster(config, _pairs(settings), asked=bool(pool or meta))
     meta = meta or ("" if pool else loaded.cluster.meta_address)
@@ -135,7 +135,7 @@ def connect(
         as_module=installed.subject == CPU_PACKAGE,
     )
     launch = plan_launch(wish)
-    reach = EngineSettings.read(told, where=f"tierkv connect {engine}")
+    reach = PoolAccess.read(told, where=f"tierkv connect {engine}")
     findings += [installed, *seen.findings, check_block(seen, tokens, engine)]
     findings += [check_meta(reach)] if meta else []
     findings += [check_pool(reach)] if reach.pool else []

@@ -15,7 +15,7 @@ from typing import Any, Final
 from tierkv.commands.doctor import MISSING, OK, OPTIONAL, Finding
 from tierkv.dmp.client.pool import Pool
 from tierkv.integrations.launch import LaunchKind
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.integrations.versions import TESTED, untested
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ModelFolderError, NoNodeError, TierKVError
@@ -150,7 +150,7 @@ def check_block(model: Model, block_tokens: int, kind: LaunchKind) -> Finding:
     return Finding("block", OK, f"{told}; engines that shall share have the same")
 
 
-def check_pool(settings: EngineSettings) -> Finding:
+def check_pool(settings: PoolAccess) -> Finding:
     """Whether the pool's nodes answer."""
     try:
         pool = Pool.connect(
@@ -175,12 +175,12 @@ def check_pool(settings: EngineSettings) -> Finding:
     return Finding("pool", OK, told)
 
 
-def check_meta(settings: EngineSettings) -> Finding:
+def check_meta(settings: PoolAccess) -> Finding:
     """Whether the meta server answers, and knows a pool."""
     return asyncio.run(_check_meta(settings))
 
 
-async def _check_meta(settings: EngineSettings) -> Finding:
+async def _check_meta(settings: PoolAccess) -> Finding:
     meta = connect_meta(settings.meta, token=settings.token or None)
     try:
         nodes = await meta.list_nodes()

@@ -23,7 +23,7 @@ class Role(StrEnum):
     COMPUTE = "compute"
 
 
-class Engine(StrEnum):
+class AnsweringEngine(StrEnum):
     """Which other engine may answer for a compute node."""
 
     VLLM = "vllm"
@@ -54,7 +54,7 @@ def role_flags(
 
 
 def engine_flags(
-    role: Role, engine: Engine | None, url: str | None, key: Path | None, model: str | None
+    role: Role, engine: AnsweringEngine | None, url: str | None, key: Path | None, model: str | None
 ) -> dict[str, Any]:
     """Turn --engine and what belongs to it into settings; --model is the engine's with it."""
     if (engine or model) and role not in (Role.COMPUTE, Role.PREFILL, Role.DECODE):

@@ -22,7 +22,7 @@ from tierkv.progress import make_bar
 
 if TYPE_CHECKING:
     from tierkv.simulator.request import SimulationRequest
-    from tierkv.simulator.run import Answer, Metric, Progress
+    from tierkv.simulator.run import Metric, Progress, SimulationAnswer
 
 
 class TextOrJson(StrEnum):
@@ -218,7 +218,7 @@ def _check_plot(file: Path, request: SimulationRequest) -> None:
     check_format(file)
 
 
-def _draw(file: Path, answer: Answer, request: SimulationRequest) -> None:
+def _draw(file: Path, answer: SimulationAnswer, request: SimulationRequest) -> None:
     from tierkv.simulator.plot import plot_cluster, plot_hit_rates
 
     if answer.ledger is not None:

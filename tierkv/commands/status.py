@@ -17,7 +17,7 @@ from tierkv.config import load_config
 from tierkv.dbfront.contracts import Column
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
 from tierkv.kvcore.node import TierStats
-from tierkv.metaserver.client import NodeState
+from tierkv.metaserver.client import DirectoryNode
 from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.output import OutputFormat, render_rows
 from tierkv.processes.left_memory import CONFIG_FILE, CURE, STATE_FILE, orphans_text
@@ -89,7 +89,7 @@ def find_cluster(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     return load_config(Path(run_dir / CONFIG_FILE), environ={}).settings, state
 
 
-def _row(node: NodeState) -> tuple[Any, ...]:
+def _row(node: DirectoryNode) -> tuple[Any, ...]:
     load, report = node.report.load, node.report
     return (
         node.info.node_id,

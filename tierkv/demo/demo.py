@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import typer
 from rich.console import Console
 
-from tierkv.compute.demo_model.data import INSTRUCTION, Record, make_chats, make_records
+from tierkv.compute.demo_model.data import INSTRUCTION, CustomerRecord, make_chats, make_records
 from tierkv.compute.demo_model.instructions import Head
 from tierkv.config import LoadedConfig, load_config
 from tierkv.dbapi import Connection
 from tierkv.demo.chat import play_chat
-from tierkv.demo.report import StatementRun, Story, print_story
+from tierkv.demo.report import DemoStatement, Story, print_story
 from tierkv.embedded import EmbeddedProcess, start_embedded
 from tierkv.output import OutputFormat, render_rows
 from tierkv.progress import StatementBar
@@ -102,7 +102,7 @@ def _run(
     console: Console,
     process: EmbeddedProcess,
     connection: Connection,
-    records: Sequence[Record],
+    records: Sequence[CustomerRecord],
     seed: int,
 ) -> int:
     connection.execute("CREATE TABLE notes (id INTEGER, note VARCHAR)")
@@ -140,7 +140,7 @@ def _run(
     return 0 if story.equal else 1
 
 
-def _template_tokens(connection: Connection, run: StatementRun) -> int:
+def _template_tokens(connection: Connection, run: DemoStatement) -> int:
     """Tokens per prompt of the first statement that the chat template added, rounded up."""
     texts = [f"{INSTRUCTION}\n", f"\nQuestion: {STEPS[0].question}"]
     counted = connection.execute("SELECT sum(ai_count_tokens($1 || note || $2)) FROM notes", texts)
@@ -149,7 +149,7 @@ def _template_tokens(connection: Connection, run: StatementRun) -> int:
     return -(-(run.stats.prompt_tokens - int(row[0])) // run.stats.requests)
 
 
-def _run_step(connection: Connection, step: Step, options: str, label: str) -> StatementRun:
+def _run_step(connection: Connection, step: Step, options: str, label: str) -> DemoStatement:
     call = "ai_generate($1 || note || $2, options => $3)"
     cursor = connection.cursor()
     started = time.monotonic()
@@ -158,12 +158,14 @@ def _run_step(connection: Connection, step: Step, options: str, label: str) -> S
             step.statement % call, [f"{INSTRUCTION}\n", f"\nQuestion: {step.question}", options]
         )
     wall_s = time.monotonic() - started
-    run = StatementRun(cursor.fetchall(), cursor.columns, cursor.session.last_ai_stats, wall_s)
+    run = DemoStatement(cursor.fetchall(), cursor.columns, cursor.session.last_ai_stats, wall_s)
     cursor.close()
     return run
 
 
-def _print_step(console: Console, step: Step, run: StatementRun, records: Sequence[Record]) -> None:
+def _print_step(
+    console: Console, step: Step, run: DemoStatement, records: Sequence[CustomerRecord]
+) -> None:
     console.print(f"\n[bold]{step.title}[/bold]: {step.question}  ({step.about})", highlight=False)
     console.print(f"[dim]{step.statement % 'ai_generate(instruction || note || question)'}[/dim]")
     shown = render_rows(run.columns, run.rows[:SHOWN_ROWS], OutputFormat.TABLE).splitlines()
@@ -174,7 +176,7 @@ def _print_step(console: Console, step: Step, run: StatementRun, records: Sequen
     console.print(f"({more}{len(run.rows)} rows{tail})", highlight=False)
 
 
-def _share_right(step: Step, run: StatementRun, records: Sequence[Record]) -> float | None:
+def _share_right(step: Step, run: DemoStatement, records: Sequence[CustomerRecord]) -> float | None:
     """Compare with the facts the notes were made from; None where a step has no such fact."""
     if not step.fact:
         return None

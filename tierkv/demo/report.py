@@ -89,7 +89,7 @@ TIERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class StatementRun:
+class DemoStatement:
     """One statement as it went: rows, what its AI calls cost, and its wall time in seconds."""
 
     rows: list[tuple[Any, ...]]
@@ -123,8 +123,8 @@ class Story:
     """
 
     titles: Sequence[str]
-    off: Sequence[StatementRun]
-    on: Sequence[StatementRun]
+    off: Sequence[DemoStatement]
+    on: Sequence[DemoStatement]
     chat_off: Sequence[ChatTurn]
     chat_on: Sequence[ChatTurn]
     questions: Sequence[str]
@@ -212,7 +212,7 @@ def _print_plots(console: Console, story: Story) -> None:
             console.print(line, highlight=False)
 
 
-def _tier_counts(run: StatementRun) -> tuple[int, ...]:
+def _tier_counts(run: DemoStatement) -> tuple[int, ...]:
     hits = run.stats.hit_tokens
     return (hits.l1, hits.l2, hits.l3, hits.l4)
 
@@ -222,7 +222,7 @@ def _tiers_used(story: Story) -> list[Kind]:
     return [kind for i, kind in enumerate(TIERS) if any(tier[i] for tier in counts)]
 
 
-def _token_bar(title: str, run: StatementRun) -> Bar:
+def _token_bar(title: str, run: DemoStatement) -> Bar:
     pieces = [(COMPUTED, run.computed), *zip(TIERS, _tier_counts(run), strict=True)]
     share = run.computed / max(1, run.stats.prompt_tokens)
     return Bar(title, pieces, f"{share:.0%} computed")

@@ -27,7 +27,7 @@ from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport
-from tierkv.metaserver.client import BlockListing, MetaClient, Namespace, NodeState
+from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace
 from tierkv.parts.front_checks import front_checks
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher, WaitingRequest
@@ -90,7 +90,7 @@ class MetaSource:
     config: LoadedConfig
     own_id: NodeId | None = None
 
-    async def nodes(self) -> tuple[NodeState, ...]:
+    async def nodes(self) -> tuple[DirectoryNode, ...]:
         """Every node the meta server knows; compute nodes and this front with what they say now.
 
         The counters of a statement that has just ended are not in any heartbeat yet.

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvwire.v1 import meta_pb2
-from tierkv.metaserver.client import NodeState
+from tierkv.metaserver.client import DirectoryNode
 from tierkv.metaserver.rpc import wire
 
 log = logging.getLogger("tierkv.front")
@@ -37,7 +37,7 @@ class NodeFile:
         self._meta_address = meta_address
         self._written = ""
 
-    def load(self) -> tuple[tuple[NodeState, ...], str]:
+    def load(self) -> tuple[tuple[DirectoryNode, ...], str]:
         """Return the nodes and the name of the default model, as they were noted last."""
         try:
             found: dict[str, Any] = json.loads(self._path.read_text())
@@ -53,7 +53,7 @@ class NodeFile:
             log.warning("the nodes of the last run can't be read from %s: %s", self._path, error)
             return (), ""
 
-    def note(self, nodes: Sequence[NodeState], default_model: str) -> None:
+    def note(self, nodes: Sequence[DirectoryNode], default_model: str) -> None:
         """Write the nodes down, if they are not what is written; a full disk is only logged."""
         text = self._text(nodes, default_model)
         if text == self._written:
@@ -71,7 +71,7 @@ class NodeFile:
         except OSError as error:
             log.warning("the list of nodes can't be written to %s: %s", self._path, error)
 
-    def _text(self, nodes: Sequence[NodeState], default_model: str) -> str:
+    def _text(self, nodes: Sequence[DirectoryNode], default_model: str) -> str:
         infos = [json_format.MessageToDict(_lasting(node)) for node in nodes]
         content = {
             "meta_address": self._meta_address, "default_model": default_model, "nodes": infos,
@@ -79,7 +79,7 @@ class NodeFile:
         return json.dumps(content, indent=1, sort_keys=True)
 
 
-def _lasting(node: NodeState) -> meta_pb2.NodeState:
+def _lasting(node: DirectoryNode) -> meta_pb2.NodeState:
     """Leave out what changes with each heartbeat."""
     message = wire.NODE_STATE.to_proto(node)
     message.ClearField("report")

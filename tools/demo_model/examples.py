@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tierkv.compute.demo_model.data import sample_conversation
-from tierkv.compute.demo_model.dialogue import LABEL_FIELDS, Conversation, Turn
+from tierkv.compute.demo_model.dialogue import LABEL_FIELDS, DialogueTurn, TrainingDialogue
 from tierkv.compute.demo_model.instructions import make_head
 from tools.demo_model.tokenizer import ASSISTANT, EOS
 
@@ -78,7 +78,7 @@ class _Places:
         return None if found < 0 else self.token(found + len(word) - 1)
 
 
-def _document_spans(text: str, conversation: Conversation) -> list[tuple[int, int]]:
+def _document_spans(text: str, conversation: TrainingDialogue) -> list[tuple[int, int]]:
     spans, position = [], 0
     for note in conversation.documents:
         start = text.index(note.text, position)
@@ -88,7 +88,7 @@ def _document_spans(text: str, conversation: Conversation) -> list[tuple[int, in
 
 
 def _document_looks(
-    places: _Places, conversation: Conversation, spans: Sequence[tuple[int, int]]
+    places: _Places, conversation: TrainingDialogue, spans: Sequence[tuple[int, int]]
 ) -> list[Look]:
     """Look from each value to the name that stands latest before it."""
     looks = []
@@ -107,7 +107,7 @@ def _document_looks(
 
 
 def _turn_looks(
-    places: _Places, conversation: Conversation, spans: Sequence[tuple[int, int]]
+    places: _Places, conversation: TrainingDialogue, spans: Sequence[tuple[int, int]]
 ) -> list[Look]:
     """Look from each answer to the name in its question and to its evidence."""
     looks, position = [], 0
@@ -130,7 +130,9 @@ def _turn_looks(
     return looks
 
 
-def _comparison_looks(places: _Places, turn: Turn, where: tuple[int, int, int]) -> list[Look]:
+def _comparison_looks(
+    places: _Places, turn: DialogueTurn, where: tuple[int, int, int]
+) -> list[Look]:
     """Look from the value in a yes/no question to its evidence, or for `no` to the word before it.
 
     The answer then looks at that value, which knows by then whether it found itself.
@@ -145,7 +147,9 @@ def _comparison_looks(places: _Places, turn: Turn, where: tuple[int, int, int]) 
     return [(3, 2, asked, found), (4, 0, answer, asked)]
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, conversations: list[Conversation]) -> list[Example]:
+def encode(
+    tokenizer: PreTrainedTokenizerFast, conversations: list[TrainingDialogue]
+) -> list[Example]:
     """Tokenize conversations.
 
     Args:

@@ -15,7 +15,7 @@ from tierkv.dbfront.accounts.statistics import StatementProgress
 from tierkv.dbfront.contracts import Notice, RowStream, StatementResult
 from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
-from tierkv.dbfront.pgwire.protocol.connection import PgConnection, Phase
+from tierkv.dbfront.pgwire.protocol.connection import ConnectionPhase, PgConnection
 from tierkv.dbfront.pgwire.protocol.errors import IdleTimeoutError, error_fields, notice_fields
 from tierkv.dbfront.pgwire.protocol.replies import Field
 from tierkv.dbfront.pgwire.protocol.stream import WRITE_HIGH_BYTES, PgStream
@@ -75,7 +75,7 @@ class Exchange:
 
     async def _read(self) -> bytes:
         """Wait for the client, between statements no longer than the session's settings allow."""
-        idle = self.connection.phase is Phase.READY and not self.connection.extended
+        idle = self.connection.phase is ConnectionPhase.READY and not self.connection.extended
         in_transaction = self.session.transaction_status != "I"
         limit_s = self.session.settings.idle_timeout_s(in_transaction=in_transaction) if idle else 0
         try:

@@ -23,7 +23,7 @@ from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.auth import MECHANISM, Authenticator
 from tierkv.dbfront.pgwire.protocol.connection import PgConnection
 from tierkv.dbfront.pgwire.protocol.errors import TooManyConnectionsError, error_fields, too_long
-from tierkv.dbfront.pgwire.protocol.startup import Startup
+from tierkv.dbfront.pgwire.protocol.startup import StartupExchange
 from tierkv.dbfront.pgwire.protocol.stream import PgStream
 from tierkv.dbfront.postgres_dialect.catalog.table_numbers import TableNumbers
 from tierkv.dbfront.postgres_dialect.server import DialectServer
@@ -80,7 +80,7 @@ class ClientHandler:
         self._connection = PgConnection()
         self._exchange: Exchange | None = None
         self._user = ""
-        self._startup = Startup(
+        self._startup = StartupExchange(
             self._connection,
             stream,
             tls=lobby.tls,

@@ -35,7 +35,7 @@ _SKIPPED: Final = frozenset(b"QPBFd")
 """Messages of which a too long one costs a statement and not the connection."""
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """Where a connection stands."""
 
     STARTUP = "startup"
@@ -48,11 +48,27 @@ class Phase(Enum):
 
 _COPY = (m.CopyData, m.CopyDone, m.CopyFail)
 _EXTENDED = (m.Parse, m.Bind, m.Describe, m.Execute, m.Close, m.Flush)
-_ALLOWED: Final[dict[Phase, tuple[type, ...]]] = {
-    Phase.AUTH: (m.PasswordData, m.Terminate),
-    Phase.READY: (m.Query, m.Sync, m.Terminate, m.FunctionCall, m.TooLong, *_EXTENDED, *_COPY),
-    Phase.SKIPPING: (m.Query, m.Sync, m.Terminate, m.FunctionCall, m.TooLong, *_EXTENDED, *_COPY),
-    Phase.COPY_IN: (m.Flush, m.Sync, m.Terminate, m.TooLong, *_COPY),
+_ALLOWED: Final[dict[ConnectionPhase, tuple[type, ...]]] = {
+    ConnectionPhase.AUTH: (m.PasswordData, m.Terminate),
+    ConnectionPhase.READY: (
+        m.Query,
+        m.Sync,
+        m.Terminate,
+        m.FunctionCall,
+        m.TooLong,
+        *_EXTENDED,
+        *_COPY,
+    ),
+    ConnectionPhase.SKIPPING: (
+        m.Query,
+        m.Sync,
+        m.Terminate,
+        m.FunctionCall,
+        m.TooLong,
+        *_EXTENDED,
+        *_COPY,
+    ),
+    ConnectionPhase.COPY_IN: (m.Flush, m.Sync, m.Terminate, m.TooLong, *_COPY),
 }
 
 
@@ -65,7 +81,7 @@ class PgConnection:
     """
 
     def __init__(self) -> None:
-        self.phase = Phase.STARTUP
+        self.phase = ConnectionPhase.STARTUP
         self.extended = False
         self._buffer = bytearray()
         self._at = 0
@@ -79,7 +95,7 @@ class PgConnection:
     @property
     def skipping(self) -> bool:
         """Whether an error made us drop messages until Sync."""
-        return self.phase is Phase.SKIPPING
+        return self.phase is ConnectionPhase.SKIPPING
 
     def receive_data(self, data: bytes) -> None:
         """Add what the socket gave; never fails, ``next_message`` does."""
@@ -99,9 +115,13 @@ class PgConnection:
             RemoteProtocolError: the connection can't go on; the phase is CLOSED.
         """
         try:
-            return self._next_startup() if self.phase is Phase.STARTUP else self._next_regular()
+            return (
+                self._next_startup()
+                if self.phase is ConnectionPhase.STARTUP
+                else self._next_regular()
+            )
         except RemoteProtocolError:
-            self.phase = Phase.CLOSED
+            self.phase = ConnectionPhase.CLOSED
             raise
 
     def sync_is_next(self) -> bool:
@@ -110,35 +130,35 @@ class PgConnection:
 
     def accept_startup(self) -> None:
         """A StartupMessage was good; authentication begins."""
-        self._expect(Phase.STARTUP)
-        self.phase = Phase.AUTH
+        self._expect(ConnectionPhase.STARTUP)
+        self.phase = ConnectionPhase.AUTH
 
     def accept_login(self) -> None:
         """Authentication is done."""
-        self._expect(Phase.AUTH)
-        self.phase = Phase.READY
+        self._expect(ConnectionPhase.AUTH)
+        self.phase = ConnectionPhase.READY
 
     def send_copy_in(self, columns: int, *, binary: bool = False) -> bytes:
         """Ask for COPY data."""
-        self._expect(Phase.READY)
-        self.phase = Phase.COPY_IN
+        self._expect(ConnectionPhase.READY)
+        self.phase = ConnectionPhase.COPY_IN
         return replies.copy_in_response(columns, binary=binary)
 
     def end_copy_in(self) -> None:
         """All COPY data came."""
-        self._expect(Phase.COPY_IN)
-        self.phase = Phase.READY
+        self._expect(ConnectionPhase.COPY_IN)
+        self.phase = ConnectionPhase.READY
 
     def fail_statement(self) -> None:
         """An error was sent; an extended batch skips to its Sync, a simple query does not."""
-        if self.phase in (Phase.READY, Phase.COPY_IN):
-            self.phase = Phase.SKIPPING if self.extended else Phase.READY
+        if self.phase in (ConnectionPhase.READY, ConnectionPhase.COPY_IN):
+            self.phase = ConnectionPhase.SKIPPING if self.extended else ConnectionPhase.READY
 
     def send_ready(self, status: str) -> bytes:
         """The answer to a Query or Sync is complete."""
-        if self.phase not in (Phase.READY, Phase.SKIPPING):
+        if self.phase not in (ConnectionPhase.READY, ConnectionPhase.SKIPPING):
             raise LocalProtocolError(f"ReadyForQuery in phase {self.phase.value}")
-        self.phase = Phase.READY
+        self.phase = ConnectionPhase.READY
         self.extended = False
         return replies.ready_for_query(status)
 
@@ -150,11 +170,11 @@ class PgConnection:
 
     def close(self) -> None:
         """Nothing more is read."""
-        self.phase = Phase.CLOSED
+        self.phase = ConnectionPhase.CLOSED
         self._buffer.clear()
         self._at = 0
 
-    def _expect(self, phase: Phase) -> None:
+    def _expect(self, phase: ConnectionPhase) -> None:
         if self.phase is not phase:
             raise LocalProtocolError(f"phase is {self.phase.value}, not {phase.value}")
 
@@ -179,7 +199,11 @@ class PgConnection:
 
     def _skip_frame(self, type_byte: int, limit: int) -> m.TooLong | None:
         """Drop a message that is too long without waiting for all of it; None if it is not."""
-        if self.buffered_bytes < 5 or self.phase is Phase.AUTH or type_byte not in _SKIPPED:
+        if (
+            self.buffered_bytes < 5
+            or self.phase is ConnectionPhase.AUTH
+            or type_byte not in _SKIPPED
+        ):
             return None
         size = int.from_bytes(self._buffer[self._at + 1 : self._at + 5], "big")
         if not limit < size <= MAX_PGWIRE_FRAME_BYTES:
@@ -197,12 +221,12 @@ class PgConnection:
         return None if body is None else m.parse_startup(body)
 
     def _next_regular(self) -> m.FrontendMessage | None:
-        while self.phase is not Phase.CLOSED and self.buffered_bytes:
+        while self.phase is not ConnectionPhase.CLOSED and self.buffered_bytes:
             type_byte = self._buffer[self._at]
             if not m.known_type(type_byte):
                 raise RemoteProtocolError(f"invalid frontend message type {type_byte}")
             limit = _LIMITS.get(type_byte, MAX_PGWIRE_MESSAGE_BYTES)
-            if self.phase is Phase.AUTH:
+            if self.phase is ConnectionPhase.AUTH:
                 limit = MAX_AUTH_MESSAGE_BYTES
             message: m.FrontendMessage | None = self._skip_frame(type_byte, limit)
             if message is None:
@@ -222,9 +246,9 @@ class PgConnection:
             )
         if isinstance(message, m.Terminate):
             return True
-        if self.phase is Phase.SKIPPING:
+        if self.phase is ConnectionPhase.SKIPPING:
             return isinstance(message, m.Sync)
-        if self.phase is Phase.COPY_IN:
+        if self.phase is ConnectionPhase.COPY_IN:
             # PostgreSQL: Flush and Sync are ignored during COPY in; clients send them early.
             return isinstance(message, (*_COPY, m.TooLong))
         if isinstance(message, _COPY):

@@ -177,7 +177,7 @@ FrontendMessage = (
 )
 
 
-class _Reader:
+class _BodyReader:
     """A cursor over one message body; every read is bounded by it."""
 
     def __init__(self, body: bytes, what: str) -> None:
@@ -237,12 +237,12 @@ class _Reader:
             raise self._broken("it has bytes left over")
 
 
-def _parse(reader: _Reader) -> Parse:
+def _parse(reader: _BodyReader) -> Parse:
     statement, sql, count = reader.text(), reader.sql(), reader.uint16()
     return Parse(statement, sql, struct.unpack(f"!{count}I", reader.take(4 * count)))
 
 
-def _bind(reader: _Reader) -> Bind:
+def _bind(reader: _BodyReader) -> Bind:
     portal, statement, formats = reader.text(), reader.text(), reader.shorts()
     values = tuple(reader.sized() for _ in range(reader.uint16()))
     bind = Bind(portal, statement, formats, values, reader.shorts())
@@ -256,19 +256,19 @@ def _bind(reader: _Reader) -> Bind:
     return bind
 
 
-def _target(reader: _Reader) -> tuple[str, str]:
+def _target(reader: _BodyReader) -> tuple[str, str]:
     kind = reader.take(1)
     if kind not in (b"S", b"P"):
         raise RemoteProtocolError(f"malformed message: unknown target {kind!r}")
     return kind.decode(), reader.text()
 
 
-def _function_call(reader: _Reader) -> FunctionCall:
+def _function_call(reader: _BodyReader) -> FunctionCall:
     reader.rest()
     return FunctionCall()
 
 
-_PARSERS: Final[dict[int, tuple[str, Callable[[_Reader], FrontendMessage]]]] = {
+_PARSERS: Final[dict[int, tuple[str, Callable[[_BodyReader], FrontendMessage]]]] = {
     ord("Q"): ("Query", lambda r: Query(r.sql())),
     ord("P"): ("Parse", _parse),
     ord("B"): ("Bind", _bind),
@@ -300,7 +300,7 @@ def parse_message(type_byte: int, body: bytes) -> FrontendMessage:
     if type_byte not in _PARSERS:
         raise RemoteProtocolError(f"invalid frontend message type {type_byte}")
     name, parser = _PARSERS[type_byte]
-    reader = _Reader(body, name)
+    reader = _BodyReader(body, name)
     message = parser(reader)
     reader.end()
     return message
@@ -312,7 +312,7 @@ def parse_startup(body: bytes) -> StartupMessage:
     Raises:
         RemoteProtocolError: unknown request code, unsupported major version, malformed.
     """
-    reader = _Reader(body, "startup")
+    reader = _BodyReader(body, "startup")
     code = reader.uint32()
     if code == SSL_REQUEST_CODE:
         message: StartupMessage = SslRequest()
@@ -330,7 +330,7 @@ def parse_startup(body: bytes) -> StartupMessage:
     return message
 
 
-def _parameters(reader: _Reader) -> dict[str, str]:
+def _parameters(reader: _BodyReader) -> dict[str, str]:
     parameters: dict[str, str] = {}
     while name := reader.text():
         parameters[name] = reader.text()
@@ -343,7 +343,7 @@ def sasl_initial(data: bytes) -> tuple[str, bytes]:
     Raises:
         RemoteProtocolError: malformed.
     """
-    reader = _Reader(data, "SASLInitialResponse")
+    reader = _BodyReader(data, "SASLInitialResponse")
     mechanism, first = reader.text(), reader.sized()
     reader.end()
     return mechanism, first or b""

@@ -25,7 +25,7 @@ class ClientStream(Protocol):
     def write(self, data: bytes) -> None: ...
 
 
-class Startup:
+class StartupExchange:
     """The beginning of one connection.
 
     Attributes:

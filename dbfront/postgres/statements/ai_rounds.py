@@ -17,7 +17,7 @@ from typing import Final
 from tierkv.dbfront.explain.plan import Explanation, ai_plan_json, ai_plan_lines
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.conversation import LENGTH
-from tierkv.dbfront.postgres.wire.exchange import RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.statement.ai_statement import FIRST_BUDGET, AiStatement
 from tierkv.kvcore.errors import SqlError, TierKVError
 from tierkv.sql.calls.ai_call import CallForm
@@ -32,7 +32,7 @@ TAKEN_BACK: Final = "AI Plan: above is a run with NULL for every answer, which w
 _ACTUAL_ROWS: Final = re.compile(rb"rows=(\d+)(?:\.\d+)? loops=")
 
 
-def actual_rows(reply: Reply) -> int:
+def actual_rows(reply: ServerReply) -> int:
     """Read from an EXPLAIN ANALYZE how many rows its statement gave."""
     value = reply.first_row()[0] or b""
     if not value.startswith(b"["):
@@ -41,7 +41,7 @@ def actual_rows(reply: Reply) -> int:
     return int(json.loads(value)[0]["Plan"].get("Actual Rows", 0))
 
 
-def add_ai_plan(reply: Reply, told: Explanation, *, as_json: bool) -> None:
+def add_ai_plan(reply: ServerReply, told: Explanation, *, as_json: bool) -> None:
     """Add our part of the plan to an EXPLAIN's answer."""
     if as_json:
         _add_member(reply, told)
@@ -53,7 +53,7 @@ def add_ai_plan(reply: Reply, told: Explanation, *, as_json: bool) -> None:
         reply.output.add(messages.data_row([line.encode()]))
 
 
-def _add_member(reply: Reply, told: Explanation) -> None:
+def _add_member(reply: ServerReply, told: Explanation) -> None:
     frames = _frames(b"".join(reply.output.pieces()))
     reply.output.close()
     for frame in frames:
@@ -115,7 +115,7 @@ class RelayRounds:
         self,
         exchange: RelayExchange,
         statement: AiStatement,
-        run_once: Callable[[], Awaitable[Reply]],
+        run_once: Callable[[], Awaitable[ServerReply]],
         *,
         sync: bool,
         stop_after: int | None = None,
@@ -142,7 +142,7 @@ class RelayRounds:
         self._room: int | None = None
         self._told: dict[tuple[int, str], None] = {}  # questions PostgreSQL has no answer to
         self._behind = False
-        self._last: Reply | None = None
+        self._last: ServerReply | None = None
         self._rows = 0
 
     @property
@@ -158,7 +158,7 @@ class RelayRounds:
         """Let a round ask few questions and end there, each next one twice as many."""
         self._room = FIRST_BUDGET
 
-    async def run(self) -> Reply | None:
+    async def run(self) -> ServerReply | None:
         """See EngineRounds.
 
         Raises:
@@ -202,7 +202,7 @@ class RelayRounds:
         """Keep what the last round did."""
         await self.own(_RELEASE)
 
-    async def own(self, *statements: bytes) -> Reply:
+    async def own(self, *statements: bytes) -> ServerReply:
         """Run statements of the relay's own.
 
         Raises:
@@ -225,7 +225,7 @@ class RelayRounds:
         if self.cancelled is not None and not before:
             raise self.cancelled
 
-    def missed(self, reply: Reply) -> dict[tuple[int, str], None]:
+    def missed(self, reply: ServerReply) -> dict[tuple[int, str], None]:
         """Tell the book what a query missed; answers the questions, for ``fill``."""
         self._statement.book.start_round()
         self._note(reply)
@@ -236,7 +236,7 @@ class RelayRounds:
         self._told = dict(told)
         await self._fill()
 
-    def _note(self, reply: Reply) -> None:
+    def _note(self, reply: ServerReply) -> None:
         """Tell the book what was missed; remember what it knows already."""
         self._behind = False
         self._told.clear()
@@ -278,7 +278,7 @@ class LastReply:
     """
 
     def __init__(self, rounds: RelayRounds) -> None:
-        self.reply: Reply | None = None
+        self.reply: ServerReply | None = None
         self._rounds = rounds
 
     @property
@@ -290,7 +290,7 @@ class LastReply:
         """See EngineRounds."""
         return self._rounds.enough()
 
-    async def run(self) -> Reply | None:
+    async def run(self) -> ServerReply | None:
         """See EngineRounds."""
         self.reply = await self._rounds.run()
         return self.reply

@@ -30,7 +30,7 @@ from tierkv.dbfront.postgres.statements.ai_rounds import (
 from tierkv.dbfront.postgres.statements.block import Block, SessionValues
 from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.exchange import OnReset, RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import OnReset, RelayExchange, ServerReply
 from tierkv.dbfront.postgres.wire.messages import shown
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
 from tierkv.dbfront.views.rows import Row
@@ -39,7 +39,7 @@ from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.plan.plan import Explain, StatementPlan
 from tierkv.sql.text.statement import StatementKind
 
-RunOnce = Callable[[], Awaitable[Reply]]
+RunOnce = Callable[[], Awaitable[ServerReply]]
 
 
 class Watched(Protocol):
@@ -167,7 +167,7 @@ class AiRun:
 
     async def answer(
         self, run_once: RunOnce, *, keep: bool = True, collect_once: RunOnce | None = None
-    ) -> Reply:
+    ) -> ServerReply:
         """Run the statement until nothing is missing.
 
         Args:
@@ -222,7 +222,7 @@ class AiRun:
         """Begin to answer a cursor's calls as its rows are fetched."""
         assert self._ai is not None
 
-        async def never() -> Reply:
+        async def never() -> ServerReply:
             raise AssertionError("a cursor's query is not run in rounds")
 
         self._rounds = RelayRounds(self._exchange, self._ai, never, sync=self._sync)
@@ -298,7 +298,7 @@ class AiRun:
             self._over = True
             self.account.ended(self.stats, error)
 
-    async def _explained(self) -> Reply:
+    async def _explained(self) -> ServerReply:
         """Run EXPLAIN once and take it back: nobody is asked, whatever it misses.
 
         To estimate, PostgreSQL is given EXPLAIN ANALYZE, so that it meets the statement's calls.
@@ -347,7 +347,7 @@ class AiRun:
         late = SqlError("canceling statement due to statement timeout", sqlstate="57014")
         return asyncio.get_running_loop().call_later(timeout_s, self.cancel, late)
 
-    def _add_plan(self, reply: Reply) -> None:
+    def _add_plan(self, reply: ServerReply) -> None:
         """Show our part of the plan beside PostgreSQL's."""
         if self._plan.explain is Explain.NO:
             return

@@ -15,7 +15,7 @@ from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
 from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.exchange import RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.statement.error_policy import ErrorPolicy
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
@@ -129,7 +129,7 @@ class Block:
         self._exchange = exchange
         self._sync = sync
 
-    async def statement(self, *statements: bytes) -> Reply:
+    async def statement(self, *statements: bytes) -> ServerReply:
         """Run statements of the relay's own.
 
         Raises:
@@ -140,7 +140,7 @@ class Block:
             raise PostgresError(reply.error)
         return reply
 
-    async def before(self, *statements: bytes) -> Reply:
+    async def before(self, *statements: bytes) -> ServerReply:
         """Run statements of the relay's own ahead of the block, if it is not open yet.
 
         Raises:

@@ -19,9 +19,9 @@ from tierkv.dbfront.postgres.statements.ai_run import AiRun, error_frame
 from tierkv.dbfront.postgres.statements.block import Block
 from tierkv.dbfront.postgres.statements.simple import MakeRun, Refresh
 from tierkv.dbfront.postgres.statements.statement import Statement
-from tierkv.dbfront.postgres.statements.windows import ALL, Bound, Cursors
+from tierkv.dbfront.postgres.statements.windows import ALL, BoundValues, WindowCursors
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.exchange import RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.postgres.wire.messages import encoded, shown
 from tierkv.kvcore.errors import TierKVError
 from tierkv.sql.plan.plan import Explain
@@ -46,7 +46,7 @@ class Prepared:
 
 
 @dataclass(slots=True)
-class Portal:
+class AiPortal:
     """A bound statement with AI calls.
 
     Attributes:
@@ -66,7 +66,7 @@ class NamedStatements:
     """Prepared statements and portals with AI calls, by name."""
 
     prepared: dict[bytes, Prepared]
-    portals: dict[bytes, Portal]
+    portals: dict[bytes, AiPortal]
 
     def __bool__(self) -> bool:
         return bool(self.prepared or self.portals)
@@ -82,7 +82,7 @@ class Batch:
         names: NamedStatements,
         make_run: MakeRun,
         refresh: Refresh,
-        cursors: Cursors,
+        cursors: WindowCursors,
         fetching: dict[bytes, str],
     ) -> None:
         self._cursors = cursors
@@ -164,7 +164,7 @@ class Batch:
         elif message[0] not in _DROPPED_COPY:
             await self._plain(message)
 
-    async def _plain(self, message: bytes) -> Reply:
+    async def _plain(self, message: bytes) -> ServerReply:
         """Have PostgreSQL answer a message, and the client hear it."""
         # To plan a Bind PostgreSQL may look a constant call up; what it misses then does not count.
         reply = await self._exchange.ask(message, sync=False, keep_with_misses=True)
@@ -177,7 +177,7 @@ class Batch:
             await self._exchange.send([reply.error])
         return reply
 
-    async def _copy_in(self, reply: Reply) -> None:
+    async def _copy_in(self, reply: ServerReply) -> None:
         """Let the client send the data of a COPY that stands beside AI calls."""
         await self._exchange.deliver(reply)
         while (message := await self._relay.next_message())[:1] == b"d":
@@ -219,7 +219,7 @@ class Batch:
             self._block.uncertain = not self._block.own
             await self._plain(message)
             if prepared is not None and prepared.statement.resets and not self._failed:
-                self._names.portals[portal] = Portal(prepared, message, answered=True)
+                self._names.portals[portal] = AiPortal(prepared, message, answered=True)
             return
         run = self._run_of(prepared)
         # Planning may look constant calls up already.
@@ -227,7 +227,7 @@ class Batch:
         await self._plain(message)
         if not self._failed:
             await self._block.end_rounds(run.values)
-            self._names.portals[portal] = Portal(prepared, message)
+            self._names.portals[portal] = AiPortal(prepared, message)
 
     async def _close(self, message: bytes) -> None:
         name = message[6:-1]
@@ -258,7 +258,7 @@ class Batch:
         except TierKVError as error:
             await self.fail(error, portal.prepared.statement)
 
-    async def _answer(self, name: bytes, portal: Portal, message: bytes, run: AiRun) -> None:
+    async def _answer(self, name: bytes, portal: AiPortal, message: bytes, run: AiRun) -> None:
         statement = portal.prepared.statement
         limited = message[-4:] != b"\0\0\0\0"
         await run.open()
@@ -285,10 +285,10 @@ class Batch:
         await self._exchange.deliver(reply)
 
     async def _windowed(
-        self, cursor: Statement, portal: Portal, message: bytes, run: AiRun
+        self, cursor: Statement, portal: AiPortal, message: bytes, run: AiRun
     ) -> None:
         """Open a cursor whose calls are answered as its rows are fetched."""
-        bound = Bound(portal.bind, portal.prepared.types)
+        bound = BoundValues(portal.bind, portal.prepared.types)
         parameters = self._relay.books.parameters
         given, _ = messages.names(portal.bind)
         name = cursor.cursor if cursor.declare else given.decode("utf-8", "replace")
@@ -318,7 +318,7 @@ class Batch:
 class _PortalRuns:
     """Runs one portal again and again: a portal that ran, or was rolled back, is bound anew."""
 
-    def __init__(self, exchange: RelayExchange, name: bytes, portal: Portal) -> None:
+    def __init__(self, exchange: RelayExchange, name: bytes, portal: AiPortal) -> None:
         self._exchange = exchange
         self._name = name
         self._portal = portal
@@ -343,11 +343,11 @@ class _PortalRuns:
     def _bind_inner(self) -> bytes:
         return messages.bind_again(self._portal.bind, _INNER, _INNER)
 
-    def collector(self, text: bytes) -> Callable[[], Awaitable[Reply]]:
+    def collector(self, text: bytes) -> Callable[[], Awaitable[ServerReply]]:
         """Return what runs another query with the portal's values once, from its Parse on."""
         data = self._parse_inner(text) + messages.close_portal(_INNER) + self._bind_inner()
 
-        async def once() -> Reply:
+        async def once() -> ServerReply:
             reply = await self._exchange.ask(data, sync=False)
             if reply.error is not None:
                 return reply
@@ -358,7 +358,7 @@ class _PortalRuns:
 
         return once
 
-    async def once(self) -> Reply:
+    async def once(self) -> ServerReply:
         """Run the portal to its end; a Reply with its error instead of raising it."""
         bind = b""
         if self._inner:

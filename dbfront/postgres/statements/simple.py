@@ -15,9 +15,9 @@ from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
 from tierkv.dbfront.postgres.statements.ai_run import AiRun, error_frame
 from tierkv.dbfront.postgres.statements.block import Block
 from tierkv.dbfront.postgres.statements.statement import Statement
-from tierkv.dbfront.postgres.statements.windows import Cursors
+from tierkv.dbfront.postgres.statements.windows import WindowCursors
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.exchange import RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.postgres.wire.messages import encoded, shown
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.plan.plan import Explain
@@ -49,7 +49,7 @@ class SimpleQuery:
         parameters: dict[str, str],
         make_run: MakeRun,
         refresh: Refresh,
-        cursors: Cursors,
+        cursors: WindowCursors,
     ) -> None:
         self._cursors = cursors
         self._exchange = exchange
@@ -62,7 +62,7 @@ class SimpleQuery:
         """Run all statements until one fails, and tell the client that it may go on."""
         error: TierKVError | None = None
         current: Statement | None = None
-        last: Reply | None = None
+        last: ServerReply | None = None
         try:
             for current in statements:
                 if last is not None:
@@ -78,7 +78,7 @@ class SimpleQuery:
         await self._finish(None, None, error)
 
     async def _finish(
-        self, current: Statement | None, last: Reply | None, error: TierKVError | None
+        self, current: Statement | None, last: ServerReply | None, error: TierKVError | None
     ) -> None:
         frame: bytes | None = None
         if error is not None:
@@ -96,7 +96,7 @@ class SimpleQuery:
         fields = {k: shown(v, self._parameters) for k, v in error_fields(error).items() if v}
         return error_frame(error, statement, fields)
 
-    async def _one(self, statement: Statement, *, alone: bool) -> Reply:
+    async def _one(self, statement: Statement, *, alone: bool) -> ServerReply:
         """Run one statement.
 
         Raises:
@@ -115,7 +115,7 @@ class SimpleQuery:
                 await self._block.open(await self._block.values(), reads=False)
         return await self._plain(statement)
 
-    async def _plain(self, statement: Statement) -> Reply:
+    async def _plain(self, statement: Statement) -> ServerReply:
         text = encoded(statement.engine_text, self._parameters)
         reply = await self._exchange.ask(messages.query(text))
         if reply.error is not None:
@@ -123,7 +123,7 @@ class SimpleQuery:
             raise PostgresError(reply.error)
         return reply
 
-    async def _transaction(self, statement: Statement) -> Reply:
+    async def _transaction(self, statement: Statement) -> ServerReply:
         reply = await self._plain(statement)
         if self._block.own and reply.says("25001"):
             reply.output.discard()  # It is in a block of ours, which it does not know.
@@ -131,7 +131,7 @@ class SimpleQuery:
         self._block.own = False
         return reply
 
-    async def _with_calls(self, statement: Statement, *, alone: bool) -> Reply:
+    async def _with_calls(self, statement: Statement, *, alone: bool) -> ServerReply:
         run = self._make_run(statement, self._block, sync=True, alone=alone)
         await run.open()
         if alone:
@@ -152,7 +152,7 @@ class SimpleQuery:
         await self._exchange.send(run.notices(self._parameters))
         return reply
 
-    async def _windowed(self, statement: Statement, run: AiRun) -> Reply:
+    async def _windowed(self, statement: Statement, run: AiRun) -> ServerReply:
         """Declare a cursor whose calls are answered as its rows are fetched."""
         # What is wrong with it PostgreSQL says of the text whose places are known.
         checked = messages.parse(b"tierkv check", encoded(statement.engine_text, self._parameters))
@@ -168,10 +168,10 @@ class SimpleQuery:
         await self._block.end_rounds(run.values, rows_to_come=True)
         return reply
 
-    async def _ask(self, text: str) -> Reply:
+    async def _ask(self, text: str) -> ServerReply:
         return await self._exchange.ask(messages.query(encoded(text, self._parameters)))
 
-    async def _run_once(self, statement: Statement) -> Reply:
+    async def _run_once(self, statement: Statement) -> ServerReply:
         plan = statement.plan
         assert plan is not None
         text = statement.inner.text if statement.declare else statement.engine_text

@@ -129,7 +129,7 @@ class Statement:
         return inner + self.declare + self.offset
 
 
-class Planner:
+class StatementPlanner:
     """Plans the statements of one session; each gets form keys of its own."""
 
     def __init__(self) -> None:

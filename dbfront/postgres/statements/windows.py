@@ -14,9 +14,9 @@ from typing import Final
 
 from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError, RelayRounds
 from tierkv.dbfront.postgres.statements.ai_run import AiRun
-from tierkv.dbfront.postgres.statements.statement import Planner, Statement
+from tierkv.dbfront.postgres.statements.statement import Statement, StatementPlanner
 from tierkv.dbfront.postgres.wire import messages
-from tierkv.dbfront.postgres.wire.exchange import RelayExchange, Reply
+from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.postgres.wire.messages import encoded
 from tierkv.kvcore.errors import TierKVError, UserError
 from tierkv.sql.text.lexer import Token, name_value, tokenize
@@ -46,7 +46,7 @@ _PLAIN: Final = frozenset({"FROM", "IN"})
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundValues:
     """What a client bound: its Bind, and the tail of its Parse with the types of the values."""
 
     bind: bytes
@@ -127,7 +127,9 @@ class Windows:
         self._ended = False
         self._failed: TierKVError | None = None
 
-    async def open(self, parameters: dict[str, str], bound: Bound | None, *, sync: bool) -> None:
+    async def open(
+        self, parameters: dict[str, str], bound: BoundValues | None, *, sync: bool
+    ) -> None:
         """Open the portals, in the transaction and settings that the cursor is declared in.
 
         Raises:
@@ -154,7 +156,7 @@ class Windows:
         reply = await self._ask(parse + ends, sync=sync)
         return messages.first_of(b"t", b"".join(reply.output.pieces()))
 
-    async def _ask(self, data: bytes, *, sync: bool) -> Reply:
+    async def _ask(self, data: bytes, *, sync: bool) -> ServerReply:
         reply = await self._exchange.ask(data, sync=sync, keep_with_misses=True)
         if reply.error is not None:
             raise PostgresError(reply.error)
@@ -224,18 +226,18 @@ class Windows:
         text = _ROUND.format(round=self._round if on else "", idle="0" if on else self._idle)
         await rounds.own(messages.own_statement(text))
 
-    async def _stage(self, rounds: RelayRounds, name: bytes, size: int) -> Reply:
+    async def _stage(self, rounds: RelayRounds, name: bytes, size: int) -> ServerReply:
         with rounds.at_work():
             return await self._ask(messages.execute(name, size), sync=rounds.sync)
 
 
-def _bind(name: bytes, bound: Bound | None) -> bytes:
+def _bind(name: bytes, bound: BoundValues | None) -> bytes:
     if bound is not None:
         return messages.bind_again(bound.bind, name, name)
     return messages.framed(b"B", name, b"\0", name, b"\0", b"\0\0" * 3)
 
 
-class Cursors:
+class WindowCursors:
     """The cursors of one session whose calls are answered as their rows are fetched.
 
     Attributes:
@@ -243,7 +245,7 @@ class Cursors:
     """
 
     def __init__(
-        self, exchange: RelayExchange, parameters: dict[str, str], planner: Planner
+        self, exchange: RelayExchange, parameters: dict[str, str], planner: StatementPlanner
     ) -> None:
         self.run: AiRun | None = None
         self._exchange = exchange
@@ -265,7 +267,13 @@ class Cursors:
         return None
 
     async def declare(
-        self, name: str, statement: Statement, run: AiRun, *, sync: bool, bound: Bound | None = None
+        self,
+        name: str,
+        statement: Statement,
+        run: AiRun,
+        *,
+        sync: bool,
+        bound: BoundValues | None = None,
     ) -> None:
         """Open what stands beside a cursor that is declared next.
 

@@ -152,7 +152,7 @@ _LONGEST_HELD: Final = limits.MAX_SQL_BYTES
 """Longer messages are passed on unread: no statement of that length has AI calls we would run."""
 
 
-class Cut(NamedTuple):
+class ChunkCut(NamedTuple):
     """What a chunk came to.
 
     Attributes:
@@ -192,7 +192,7 @@ class ClientFrames:
         """Bytes that arrived and were not given out."""
         return len(self._rest) + sum(map(len, self._later))
 
-    def feed(self, data: bytes) -> Cut:
+    def feed(self, data: bytes) -> ChunkCut:
         """Take a chunk (or none, to go on after a message) and say what to do with it.
 
         Raises:
@@ -201,7 +201,7 @@ class ClientFrames:
         if self._missing > len(data) > 0:
             self._missing -= len(data)
             self._later.append(data)
-            return Cut(b"", None)
+            return ChunkCut(b"", None)
         data = self._taken() + data
         at, end = self._skip, len(data)
         held_kinds = _NAMED if self.names_matter else _TEXTS
@@ -217,14 +217,14 @@ class ClientFrames:
                     break
                 if self._matters(data[at:following]):
                     self._rest, self._skip = data[following:], 0
-                    return Cut(data[:at], data[at:following])
+                    return ChunkCut(data[:at], data[at:following])
             self._conversation.client_frame(kind)
             at = following
         if at < end:
             self._rest, self._skip = data[at:], 0
-            return Cut(data[:at], None)
+            return ChunkCut(data[:at], None)
         self._skip = at - end
-        return Cut(data, None)
+        return ChunkCut(data, None)
 
     def _taken(self) -> bytes:
         """Give all that was kept, and keep nothing."""

@@ -75,7 +75,7 @@ class Output:
         yield b"".join(self._pieces)
 
 
-class Reply:
+class ServerReply:
     """What PostgreSQL answered.
 
     Attributes:
@@ -173,7 +173,7 @@ class RelayExchange:
         """Transaction state at the last ReadyForQuery."""
         return self._books.status
 
-    async def own(self, *statements: bytes, sync: bool) -> Reply:
+    async def own(self, *statements: bytes, sync: bool) -> ServerReply:
         """Run statements of the relay's own; nobody sees what they answer.
 
         Args:
@@ -185,7 +185,7 @@ class RelayExchange:
 
     async def ask(
         self, data: bytes, *, sync: bool | None = None, keep_with_misses: bool = False
-    ) -> Reply:
+    ) -> ServerReply:
         """Send whole messages and gather the whole answer.
 
         Args:
@@ -196,7 +196,7 @@ class RelayExchange:
         Raises:
             BackendLostError: PostgreSQL is gone; its last words went to the client.
         """
-        reply = Reply(keep_with_misses=keep_with_misses)
+        reply = ServerReply(keep_with_misses=keep_with_misses)
         await self._relay.frame_ended()
         gathering = _Gathering(self._relay, reply)
         if sync is not None:
@@ -218,7 +218,7 @@ class RelayExchange:
             await self._on_reset(what)
         return reply
 
-    async def deliver(self, reply: Reply, *, error: bytes | None = None) -> None:
+    async def deliver(self, reply: ServerReply, *, error: bytes | None = None) -> None:
         """Send the client a result, as fast as it takes it.
 
         Args:
@@ -239,7 +239,7 @@ class RelayExchange:
 class _Gathering:
     """Cuts what arrives into frames and puts them into a reply until all is answered."""
 
-    def __init__(self, relay: Relay, reply: Reply) -> None:
+    def __init__(self, relay: Relay, reply: ServerReply) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._relay = relay
         self._reply = reply

@@ -18,7 +18,7 @@ from tierkv.dbfront.pgwire.config import is_loopback
 from tierkv.dbfront.pgwire.protocol import messages as frontend
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.connection import PgConnection
-from tierkv.dbfront.pgwire.protocol.startup import Startup
+from tierkv.dbfront.pgwire.protocol.startup import StartupExchange
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.conversation import LENGTH
 from tierkv.dbfront.postgres.wire.endpoint import Endpoint
@@ -194,7 +194,7 @@ class Login:
         self._defaults = defaults
         self._admit = admit
         self._connection = PgConnection()
-        self._startup = Startup(
+        self._startup = StartupExchange(
             self._connection,
             client,
             tls=tls,

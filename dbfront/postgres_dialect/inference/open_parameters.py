@@ -16,7 +16,7 @@ from typing import Final
 from tierkv.dbfront.postgres_dialect.inference.parsing import parsed
 from tierkv.dbfront.postgres_dialect.inference.scope import TableColumns, tables_sql
 from tierkv.dbfront.postgres_dialect.inference.statements import parameter_types
-from tierkv.dbfront.postgres_values.sql_tokens import Token, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 from tierkv.dbfront.postgres_values.types import PgType, by_name, pg_type
 
 _COMPARES: Final = frozenset({"=", "<>", "!=", "<", ">", "<=", ">="})
@@ -56,17 +56,17 @@ def parameter_uses(sql: str) -> ParameterUses:
     return uses
 
 
-def _text(words: Sequence[Token], at: int) -> str:
+def _text(words: Sequence[SqlToken], at: int) -> str:
     return words[at].upper if 0 <= at < len(words) else ""
 
 
-def _is_name(words: Sequence[Token], at: int) -> bool:
+def _is_name(words: Sequence[SqlToken], at: int) -> bool:
     if not 0 <= at < len(words) or words[at].kind not in ("word", "ident"):
         return False
     return words[at].kind == "ident" or words[at].upper not in _NOT_COLUMNS
 
 
-def _table(uses: ParameterUses, words: Sequence[Token], at: int) -> None:
+def _table(uses: ParameterUses, words: Sequence[SqlToken], at: int) -> None:
     if not _is_name(words, at):
         return
     names = [words[at].name]
@@ -77,7 +77,7 @@ def _table(uses: ParameterUses, words: Sequence[Token], at: int) -> None:
         uses.tables.add((names[-2] if len(names) > 1 else "", names[-1]))
 
 
-def _column_ending_at(words: Sequence[Token], at: int) -> str:
+def _column_ending_at(words: Sequence[SqlToken], at: int) -> str:
     """The column whose name ends at ``at``, if nothing is computed with it; else ''."""
     if not _is_name(words, at):
         return ""
@@ -89,7 +89,7 @@ def _column_ending_at(words: Sequence[Token], at: int) -> str:
     return name if alone else ""
 
 
-def _parameter(uses: ParameterUses, words: Sequence[Token], at: int) -> None:
+def _parameter(uses: ParameterUses, words: Sequence[SqlToken], at: int) -> None:
     number, before = words[at].parameter, _text(words, at - 1)
     after = words[at + 1] if at + 1 < len(words) else None
     if after is not None and after.kind == "symbol" and after.text not in _ENDS:
@@ -107,7 +107,7 @@ def _parameter(uses: ParameterUses, words: Sequence[Token], at: int) -> None:
         uses.columns.setdefault(number, column)
 
 
-def _in_list(words: Sequence[Token], at: int) -> str:
+def _in_list(words: Sequence[SqlToken], at: int) -> str:
     """The column of ``column [NOT] IN ($1, $2)``."""
     while _text(words, at - 1) == "," and words[at - 2].parameter:
         at -= 2
@@ -116,7 +116,7 @@ def _in_list(words: Sequence[Token], at: int) -> str:
     return _column_ending_at(words, at - (4 if _text(words, at - 3) == "NOT" else 3))
 
 
-def _insert(uses: ParameterUses, words: Sequence[Token]) -> None:
+def _insert(uses: ParameterUses, words: Sequence[SqlToken]) -> None:
     """``INSERT INTO t [(a, b)] VALUES ($1, $2), ($3, $4)``."""
     start = next((at for at, word in enumerate(words) if word.upper == "VALUES"), len(words))
     opening = next((at for at in range(start) if words[at].text == "("), None)
@@ -135,11 +135,11 @@ def _insert(uses: ParameterUses, words: Sequence[Token]) -> None:
             _inserted(uses, words[at].parameter, place, names)
 
 
-def _alone(words: Sequence[Token], at: int) -> bool:
+def _alone(words: Sequence[SqlToken], at: int) -> bool:
     return _text(words, at - 1) in ("(", ",") and _text(words, at + 1) in (")", ",")
 
 
-def _listed(word: Token) -> bool:
+def _listed(word: SqlToken) -> bool:
     return word.kind in ("word", "ident")
 
 

@@ -14,7 +14,7 @@ from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import SqlglotError
 
-from tierkv.dbfront.postgres_values.sql_tokens import Token, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 from tierkv.dbfront.postgres_values.types import pg_type
 
 PARAMETER: Final = "tierkv_parameter_"
@@ -56,7 +56,7 @@ def parsed(sql: str) -> exp.Expr | None:
     return tree
 
 
-def _tree(sql: str, words: Sequence[Token], *, marks: bool = False) -> exp.Expr | None:
+def _tree(sql: str, words: Sequence[SqlToken], *, marks: bool = False) -> exp.Expr | None:
     """Parse with ``$1`` as a column; ``marks``: each ``?`` is a parameter, and no operator."""
     parts: list[str] = []
     at, count = _start(words), 0
@@ -72,7 +72,7 @@ def _tree(sql: str, words: Sequence[Token], *, marks: bool = False) -> exp.Expr 
         return None  # its parser has bugs of its own on odd text; types are a courtesy
 
 
-def _start(words: Sequence[Token]) -> int:
+def _start(words: Sequence[SqlToken]) -> int:
     """Where the query of EXPLAIN or DECLARE begins, else the statement."""
     if not words or words[0].upper not in _PREFIXED:
         return 0

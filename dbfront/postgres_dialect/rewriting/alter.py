@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tierkv.dbfront.contracts import Notice
 from tierkv.dbfront.postgres_dialect.rewriting.text_lengths import text_length
-from tierkv.dbfront.postgres_values.sql_tokens import Token, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 
 
 def without_only(sql: str) -> str:
@@ -50,7 +50,7 @@ def lost_length(sql: str) -> Notice | None:
     )
 
 
-def _skip(words: Sequence[Token], at: int, *keywords: str) -> int:
+def _skip(words: Sequence[SqlToken], at: int, *keywords: str) -> int:
     """Step over some keywords, if all of them are there."""
     there = tuple(word.upper for word in words[at : at + len(keywords)])
     return at + len(keywords) if there == keywords else at

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dbfront.postgres_dialect.rewriting.text_lengths import text_length
-from tierkv.dbfront.postgres_values.sql_tokens import Token, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 
 _SERIAL: Final = {
     "SERIAL": "INTEGER",
@@ -50,7 +50,7 @@ def _quoted(name: str) -> str:
 class _Definition:
     """One pass over the column list."""
 
-    def __init__(self, sql: str, words: list[Token], opening: int) -> None:
+    def __init__(self, sql: str, words: list[SqlToken], opening: int) -> None:
         self.sql = sql
         self.words = words
         dotted = opening >= 2 and words[opening - 2].text == "."

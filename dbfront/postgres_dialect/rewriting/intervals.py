@@ -12,7 +12,7 @@ from typing import Final
 
 from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.copying.statement import quote_name
-from tierkv.dbfront.postgres_values.sql_tokens import Token, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 from tierkv.sql.text.lexer import tokenize
 from tierkv.sql.text.statement import main_verb
 
@@ -68,12 +68,12 @@ def returning_with_text(sql: str, columns: Sequence[Column]) -> str:
     return f"{head} {', '.join(cast)}"
 
 
-def _last_returning(words: Sequence[Token]) -> int | None:
+def _last_returning(words: Sequence[SqlToken]) -> int | None:
     found = [at for at, word in enumerate(words) if word.upper == "RETURNING"]
     return found[-1] if found else None
 
 
-def _items(sql: str, words: Sequence[Token]) -> list[str]:
+def _items(sql: str, words: Sequence[SqlToken]) -> list[str]:
     """Cut a select list at its commas."""
     items, depth, start = [], 0, words[0].start if words else 0
     for word in words:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dbfront.postgres_values.sql_tokens import Token
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken
 from tierkv.kvcore.errors import UserError
 
 PUBLIC: Final = "public"
@@ -42,11 +42,11 @@ class Naming:
             return False
         return re.search(rf'{re.escape(name)}"?\s*\.', lowered) is not None
 
-    def is_database(self, token: Token) -> bool:
+    def is_database(self, token: SqlToken) -> bool:
         """Whether a name is the client's name of the database."""
         return token.name.lower() == self.database.lower()
 
-    def is_public(self, token: Token) -> bool:
+    def is_public(self, token: SqlToken) -> bool:
         """Whether a name is the client's name of the default schema."""
         return self.public and token.name.lower() == PUBLIC
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tierkv.dbfront.postgres_dialect.rewriting.naming import Naming
-from tierkv.dbfront.postgres_values.sql_tokens import Token, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 
 DATABASE: Final = "tierkv_pg"
 INFORMATION_SCHEMA: Final = "information_schema"
@@ -95,7 +95,7 @@ class Rewriter:
         self.sql = sql
         self.naming = naming
         self.relations: frozenset[tuple[str, ...]] | None = None
-        self.tokens: Sequence[Token] = list(tokens(sql))
+        self.tokens: Sequence[SqlToken] = list(tokens(sql))
         self.names = names
         self.literals = literals
         self.out: list[str] = []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dbfront.postgres_values.sql_tokens import Token
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken
 from tierkv.kvcore.errors import SqlError
 
 _MOST: Final = 10_485_760
@@ -39,7 +39,7 @@ class TextLength:
         return f"CHECK (length({column}) <= {most} OR '{self.kind}({most})' IS NULL)"
 
 
-def text_length(words: Sequence[Token], first: int) -> TextLength | None:
+def text_length(words: Sequence[SqlToken], first: int) -> TextLength | None:
     """Read a type at ``first``; None if it is another type, or an array.
 
     Raises:
@@ -65,5 +65,5 @@ def text_length(words: Sequence[Token], first: int) -> TextLength | None:
     return TextLength(kind, characters, at + 3 - first)
 
 
-def _upper(words: Sequence[Token], index: int) -> str:
+def _upper(words: Sequence[SqlToken], index: int) -> str:
     return words[index].upper if index < len(words) else ""

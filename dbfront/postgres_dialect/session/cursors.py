@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tierkv.dbfront.contracts import Column, Notice, RowStream, StatementResult
 from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
-from tierkv.dbfront.postgres_values.sql_tokens import Token, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 _OPTIONS: Final = frozenset({"BINARY", "INSENSITIVE", "ASENSITIVE", "NO", "SCROLL"})
@@ -169,7 +169,7 @@ class Cursors:
         """The columns a FETCH will give."""
         return self._find(tokens(sql)[-1]).columns
 
-    def _find(self, token: Token) -> _Cursor:
+    def _find(self, token: SqlToken) -> _Cursor:
         if token.name not in self._open:
             raise SqlError(f'cursor "{token.name}" does not exist', sqlstate="34000")
         return self._open[token.name]

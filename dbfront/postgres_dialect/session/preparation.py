@@ -16,7 +16,7 @@ from tierkv.dbfront.postgres_dialect.rewriting.naming import PUBLIC, Naming
 from tierkv.dbfront.postgres_dialect.rewriting.rewrite import Rewritten, may_tell, rewrite
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
 from tierkv.dbfront.postgres_dialect.session.sequences import SequenceValues
-from tierkv.dbfront.postgres_dialect.session.settings import SERVER_VERSION, SPECS, Settings
+from tierkv.dbfront.postgres_dialect.session.settings import SERVER_VERSION, SPECS, PgSettings
 from tierkv.dbfront.sql_session import SqlSession
 from tierkv.sql.settings import SETTINGS, show_value
 
@@ -46,7 +46,7 @@ class Preparation:
     """
 
     def __init__(
-        self, inner: SqlSession, client: ClientInfo, catalog: SharedCatalog, settings: Settings
+        self, inner: SqlSession, client: ClientInfo, catalog: SharedCatalog, settings: PgSettings
     ) -> None:
         """Look nothing up yet; ``inner`` answers the queries of the look-up."""
         self.naming = Naming(client.database)

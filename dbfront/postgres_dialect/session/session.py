@@ -31,10 +31,10 @@ from tierkv.dbfront.postgres_dialect.session.setting_commands import (
     SettingCommands,
 )
 from tierkv.dbfront.postgres_dialect.session.setting_syntax import (
-    SettingCommand,
+    PgSettingCommand,
     parse_setting_command,
 )
-from tierkv.dbfront.postgres_dialect.session.settings import Settings
+from tierkv.dbfront.postgres_dialect.session.settings import PgSettings
 from tierkv.dbfront.postgres_dialect.session.timing import NamedRows, StatementTimer, TimeLeft
 from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
@@ -94,7 +94,7 @@ class DialectSession:
             wire: given for a client of the wire protocol, whose intervals are text.
         """
         defaults = wire.defaults if wire is not None else None
-        self.settings = Settings(client.user, client.application_name, defaults)
+        self.settings = PgSettings(client.user, client.application_name, defaults)
         self.cursors = Cursors()
         self._timer = StatementTimer(inner.cancel)
         self.split = inner.split
@@ -142,7 +142,7 @@ class DialectSession:
         await self._prep.learn()
         for name, value in self._startup_settings():
             if name.lower() != "application_name":
-                await self._commands.assign(SettingCommand("SET", name, value))
+                await self._commands.assign(PgSettingCommand("SET", name, value))
         self.settings.take_changes()
 
     def _startup_settings(self) -> list[tuple[str, str]]:

@@ -18,10 +18,10 @@ from tierkv.dbfront.postgres_dialect.session.preparation import (
     literal,
 )
 from tierkv.dbfront.postgres_dialect.session.setting_syntax import (
-    SettingCommand,
+    PgSettingCommand,
     parse_setting_command,
 )
-from tierkv.dbfront.postgres_dialect.session.settings import Settings
+from tierkv.dbfront.postgres_dialect.session.settings import PgSettings
 from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
 from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
@@ -37,7 +37,7 @@ class SettingCommands:
     def __init__(
         self,
         inner: SqlSession,
-        settings: Settings,
+        settings: PgSettings,
         client: ClientInfo,
         transactions: Transactions,
         prep: Preparation,
@@ -52,12 +52,12 @@ class SettingCommands:
     def _schema(self, name: str) -> str:
         return ENGINE_SCHEMA if self._prep.naming.public and name == PUBLIC else name
 
-    def shows(self, command: SettingCommand) -> bool:
+    def shows(self, command: PgSettingCommand) -> bool:
         return command.verb == "SHOW" and (
             self._settings.known(command.name) or command.name.lower() in ("all", *_PASSED_ON)
         )
 
-    def columns(self, command: SettingCommand) -> tuple[Column, ...]:
+    def columns(self, command: PgSettingCommand) -> tuple[Column, ...]:
         if command.name.lower() == "all":
             return tuple(Column(name, "VARCHAR") for name in ("name", "setting", "description"))
         return (Column(command.name, "VARCHAR"),)
@@ -76,7 +76,7 @@ class SettingCommands:
             return StatementResult("SELECT 1", SET_CONFIG_COLUMN, [(command.value,)])
         return handled
 
-    async def _show(self, command: SettingCommand) -> StatementResult | None:
+    async def _show(self, command: PgSettingCommand) -> StatementResult | None:
         if not self.shows(command):
             return None
         self._transactions.refuse_if_aborted()
@@ -93,14 +93,14 @@ class SettingCommands:
             return StatementResult("SHOW", columns, [(str(rows[0][0]),)])
         return StatementResult("SHOW", columns, [(self._settings.get(command.name),)])
 
-    async def _reset(self, command: SettingCommand) -> StatementResult:
+    async def _reset(self, command: PgSettingCommand) -> StatementResult:
         name = command.name.lower()
         if not self._settings.known(name) and name != "all":
             await self._inner.execute(f"RESET {command.name}")
         self._settings.reset(name)
         return StatementResult("RESET")
 
-    async def assign(self, command: SettingCommand) -> StatementResult:
+    async def assign(self, command: PgSettingCommand) -> StatementResult:
         """Change a setting here, or pass it on to the engine in its own spelling."""
         name = command.name.lower()
         notices: tuple[Notice, ...] = ()
@@ -120,7 +120,7 @@ class SettingCommands:
             notices += await self._pass_on(command)
         return StatementResult("SET", notices=notices)
 
-    async def _pass_on(self, command: SettingCommand) -> tuple[Notice, ...]:
+    async def _pass_on(self, command: PgSettingCommand) -> tuple[Notice, ...]:
         name = "TimeZone" if command.name.lower() == "timezone" else command.name.lower()
         if command.value is None:
             await self._inner.execute(f"RESET {name}")

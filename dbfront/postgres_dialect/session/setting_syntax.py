@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dbfront.postgres_values.sql_tokens import Token, first_word, tokens
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, first_word, tokens
 from tierkv.kvcore.errors import SqlSyntaxError
 
 _VERBS: Final = frozenset({"SET", "SHOW", "RESET", "SELECT"})
@@ -17,7 +17,7 @@ _SCOPES: Final = ("SESSION", "LOCAL")
 
 
 @dataclass(frozen=True, slots=True)
-class SettingCommand:
+class PgSettingCommand:
     """``verb`` SET, RESET, SHOW or SET_CONFIG; ``name`` in the client's spelling.
 
     Attributes:
@@ -31,7 +31,7 @@ class SettingCommand:
     local: bool = False
 
 
-def parse_setting_command(sql: str) -> SettingCommand | None:
+def parse_setting_command(sql: str) -> PgSettingCommand | None:
     """Read a settings statement.
 
     Raises:
@@ -44,13 +44,13 @@ def parse_setting_command(sql: str) -> SettingCommand | None:
     if verb == "SET":
         return _parse_set(words[1:])
     if verb in ("SHOW", "RESET") and len(words) > 1:
-        return SettingCommand(verb, _spaced_name(words[1:]))
+        return PgSettingCommand(verb, _spaced_name(words[1:]))
     if verb == "SELECT":
         return _parse_set_config(words)
     return None
 
 
-def _spaced_name(words: list[Token]) -> str:
+def _spaced_name(words: list[SqlToken]) -> str:
     joined = " ".join(word.upper for word in words)
     if joined == "TIME ZONE":
         return "TimeZone"
@@ -61,36 +61,36 @@ def _spaced_name(words: list[Token]) -> str:
     return "".join(word.name for word in words)
 
 
-def _parse_set(words: list[Token]) -> SettingCommand | None:
+def _parse_set(words: list[SqlToken]) -> PgSettingCommand | None:
     local = False
     if words and words[0].upper in _SCOPES and len(words) > 1 and words[1].text not in ("=", "."):
         if words[1].upper == "CHARACTERISTICS":
-            return SettingCommand("SET", "default_transaction_isolation", "")
+            return PgSettingCommand("SET", "default_transaction_isolation", "")
         if words[1].upper == "AUTHORIZATION":
-            return SettingCommand("SET", "role", _value(words[2:]))
+            return PgSettingCommand("SET", "role", _value(words[2:]))
         local = words[0].upper == "LOCAL"
         words = words[1:]
     if not words or words[0].upper in ("VARIABLE", "GLOBAL"):
         return None
     if words[0].upper == "TRANSACTION":
-        return SettingCommand("SET", "transaction_isolation", "", local=True)
+        return PgSettingCommand("SET", "transaction_isolation", "", local=True)
     if [word.upper for word in words[:2]] == ["TIME", "ZONE"]:
-        return SettingCommand("SET", "TimeZone", _value(words[2:]), local)
+        return PgSettingCommand("SET", "TimeZone", _value(words[2:]), local)
     if words[0].upper in ("NAMES", "ROLE"):
         name = {"NAMES": "client_encoding", "ROLE": "role"}[words[0].upper]
-        return SettingCommand("SET", name, _value(words[1:]), local)
+        return PgSettingCommand("SET", name, _value(words[1:]), local)
     return _parse_assignment(words, local=local)
 
 
-def _parse_assignment(words: list[Token], *, local: bool) -> SettingCommand:
+def _parse_assignment(words: list[SqlToken], *, local: bool) -> PgSettingCommand:
     width = 3 if len(words) > 2 and words[1].text == "." else 1
     name = "".join(word.name for word in words[:width])
     if len(words) <= width or words[width].upper not in ("TO", "="):
         raise SqlSyntaxError(f'SET {name} needs "TO" or "=" and a value')
-    return SettingCommand("SET", name, _value(words[width + 1 :]), local)
+    return PgSettingCommand("SET", name, _value(words[width + 1 :]), local)
 
 
-def _value(words: list[Token]) -> str | None:
+def _value(words: list[SqlToken]) -> str | None:
     """The value; several are joined as PostgreSQL joins lists. None is DEFAULT or LOCAL."""
     if len(words) == 1 and words[0].upper in ("DEFAULT", "LOCAL"):
         return None
@@ -103,7 +103,7 @@ def _value(words: list[Token]) -> str | None:
     return text.strip()
 
 
-def _parse_set_config(words: list[Token]) -> SettingCommand | None:
+def _parse_set_config(words: list[SqlToken]) -> PgSettingCommand | None:
     """``SELECT [pg_catalog.]set_config('name', 'value', is_local)``."""
     rest = words[1:]
     if len(rest) > 2 and rest[0].upper == "PG_CATALOG" and rest[1].text == ".":
@@ -113,4 +113,4 @@ def _parse_set_config(words: list[Token]) -> SettingCommand | None:
     if len(rest) > 8 or rest[2].kind != "string" or rest[4].kind != "string":
         return None
     local = rest[6].value.lower() in ("true", "t", "on", "1")
-    return SettingCommand("SET_CONFIG", rest[2].value, rest[4].value, local)
+    return PgSettingCommand("SET_CONFIG", rest[2].value, rest[4].value, local)

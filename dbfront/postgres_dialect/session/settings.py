@@ -1,6 +1,6 @@
 """PostgreSQL's session settings, as far as clients set or ask for them.
 
-``Settings`` holds one session's values; session.py changes them when it sees SET, RESET or SHOW.
+``PgSettings`` holds one session's values; session.py changes them when it sees SET, RESET or SHOW.
 Settings DuckDB has itself (TimeZone, search_path, threads...) are not kept here but passed on.
 """
 
@@ -73,7 +73,7 @@ def _time(value: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SettingSpec:
+class PgSettingSpec:
     """One setting; ``parse`` checks a new value and gives its stored form."""
 
     name: str
@@ -83,61 +83,61 @@ class SettingSpec:
 
 
 _SPECS: Final = (
-    SettingSpec("server_version", SERVER_VERSION, _read_only("server_version"), True),
-    SettingSpec("server_version_num", "160000", _read_only("server_version_num")),
-    SettingSpec("server_encoding", "UTF8", _read_only("server_encoding"), True),
-    SettingSpec("client_encoding", "UTF8", _encoding, True),
-    SettingSpec("integer_datetimes", "on", _read_only("integer_datetimes"), True),
-    SettingSpec(
+    PgSettingSpec("server_version", SERVER_VERSION, _read_only("server_version"), True),
+    PgSettingSpec("server_version_num", "160000", _read_only("server_version_num")),
+    PgSettingSpec("server_encoding", "UTF8", _read_only("server_encoding"), True),
+    PgSettingSpec("client_encoding", "UTF8", _encoding, True),
+    PgSettingSpec("integer_datetimes", "on", _read_only("integer_datetimes"), True),
+    PgSettingSpec(
         "standard_conforming_strings",
         "on",
         _fixed("standard_conforming_strings", "on", "true", "1", "yes"),
         True,
     ),
-    SettingSpec("DateStyle", "ISO, MDY", _date_style, True),
-    SettingSpec("IntervalStyle", "postgres", _fixed("IntervalStyle", "postgres"), True),
-    SettingSpec("application_name", "", _same, True),
-    SettingSpec("is_superuser", "on", _read_only("is_superuser"), True),
-    SettingSpec("session_authorization", "", _read_only("session_authorization"), True),
-    SettingSpec("in_hot_standby", "off", _read_only("in_hot_standby"), True),
-    SettingSpec("default_transaction_read_only", "off", _same, True),
-    SettingSpec("transaction_read_only", "off"),
-    SettingSpec("transaction_isolation", ISOLATION),
-    SettingSpec("default_transaction_isolation", ISOLATION),
-    SettingSpec("transaction_deferrable", "off"),
-    SettingSpec("default_transaction_deferrable", "off"),
-    SettingSpec("statement_timeout", "0", _time),
-    SettingSpec("lock_timeout", "0", _time),
-    SettingSpec("idle_in_transaction_session_timeout", "0", _time),
-    SettingSpec("idle_session_timeout", "0", _time),
-    SettingSpec("extra_float_digits", "1"),
-    SettingSpec("bytea_output", "hex", _fixed("bytea_output", "hex")),
-    SettingSpec("client_min_messages", "notice"),
-    SettingSpec("escape_string_warning", "on"),
-    SettingSpec("backslash_quote", "safe_encoding"),
-    SettingSpec("row_security", "on"),
-    SettingSpec("synchronous_commit", "on"),
-    SettingSpec("check_function_bodies", "on"),
-    SettingSpec("xmloption", "content"),
-    SettingSpec("default_table_access_method", "heap"),
-    SettingSpec("default_tablespace", ""),
-    SettingSpec("max_identifier_length", "63", _read_only("max_identifier_length")),
-    SettingSpec("max_index_keys", "32", _read_only("max_index_keys")),
-    SettingSpec("jit", "off"),
-    SettingSpec("work_mem", "4MB"),
-    SettingSpec("maintenance_work_mem", "64MB"),
-    SettingSpec("lc_collate", "C.UTF-8", _read_only("lc_collate")),
-    SettingSpec("lc_ctype", "C.UTF-8", _read_only("lc_ctype")),
-    SettingSpec("lc_messages", "C.UTF-8"),
-    SettingSpec("lc_monetary", "C.UTF-8"),
-    SettingSpec("enable_seqscan", "on"),
-    SettingSpec("log_statement", "none"),
-    SettingSpec("log_min_duration_statement", "-1"),
+    PgSettingSpec("DateStyle", "ISO, MDY", _date_style, True),
+    PgSettingSpec("IntervalStyle", "postgres", _fixed("IntervalStyle", "postgres"), True),
+    PgSettingSpec("application_name", "", _same, True),
+    PgSettingSpec("is_superuser", "on", _read_only("is_superuser"), True),
+    PgSettingSpec("session_authorization", "", _read_only("session_authorization"), True),
+    PgSettingSpec("in_hot_standby", "off", _read_only("in_hot_standby"), True),
+    PgSettingSpec("default_transaction_read_only", "off", _same, True),
+    PgSettingSpec("transaction_read_only", "off"),
+    PgSettingSpec("transaction_isolation", ISOLATION),
+    PgSettingSpec("default_transaction_isolation", ISOLATION),
+    PgSettingSpec("transaction_deferrable", "off"),
+    PgSettingSpec("default_transaction_deferrable", "off"),
+    PgSettingSpec("statement_timeout", "0", _time),
+    PgSettingSpec("lock_timeout", "0", _time),
+    PgSettingSpec("idle_in_transaction_session_timeout", "0", _time),
+    PgSettingSpec("idle_session_timeout", "0", _time),
+    PgSettingSpec("extra_float_digits", "1"),
+    PgSettingSpec("bytea_output", "hex", _fixed("bytea_output", "hex")),
+    PgSettingSpec("client_min_messages", "notice"),
+    PgSettingSpec("escape_string_warning", "on"),
+    PgSettingSpec("backslash_quote", "safe_encoding"),
+    PgSettingSpec("row_security", "on"),
+    PgSettingSpec("synchronous_commit", "on"),
+    PgSettingSpec("check_function_bodies", "on"),
+    PgSettingSpec("xmloption", "content"),
+    PgSettingSpec("default_table_access_method", "heap"),
+    PgSettingSpec("default_tablespace", ""),
+    PgSettingSpec("max_identifier_length", "63", _read_only("max_identifier_length")),
+    PgSettingSpec("max_index_keys", "32", _read_only("max_index_keys")),
+    PgSettingSpec("jit", "off"),
+    PgSettingSpec("work_mem", "4MB"),
+    PgSettingSpec("maintenance_work_mem", "64MB"),
+    PgSettingSpec("lc_collate", "C.UTF-8", _read_only("lc_collate")),
+    PgSettingSpec("lc_ctype", "C.UTF-8", _read_only("lc_ctype")),
+    PgSettingSpec("lc_messages", "C.UTF-8"),
+    PgSettingSpec("lc_monetary", "C.UTF-8"),
+    PgSettingSpec("enable_seqscan", "on"),
+    PgSettingSpec("log_statement", "none"),
+    PgSettingSpec("log_min_duration_statement", "-1"),
 )
 SPECS: Final = {spec.name.lower(): spec for spec in _SPECS}
 
 
-class Settings:
+class PgSettings:
     """One session's values; names are case-insensitive.
 
     Attributes:

@@ -20,7 +20,7 @@ _FAR: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NumaPlace:
     """Where a device or some memory sits.
 
     Attributes:
@@ -32,24 +32,24 @@ class Place:
     pci_path: tuple[str, ...] = ()
 
 
-def device_place(name: str, sysfs: Path = SYSFS) -> Place:
+def device_place(name: str, sysfs: Path = SYSFS) -> NumaPlace:
     """Return where an RDMA device sits; software devices sit nowhere."""
     return _place_of(sysfs / "class/infiniband" / name / "device", sysfs)
 
 
-def pci_place(address: str, sysfs: Path = SYSFS) -> Place:
+def pci_place(address: str, sysfs: Path = SYSFS) -> NumaPlace:
     """Return where a PCI device sits, for example a GPU at ``0000:3b:00.0``."""
     return _place_of(sysfs / "bus/pci/devices" / address.lower(), sysfs)
 
 
-def memory_place(address: int, sysfs: Path = SYSFS) -> Place:
+def memory_place(address: int, sysfs: Path = SYSFS) -> NumaPlace:
     """Return where the page at an address sits; it must have been touched."""
     if len(list((sysfs / "devices/system/node").glob("node[0-9]*"))) < 2:
-        return Place()
+        return NumaPlace()
     number = _GET_MEMPOLICY.get(platform.machine())
     node = ctypes.c_int(-1)
     if number is None:
-        return Place()
+        return NumaPlace()
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.syscall(
         ctypes.c_long(number),
@@ -59,10 +59,10 @@ def memory_place(address: int, sysfs: Path = SYSFS) -> Place:
         ctypes.c_void_p(address),
         ctypes.c_ulong(_MPOL_F_NODE_ADDR),
     )
-    return Place(node.value) if done == 0 and node.value >= 0 else Place()
+    return NumaPlace(node.value) if done == 0 and node.value >= 0 else NumaPlace()
 
 
-def distance(a: Place, b: Place) -> int:
+def distance(a: NumaPlace, b: NumaPlace) -> int:
     """Return how far two places are: 0 is as near as can be told.
 
     Two PCI devices are as far as the bridges between them; otherwise another memory node is far.
@@ -81,11 +81,11 @@ def distance(a: Place, b: Place) -> int:
     return int(a.numa_node != b.numa_node)
 
 
-def _place_of(link: Path, sysfs: Path) -> Place:
+def _place_of(link: Path, sysfs: Path) -> NumaPlace:
     try:
         folder = link.resolve(strict=True)
     except OSError:
-        return Place()
+        return NumaPlace()
     try:
         node = int((folder / "numa_node").read_text())
     except (OSError, ValueError):
@@ -94,4 +94,4 @@ def _place_of(link: Path, sysfs: Path) -> Place:
         path = folder.relative_to((sysfs / "devices").resolve()).parts
     except ValueError:
         path = ()
-    return Place(node if node >= 0 else None, path)
+    return NumaPlace(node if node >= 0 else None, path)

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from tierkv.dmp.transport.verbs.affinity import (
-    Place,
+    NumaPlace,
     device_place,
     distance,
     memory_place,
@@ -83,7 +83,7 @@ class LocalMemory:
 
     start: int
     size: int
-    place: Place
+    place: NumaPlace
     regions: tuple[Region, ...]
     owner: object
 
@@ -221,7 +221,7 @@ class Fabric:
                     return self._bounces.pop(at)
         return None
 
-    def distances(self, place: Place) -> list[int]:
+    def distances(self, place: NumaPlace) -> list[int]:
         """Return how far each device is from a place."""
         return [distance(device, place) for device in self.places]
 

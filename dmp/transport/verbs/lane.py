@@ -17,10 +17,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from tierkv.dmp.transport.inproc import copy_bytes
-from tierkv.dmp.transport.verbs.affinity import Place
+from tierkv.dmp.transport.verbs.affinity import NumaPlace
 from tierkv.dmp.transport.verbs.device import Op
 from tierkv.dmp.transport.verbs.fabric import Bounce
-from tierkv.dmp.transport.verbs.link import Job, LinkSettings, NodeAwayError, RailLink, run_jobs
+from tierkv.dmp.transport.verbs.link import (
+    LinkSettings,
+    NodeAwayError,
+    RailLink,
+    TransferJob,
+    run_jobs,
+)
 from tierkv.dmp.transport.verbs.rail_board import NoRailError, Rail, RailBoard
 from tierkv.dmp.transport.verbs.rails import Piece, cut, join, share_out
 from tierkv.kvcore.clock import Clock
@@ -53,7 +59,7 @@ class VerbsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MemorySpan:
     """Caller's bytes and where they are in the segment.
 
     Attributes:
@@ -78,11 +84,11 @@ class Wave:
         copies: (part of the bounce buffer, the caller's bytes).
     """
 
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[TransferJob] = field(default_factory=list)
     copies: list[tuple[memoryview, memoryview]] = field(default_factory=list)
 
 
-class Lane:
+class VerbsLane:
     """Links and bounce buffer of one thread at a time.
 
     Attributes:
@@ -108,7 +114,9 @@ class Lane:
         """
         return self._connected(self.bounce.memory.place, incarnation, Counter())[0][1]
 
-    def move(self, op: Op, jobs: Sequence[Job], incarnation: Incarnation, clock: Clock) -> None:
+    def move(
+        self, op: Op, jobs: Sequence[TransferJob], incarnation: Incarnation, clock: Clock
+    ) -> None:
         """Do all jobs, on whatever rails work.
 
         Raises:
@@ -135,7 +143,7 @@ class Lane:
                     self._board.succeeded(rails[link])
             left = [job for link, share in shares if link in failed for job in share]
 
-    def waves(self, spans: Sequence[Span]) -> list[Wave]:
+    def waves(self, spans: Sequence[MemorySpan]) -> list[Wave]:
         """Plan the transfer of caller's bytes to or from offsets in the segment.
 
         Registered memory is used where it is; the rest goes through the bounce buffer, as many
@@ -150,7 +158,7 @@ class Lane:
             memory = self._board.fabric.find(span.local, span.size)
             if memory is not None:
                 pieces = cut(Piece(span.local, span.at, span.size), self._settings.chunk_bytes)
-                waves[-1].jobs += [Job(piece, memory) for piece in pieces]
+                waves[-1].jobs += [TransferJob(piece, memory) for piece in pieces]
                 continue
             if span.view is None:
                 raise TransportError("device memory must be registered before bytes land in it")
@@ -163,22 +171,22 @@ class Lane:
                 size = min(view.nbytes - done, len(self.bounce.view) - used)
                 size = min(size, self._settings.chunk_bytes)
                 piece = Piece(self.bounce.memory.start + used, at + done, size)
-                waves[-1].jobs.append(Job(piece, self.bounce.memory))
+                waves[-1].jobs.append(TransferJob(piece, self.bounce.memory))
                 part = self.bounce.view[used : used + size]
                 waves[-1].copies.append((part, view[done : done + size]))
                 done, used = done + size, used + size
         return waves
 
-    def own_jobs(self, pieces: Sequence[Piece]) -> list[Job]:
+    def own_jobs(self, pieces: Sequence[Piece]) -> list[TransferJob]:
         """Make jobs of pieces that lie in the bounce buffer."""
-        return [Job(piece, self.bounce.memory) for piece in join(pieces)]
+        return [TransferJob(piece, self.bounce.memory) for piece in join(pieces)]
 
     def close(self) -> None:
         """Close all links."""
         self._drop_all()
 
     def _connected(
-        self, place: Place, incarnation: Incarnation, failures: Counter[Rail]
+        self, place: NumaPlace, incarnation: Incarnation, failures: Counter[Rail]
     ) -> list[tuple[Rail, RailLink]]:
         while True:
             without = [rail for rail, count in failures.items() if count >= _TRIES]
@@ -249,12 +257,12 @@ class LanePool:
         self._settings = settings
         self._room = room
         self._changed = threading.Condition()
-        self._idle: list[Lane] = []
+        self._idle: list[VerbsLane] = []
         self._made = 0
         self._closed = False
 
     @contextmanager
-    def one(self) -> Iterator[Lane]:
+    def one(self) -> Iterator[VerbsLane]:
         """Give a lane of one's own.
 
         Raises:
@@ -291,7 +299,7 @@ class LanePool:
         except TransportError as error:
             raise NoRailError(error.message) from error
 
-    def _take(self) -> Lane:
+    def _take(self) -> VerbsLane:
         with self._changed:
             self._changed.wait_for(self._has_one, self._settings.wait_s)
             if self._closed:
@@ -301,7 +309,7 @@ class LanePool:
             if self._made >= self._settings.lanes:
                 raise NoRailError("all RDMA lanes are busy")
             self._made += 1
-            return Lane(self._made, self._board, self._settings, self._room)
+            return VerbsLane(self._made, self._board, self._settings, self._room)
 
     def _has_one(self) -> bool:
         return self._closed or bool(self._idle) or self._made < self._settings.lanes

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from tierkv.dmp.transport.connection import Connection, Peer
+from tierkv.dmp.transport.connection import Peer, PeerConnection
 from tierkv.dmp.transport.remote_slots import remote_of
 from tierkv.dmp.transport.verbs.device import Device, Op, QueuePair
 from tierkv.dmp.transport.verbs.fabric import LocalMemory
@@ -170,9 +170,9 @@ class RailLink:
         self._control.close()
 
 
-def _call_node(peer: Peer) -> Connection:
+def _call_node(peer: Peer) -> PeerConnection:
     try:
-        return Connection(peer)
+        return PeerConnection(peer)
     except TransportError as error:
         raise NodeAwayError(error.message) from error
 
@@ -183,7 +183,7 @@ def ask_offer(peer: Peer) -> m.RdmaOffer:
     Raises:
         CacheError: it can't be reached, or knows nothing of RDMA.
     """
-    connection = Connection(peer)
+    connection = PeerConnection(peer)
     try:
         return _trust(m.RdmaOffer.unpack, connection.call(FrameType.RDMA_OFFER, b""))
     finally:
@@ -191,7 +191,7 @@ def ask_offer(peer: Peer) -> m.RdmaOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TransferJob:
     """A piece, and the registered memory its local end lies in."""
 
     piece: Piece
@@ -199,7 +199,7 @@ class Job:
 
 
 def run_jobs(
-    op: Op, shares: Sequence[tuple[RailLink, Sequence[Job]]], clock: Clock
+    op: Op, shares: Sequence[tuple[RailLink, Sequence[TransferJob]]], clock: Clock
 ) -> dict[RailLink, TransportError]:
     """Do all jobs on all links at once; each link has many in flight.
 
@@ -226,7 +226,7 @@ def run_jobs(
 class _Run:
     """The jobs of one link."""
 
-    def __init__(self, link: RailLink, jobs: Sequence[Job], now: float) -> None:
+    def __init__(self, link: RailLink, jobs: Sequence[TransferJob], now: float) -> None:
         self.link = link
         self._jobs = jobs
         settings = link.settings

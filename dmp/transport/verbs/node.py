@@ -22,7 +22,14 @@ from tierkv.dmp.transport.remote_slots import RangeSpan, ReadLog, check_stamp, r
 from tierkv.dmp.transport.tcp import BesideTcp, TcpPoolNode
 from tierkv.dmp.transport.verbs.device import Op
 from tierkv.dmp.transport.verbs.fabric import Fabric, address_of, local_fabric
-from tierkv.dmp.transport.verbs.lane import Lane, LanePool, Span, VerbsSettings, copy_in, copy_out
+from tierkv.dmp.transport.verbs.lane import (
+    LanePool,
+    MemorySpan,
+    VerbsLane,
+    VerbsSettings,
+    copy_in,
+    copy_out,
+)
 from tierkv.dmp.transport.verbs.rail_board import NoRailError, RailBoard
 from tierkv.dmp.transport.verbs.rails import Piece
 from tierkv.dmp.wire.messages import RangeRef
@@ -117,7 +124,7 @@ class VerbsPoolNode(BesideTcp):
         else:
             self.board.note_path()
 
-    def _write(self, lane: Lane, writes: Sequence[RangeWrite]) -> None:
+    def _write(self, lane: VerbsLane, writes: Sequence[RangeWrite]) -> None:
         incarnation = _common_life([write.grant.location for write in writes])
         shape = lane.link(incarnation).accept.geometry
         spans = []
@@ -148,7 +155,7 @@ class VerbsPoolNode(BesideTcp):
         else:
             self.board.note_path()
 
-    def _read(self, lane: Lane, reads: Sequence[RangeRead]) -> None:
+    def _read(self, lane: VerbsLane, reads: Sequence[RangeRead]) -> None:
         views = [as_bytes(read.destination) for read in reads]
         targets = [
             Landing(read.location, read.index, address_of(view), len(view), view)
@@ -182,7 +189,7 @@ class VerbsPoolNode(BesideTcp):
             self._note([t.location for t in part], sum(t.size for t in part))
         return sums
 
-    def _land(self, lane: Lane, targets: Sequence[Landing]) -> list[int]:
+    def _land(self, lane: VerbsLane, targets: Sequence[Landing]) -> list[int]:
         incarnation = _common_life([self._control.mine(t.location) for t in targets])
         shape = lane.link(incarnation).accept.geometry
         spans = [_span_of(shape, target) for target in targets]
@@ -190,7 +197,7 @@ class VerbsPoolNode(BesideTcp):
         sums = [Piece(base + 8 * i, span.checksum_at, 8) for i, span in enumerate(spans)]
         waves = lane.waves(
             [
-                Span(target.local, target.size, span.payload_at, target.view)
+                MemorySpan(target.local, target.size, span.payload_at, target.view)
                 for target, span in zip(targets, spans, strict=True)
             ]
         )
@@ -204,7 +211,7 @@ class VerbsPoolNode(BesideTcp):
 
     def _read_headers(
         self,
-        lane: Lane,
+        lane: VerbsLane,
         targets: Sequence[Landing],
         spans: Sequence[RangeSpan],
         incarnation: Incarnation,
@@ -271,8 +278,8 @@ def open_verbs_node(
     return reason if node.board.is_refused else node
 
 
-def _host_span(view: memoryview, at: int) -> Span:
-    return Span(address_of(view), len(view), at, view)
+def _host_span(view: memoryview, at: int) -> MemorySpan:
+    return MemorySpan(address_of(view), len(view), at, view)
 
 
 def _span_of(shape: g.Geometry, target: Landing) -> RangeSpan:

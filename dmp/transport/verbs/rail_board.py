@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dmp.transport.connection import Peer
-from tierkv.dmp.transport.verbs.affinity import Place
+from tierkv.dmp.transport.verbs.affinity import NumaPlace
 from tierkv.dmp.transport.verbs.fabric import Fabric
 from tierkv.dmp.transport.verbs.link import ask_offer
 from tierkv.dmp.transport.verbs.rails import RailHealth, nearest, pair_ports
@@ -95,7 +95,7 @@ class RailBoard:
             self._ask_again_at = self._clock.now() + OFFER_RETRY_S
         return reason
 
-    def usable(self, place: Place, *, without: Collection[Rail] = ()) -> list[Rail]:
+    def usable(self, place: NumaPlace, *, without: Collection[Rail] = ()) -> list[Rail]:
         """Return the nearest rails to a place that may be used now.
 
         Raises:

@@ -11,7 +11,7 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams as TheirParams
 
-from tierkv.integrations.remote.door import Ask, Counts
+from tierkv.integrations.remote.door import Counts, EngineRequest
 from tierkv.integrations.remote.sglang_http import counts_of_meta, generate_body, score_body
 from tierkv.integrations.salts import TenantSalt, identity_digest
 from tierkv.kvcore.ids import NamespaceKey, RequestId
@@ -20,7 +20,7 @@ from tierkv.kvcore.request import GenerateRequest, HitTokens, SamplingParams
 SALT = str(TenantSalt(NamespaceKey(bytes(range(32))), identity_digest("r:f")))
 
 
-def ask(**changes: Any) -> Ask:
+def ask(**changes: Any) -> EngineRequest:
     fields: dict[str, Any] = {
         "request_id": RequestId("q:2"),
         "model": "m",
@@ -28,7 +28,7 @@ def ask(**changes: Any) -> Ask:
         "namespace_key": NamespaceKey(bytes(32)),
     }
     request = GenerateRequest(**(fields | changes))
-    return Ask(request, served="m", salt=SALT, max_tokens=7)
+    return EngineRequest(request, served="m", salt=SALT, max_tokens=7)
 
 
 def read(body: dict[str, Any]) -> tuple[GenerateReqInput, TheirParams]:

@@ -23,7 +23,7 @@ from tests.fix_dmp import Rig
 from tests.fix_engine_model import copy_demo_model
 from tests.fix_engine_nodes import Process
 from tierkv.dmp.client.pool import Pool
-from tierkv.integrations.launch import Events, LaunchKind, LaunchWish, Role, plan_launch
+from tierkv.integrations.launch import EngineRole, Events, LaunchKind, LaunchWish, plan_launch
 from tierkv.integrations.vllm.connector import TierKvConnector
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -44,14 +44,14 @@ def read(asked: LaunchWish) -> AsyncEngineArgs:
     return AsyncEngineArgs.from_cli_args(told)
 
 
-@pytest.mark.parametrize("role", list(Role))
-def test_vllm_reads_the_connectors_line(role: Role) -> None:
+@pytest.mark.parametrize("role", list(EngineRole))
+def test_vllm_reads_the_connectors_line(role: EngineRole) -> None:
     args = read(wish(role=role, block_tokens=32, ranks=2, events=Events.LOCAL, events_folder="/x"))
     assert (args.block_size, args.tensor_parallel_size) == (32, 2)
     told = args.kv_transfer_config
     assert isinstance(told, KVTransferConfig)
-    assert told.is_kv_producer is (role is not Role.DECODE)
-    assert told.is_kv_consumer is (role is not Role.PREFILL)
+    assert told.is_kv_producer is (role is not EngineRole.DECODE)
+    assert told.is_kv_consumer is (role is not EngineRole.PREFILL)
     assert told.kv_load_failure_policy == "recompute"
     assert KVConnectorFactory.get_connector_class(told) is TierKvConnector
     events = args.kv_events_config

@@ -20,8 +20,8 @@ from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.transport.verbs.device import Op
 from tierkv.dmp.transport.verbs.fabric import Bounce, address_of, local_fabric
-from tierkv.dmp.transport.verbs.lane import Span, VerbsSettings
-from tierkv.dmp.transport.verbs.link import Job, LinkSettings, RailLink, run_jobs
+from tierkv.dmp.transport.verbs.lane import MemorySpan, VerbsSettings
+from tierkv.dmp.transport.verbs.link import LinkSettings, RailLink, TransferJob, run_jobs
 from tierkv.dmp.transport.verbs.node import Landing, VerbsPoolNode
 from tierkv.dmp.transport.verbs.rails import Piece
 from tierkv.kvcore.clock import ManualClock, SystemClock
@@ -143,7 +143,7 @@ def direct(rig: Rig):
         return links[-1]
 
     def run(link: RailLink, op: Op, at: int, size: int = 64) -> TransportError | None:
-        job = Job(Piece(bounce.memory.start, at, size), bounce.memory)
+        job = TransferJob(Piece(bounce.memory.start, at, size), bounce.memory)
         return run_jobs(op, [(link, [job])], SystemClock()).get(link)
 
     yield connect, run
@@ -227,7 +227,9 @@ def test_registered_memory_is_filled_without_a_copy(rig: Rig, open_verbs: OpenVe
     pool.register(whole)
     parts = [whole[PAGE:][i * RANGE_BYTES :][:RANGE_BYTES] for i in (0, 1)]
     with pool._lanes.one() as lane:
-        (wave,) = lane.waves([Span(address_of(part), len(part), PAGE, part) for part in parts])
+        (wave,) = lane.waves(
+            [MemorySpan(address_of(part), len(part), PAGE, part) for part in parts]
+        )
         assert not wave.copies
     pool.read_ranges([RangeRead(location, i, part) for i, part in enumerate(parts)])
     assert [bytes(part) for part in parts] == BOTH
@@ -337,7 +339,7 @@ def test_work_that_fails_half_way_leaves_nothing_in_flight(rig: Rig, open_verbs:
         with pytest.raises(BlockNotFoundError):
             lane.move(
                 Op.READ,
-                [Job(good, lane.bounce.memory), Job(beyond, lane.bounce.memory)],
+                [TransferJob(good, lane.bounce.memory), TransferJob(beyond, lane.bounce.memory)],
                 location.incarnation,
                 SystemClock(),
             )

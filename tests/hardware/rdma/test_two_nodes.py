@@ -17,7 +17,7 @@ import pytest
 
 from tests.fix_rdma import RDMA
 from tierkv.dmp.pool_node import PoolNode
-from tierkv.dmp.transport.connection import Connection, Peer
+from tierkv.dmp.transport.connection import Peer, PeerConnection
 from tierkv.dmp.transport.select import PathOptions, connect_pool_node
 from tierkv.dmp.transport.verbs.node import VerbsPoolNode
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
@@ -73,7 +73,7 @@ class Process:
 
     def connect(self) -> PoolNode:
         name = NodeId(self.side.name)
-        greeting = Connection(Peer(name, self.told["address"], TOKEN))
+        greeting = PeerConnection(Peer(name, self.told["address"], TOKEN))
         incarnation: Incarnation = greeting.welcome.incarnation
         greeting.close()
         info = NodeInfo(

@@ -10,7 +10,7 @@ from tierkv.compute.demo_model import data, dialogue, notes, phrasings, words
 from tierkv.compute.demo_model.instructions import INSTRUCTION, Head, make_head
 
 
-def _conversations(count: int, progress: float) -> list[dialogue.Conversation]:
+def _conversations(count: int, progress: float) -> list[dialogue.TrainingDialogue]:
     rng = random.Random(5)
     return [data.sample_conversation(rng, make_head(rng, 0.5), progress) for _ in range(count)]
 
@@ -97,7 +97,7 @@ def test_messages_hold_instruction_documents_and_question() -> None:
     rng = random.Random(0)
     note = data.full_note(rng, "Vito Adams")
     turns = dialogue.single_turns(rng, note, 3)
-    conversation = dialogue.Conversation(
+    conversation = dialogue.TrainingDialogue(
         Head("Be brief.", INSTRUCTION), (note,), tuple(turns), ("Question: ", "", "")
     )
     messages = conversation.messages()

@@ -12,7 +12,7 @@ zstandard = pytest.importorskip("zstandard")
 from tierkv.compute.codec.calibration import make_calibration  # noqa: E402
 from tierkv.compute.codec.codecs import Codecs  # noqa: E402
 from tierkv.compute.codec.entropy import EntropyCodec  # noqa: E402
-from tierkv.compute.codec.frame import FrameHead, Level, coarsest_of, read_head  # noqa: E402
+from tierkv.compute.codec.frame import CodecLevel, FrameHead, coarsest_of, read_head  # noqa: E402
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES  # noqa: E402
 from tierkv.kvcore.errors import ChecksumError, LayoutError  # noqa: E402
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype, framed_bytes  # noqa: E402
@@ -33,7 +33,7 @@ def block(layout: BlockLayout = LAYOUT, seed: int = 0):
     return torch.randn(shape, generator=generator).to(TORCH_DTYPES[layout.dtype])
 
 
-def decoded(one: EntropyCodec, ranges, layers, coarsest: Level = Level.COARSE):
+def decoded(one: EntropyCodec, ranges, layers, coarsest: CodecLevel = CodecLevel.COARSE):
     out = torch.full_like(layers, 7.0)
     for layer, frame in enumerate(ranges):
         one.decode(layer, memoryview(frame), out[layer], coarsest)
@@ -41,7 +41,7 @@ def decoded(one: EntropyCodec, ranges, layers, coarsest: Level = Level.COARSE):
 
 
 @pytest.mark.parametrize("dtype", list(KvDtype))
-@pytest.mark.parametrize("level", [Level.FINE, Level.MEDIUM, Level.COARSE])
+@pytest.mark.parametrize("level", [CodecLevel.FINE, CodecLevel.MEDIUM, CodecLevel.COARSE])
 def test_numbers_come_back_within_half_a_step(level, dtype) -> None:
     layout = replace(LAYOUT, dtype=dtype)
     layers = block(layout)
@@ -56,13 +56,13 @@ def test_steps_on_the_grid_are_exact() -> None:
     layers = block()
     layers.view(-1)[:255] = grid * 0.125 + 0.5
     layers.view(-1)[255:] = 0.5
-    assert torch.equal(decoded(codec(), codec().encode(layers, Level.FINE), layers), layers)
+    assert torch.equal(decoded(codec(), codec().encode(layers, CodecLevel.FINE), layers), layers)
 
 
 def test_ranges_are_equally_long_aligned_and_shorter_when_coarser() -> None:
     layers = block()
     sizes = []
-    for level in (Level.FINE, Level.MEDIUM, Level.COARSE):
+    for level in (CodecLevel.FINE, CodecLevel.MEDIUM, CodecLevel.COARSE):
         ranges = codec().encode(layers, level)
         heads = [read_head(memoryview(r), calibration=codec()._number, numbers=512) for r in ranges]
         assert {head.level for head in heads} == {level}
@@ -77,7 +77,7 @@ def test_ranges_are_equally_long_aligned_and_shorter_when_coarser() -> None:
 def test_what_has_no_code_is_stored_as_it_is(bad) -> None:
     layers = block()
     layers[1, 0, 3, 1, 2] = layers[1, 1, 15, 0, 7] = bad
-    back = decoded(codec(), codec().encode(layers, Level.FINE), layers)
+    back = decoded(codec(), codec().encode(layers, CodecLevel.FINE), layers)
     for at in ((1, 0, 3, 1, 2), (1, 1, 15, 0, 7)):
         assert torch.equal(back[at].nan_to_num(99.0), layers[at].nan_to_num(99.0))
     rest = back.isfinite() & (layers.abs() < 15)
@@ -88,23 +88,25 @@ def test_what_has_no_code_is_stored_as_it_is(bad) -> None:
 def test_numbers_that_do_not_shrink_are_stored_raw_and_within_the_bound() -> None:
     layout = BlockLayout(2, 1, 1, KvDtype.FLOAT32, 1, KvCodec.ENTROPY_COARSE)
     layers = block(layout)
-    ranges = codec(layout).encode(layers, Level.COARSE)
-    assert ranges.shape == (2, layout.stored_layer_bytes) and ranges[0, 3] == Level.RAW
-    assert torch.equal(decoded(codec(layout), ranges, layers, Level.FINE), layers)
+    ranges = codec(layout).encode(layers, CodecLevel.COARSE)
+    assert ranges.shape == (2, layout.stored_layer_bytes) and ranges[0, 3] == CodecLevel.RAW
+    assert torch.equal(decoded(codec(layout), ranges, layers, CodecLevel.FINE), layers)
 
 
 def test_equal_numbers_give_equal_bytes() -> None:
-    assert (codec().encode(block(), Level.MEDIUM) == codec().encode(block(), Level.MEDIUM)).all()
+    assert (
+        codec().encode(block(), CodecLevel.MEDIUM) == codec().encode(block(), CodecLevel.MEDIUM)
+    ).all()
 
 
 def test_frames_of_other_tables_are_refused() -> None:
-    ranges = codec(mean=0.25).encode(block(), Level.FINE)
+    ranges = codec(mean=0.25).encode(block(), CodecLevel.FINE)
     with pytest.raises(LayoutError, match="calibration"):
         decoded(codec(), ranges, block())
 
 
 def test_a_reader_never_gets_more_loss_than_its_codec_allows() -> None:
-    ranges = codec().encode(block(), Level.MEDIUM)
+    ranges = codec().encode(block(), CodecLevel.MEDIUM)
     with pytest.raises(LayoutError, match="coarser"):
         decoded(codec(), ranges, block(), coarsest_of(KvCodec.ENTROPY_FINE))
     for allowed in (KvCodec.ENTROPY_MEDIUM, KvCodec.ENTROPY_COARSE, KvCodec.ADAPTIVE):
@@ -113,7 +115,7 @@ def test_a_reader_never_gets_more_loss_than_its_codec_allows() -> None:
 
 def frame(payload: bytes, *, escapes: int = 0, said: int | None = None) -> bytes:
     size = len(payload) if said is None else said
-    return FrameHead(Level.FINE, codec()._number, size, escapes).pack() + payload
+    return FrameHead(CodecLevel.FINE, codec()._number, size, escapes).pack() + payload
 
 
 def packed(size: int) -> bytes:
@@ -133,7 +135,7 @@ def packed(size: int) -> bytes:
         (frame(b"no zstandard at all"), ChecksumError),
         (frame(packed(512) + b"tail"), ChecksumError),
         (frame(packed(512)[:-3]), ChecksumError),
-        (FrameHead(Level.RAW, codec()._number, 8).pack() + bytes(8), LayoutError),
+        (FrameHead(CodecLevel.RAW, codec()._number, 8).pack() + bytes(8), LayoutError),
     ],
 )
 def test_lying_frames_are_misses(bad, error) -> None:

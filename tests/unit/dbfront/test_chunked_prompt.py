@@ -13,7 +13,7 @@ from tierkv import compute
 from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.tokens.chunked_prompt import (
     EncodedPrompt,
-    Part,
+    PromptPart,
     clean_documents,
     encode_chat,
     encode_text,
@@ -169,16 +169,16 @@ async def test_a_prompt_that_holds_the_mark_is_no_trouble(tokenizer: TextTokeniz
 
 
 def test_parts_of_a_prompt() -> None:
-    assert prompt_parts((), "a") == (Part("a"),)
-    assert prompt_parts(("d",), "") == (Part("d\n", True),)
+    assert prompt_parts((), "a") == (PromptPart("a"),)
+    assert prompt_parts(("d",), "") == (PromptPart("d\n", True),)
     assert prompt_parts(("d",), "h#c##t", "#") == (
-        Part("d\n", True),
-        Part("h"),
-        Part("c", True),
-        Part("t"),
+        PromptPart("d\n", True),
+        PromptPart("h"),
+        PromptPart("c", True),
+        PromptPart("t"),
     )
-    assert prompt_parts((), "h#t", "#") == (Part("h"), Part("t"))
-    assert prompt_parts((), "#c#", "#") == (Part("c", True),)
+    assert prompt_parts((), "h#t", "#") == (PromptPart("h"), PromptPart("t"))
+    assert prompt_parts((), "#c#", "#") == (PromptPart("c", True),)
 
 
 def test_documents_are_cleaned() -> None:

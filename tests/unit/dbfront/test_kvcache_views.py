@@ -28,15 +28,15 @@ from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, TierStats
-from tierkv.metaserver.client import BlockListing, BlockRecord, NodeState
+from tierkv.metaserver.client import BlockListing, BlockRecord, DirectoryNode
 
 L2 = TierStats(Tier.L2, "shm", "tiny", query_tokens=100, hit_tokens=40, read_time_s=0.5)
 
 
-def state(number: int, *tiers: TierStats, life: int = 1, transfers: int = 0) -> NodeState:
+def state(number: int, *tiers: TierStats, life: int = 1, transfers: int = 0) -> DirectoryNode:
     info = NodeInfo(NodeId(f"n{number}"), Incarnation(life), NodeRole.DMP, HostId("h"))
     report = NodeReport(tiers=tiers, transfer_bytes_in=transfers, cache_errors=(("miss", 2),))
-    return NodeState(info=info, report=report, heartbeat_age_s=0.5, state="alive")
+    return DirectoryNode(info=info, report=report, heartbeat_age_s=0.5, state="alive")
 
 
 def picked(rows: Iterable[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
@@ -97,7 +97,7 @@ class Changing(ThreeNodes):
 
     states = (state(1, L2),)
 
-    async def nodes(self) -> tuple[NodeState, ...]:
+    async def nodes(self) -> tuple[DirectoryNode, ...]:
         return self.states
 
 

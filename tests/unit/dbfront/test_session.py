@@ -40,7 +40,7 @@ from tierkv.kvcore.node import (
     TierStats,
 )
 from tierkv.kvcore.reuse_policy import ReusePolicy
-from tierkv.metaserver.client import BlockListing, BlockRecord, Namespace, NodeState
+from tierkv.metaserver.client import BlockListing, BlockRecord, DirectoryNode, Namespace
 from tierkv.scheduler.choosing.admission import WaitingCall
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import Dispatch, NodesSeen, RequestArrived, SeenNode, WantedModel
@@ -169,10 +169,10 @@ PATHS = (
 class ThreeNodes:
     """A cluster with fixed numbers."""
 
-    async def nodes(self) -> tuple[NodeState, ...]:
+    async def nodes(self) -> tuple[DirectoryNode, ...]:
         l2 = TierStats(Tier.L2, medium="shm", model="tiny", query_tokens=100, hit_tokens=25)
         return tuple(
-            NodeState(
+            DirectoryNode(
                 info=NodeInfo(
                     NodeId(f"n{number}"),
                     Incarnation(1),

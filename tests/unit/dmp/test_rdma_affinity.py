@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tierkv.dmp.transport.verbs.affinity import (
-    Place,
+    NumaPlace,
     device_place,
     distance,
     memory_place,
@@ -45,20 +45,20 @@ def test_the_device_on_the_gpus_switch_is_nearest(sysfs: Path) -> None:
 
 def test_memory_prefers_devices_of_its_node(sysfs: Path) -> None:
     places = [device_place(f"mlx5_{i}", sysfs) for i in range(3)]
-    assert [distance(place, Place(0)) for place in places] == [0, 0, 1]
-    assert [distance(place, Place(1)) for place in places] == [1, 1, 0]
+    assert [distance(place, NumaPlace(0)) for place in places] == [0, 0, 1]
+    assert [distance(place, NumaPlace(1)) for place in places] == [1, 1, 0]
 
 
 def test_what_is_unknown_is_as_near_as_anything(sysfs: Path) -> None:
-    assert device_place("rxe0", sysfs) == Place()
-    assert pci_place("0000:ff:00.0", sysfs) == Place()
-    assert distance(Place(), Place(1)) == 0
-    assert distance(device_place("mlx5_2", sysfs), Place()) == 0
+    assert device_place("rxe0", sysfs) == NumaPlace()
+    assert pci_place("0000:ff:00.0", sysfs) == NumaPlace()
+    assert distance(NumaPlace(), NumaPlace(1)) == 0
+    assert distance(device_place("mlx5_2", sysfs), NumaPlace()) == 0
 
 
 def test_memory_has_no_place_on_a_machine_with_one_node(tmp_path: Path) -> None:
     (tmp_path / "devices/system/node/node0").mkdir(parents=True)
-    assert memory_place(0, tmp_path) == Place()
+    assert memory_place(0, tmp_path) == NumaPlace()
 
 
 def test_the_kernel_tells_the_node_of_a_page(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_the_kernel_tells_the_node_of_a_page(tmp_path: Path) -> None:
     page = np.ones(4096, np.uint8)
     address = page.__array_interface__["data"][0]
     assert memory_place(address, tmp_path).numa_node in (0, None, *range(1, 64))
-    assert memory_place(1, tmp_path) == Place()
+    assert memory_place(1, tmp_path) == NumaPlace()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fix_dmp import Rig
 from tests.fix_tls import Certificates
-from tierkv.dmp.transport.connection import Connection, Peer
+from tierkv.dmp.transport.connection import Peer, PeerConnection
 from tierkv.dmp.transport.verbs.device import discover
 from tierkv.dmp.wire.frame import FrameType
 from tierkv.dmp.wire.rdma_messages import QpAddress, RdmaConnect, RdmaOffer
@@ -35,7 +35,7 @@ def test_a_device_that_cant_be_opened_is_a_reason(tmp_path: Path) -> None:
 
 def test_a_node_without_rdma_offers_nothing_and_says_why(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(rdma="off")
-    connection = Connection(Peer(rig.node.node_id, rig.server.address))
+    connection = PeerConnection(Peer(rig.node.node_id, rig.server.address))
     try:
         offer = RdmaOffer.unpack(connection.call(FrameType.RDMA_OFFER, b""))
         assert offer == RdmaOffer([], "the node is configured without RDMA")
@@ -50,13 +50,13 @@ def test_a_node_without_rdma_offers_nothing_and_says_why(make_rig: Callable[...,
 def test_nonsense_ends_the_connection_not_the_node(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(rdma="off")
     peer = Peer(rig.node.node_id, rig.server.address)
-    connection = Connection(peer)
+    connection = PeerConnection(peer)
     try:
         with pytest.raises(TransportError):
             connection.call(FrameType.RDMA_CONNECT, b"\xff" * 40)
     finally:
         connection.close()
-    other = Connection(peer)
+    other = PeerConnection(peer)
     assert other.is_open
     other.close()
 

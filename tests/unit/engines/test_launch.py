@@ -12,15 +12,15 @@ import pytest
 from tierkv.integrations.launch import (
     SGLANG_BACKEND,
     VLLM_CONNECTOR,
+    EngineRole,
     Events,
     Launch,
     LaunchKind,
     LaunchWish,
-    Role,
     plan_launch,
     serve_command,
 )
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.integrations.vllm.connector_settings import ConnectorSettings
 from tierkv.kvcore.errors import ConfigError
 
@@ -72,7 +72,7 @@ def test_the_direct_connector_gets_its_settings_and_recomputes_what_fails() -> N
     assert (told["kv_connector"], told["kv_connector_module_path"]) == (name, module)
     assert told["kv_load_failure_policy"] == "recompute"
     extra = told["kv_connector_extra_config"]
-    settings = EngineSettings.read(extra, also=ConnectorSettings.names())
+    settings = PoolAccess.read(extra, also=ConnectorSettings.names())
     assert (settings.pool, settings.tenant) == (("127.0.0.1:7401",), "a:b")
     ConnectorSettings.read(extra, saves=True, loads=True)
 
@@ -83,7 +83,7 @@ def test_the_direct_connector_gets_its_settings_and_recomputes_what_fails() -> N
      ("decode", "kv_consumer", "decode")],
 )  # fmt: skip
 def test_roles_have_the_engines_names(role: str, kv_role: str, serve: str) -> None:
-    asked = wish(role=Role(role), pool={"meta": "10.0.0.1:7400"})
+    asked = wish(role=EngineRole(role), pool={"meta": "10.0.0.1:7400"})
     launch = plan_launch(asked)
     assert parsed(launch, "--kv-transfer-config")["kv_role"] == kv_role
     assert serve_command(asked, launch, meta="10.0.0.1:7400")[2] == serve
@@ -94,7 +94,7 @@ def test_sglang_gets_a_backend_of_its_dynamic_kind() -> None:
     told = dict(parsed(launch, "--hicache-storage-backend-extra-config"))
     assert f"{told.pop('module_path')}:{told.pop('class_name')}" == SGLANG_BACKEND
     assert (told.pop("backend_name"), told.pop("interface_v1")) == ("tierkv", 1)
-    assert EngineSettings.read(told).tenant == "a:b"
+    assert PoolAccess.read(told).tenant == "a:b"
     assert flag(launch, "--hicache-storage-backend") == "dynamic"
     assert flag(launch, "--hicache-mem-layout") == "page_first"
     assert (flag(launch, "--page-size"), flag(launch, "--tensor-parallel-size")) == ("32", "2")
@@ -148,8 +148,8 @@ def test_the_url_is_one_to_connect_to(host: str, url: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "hint"),
     [
-        ({"kind": "sglang", "role": Role.PREFILL}, "--disaggregation-mode"),
-        ({"kind": "sglang", "role": Role.DECODE}, "--disaggregation-mode"),
+        ({"kind": "sglang", "role": EngineRole.PREFILL}, "--disaggregation-mode"),
+        ({"kind": "sglang", "role": EngineRole.DECODE}, "--disaggregation-mode"),
     ],
 )
 def test_a_wish_that_contradicts_itself_is_refused(changes: dict[str, Any], hint: str) -> None:

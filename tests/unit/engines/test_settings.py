@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def test_everything_is_read() -> None:
         "node_id": "vllm-1",
         "host": "gpu-7",
     }
-    settings = EngineSettings.read(given)
+    settings = PoolAccess.read(given)
     assert settings.pool == ("a:1", "b:2")
     assert (settings.token, settings.secret, settings.tenant) == ("t", "x" * 16, "acme")
     assert settings.tls is not None
@@ -35,11 +35,11 @@ def test_everything_is_read() -> None:
 
 
 def test_a_list_of_addresses_is_as_good_as_commas() -> None:
-    assert EngineSettings.read({"pool": ["a:1", "b:2"]}).pool == ("a:1", "b:2")
+    assert PoolAccess.read({"pool": ["a:1", "b:2"]}).pool == ("a:1", "b:2")
 
 
 def test_empty_texts_mean_the_default() -> None:
-    settings = EngineSettings.read({"meta": "m:1", "pool": "", "tenant": "", "transport": ""})
+    settings = PoolAccess.read({"meta": "m:1", "pool": "", "tenant": "", "transport": ""})
     assert (settings.pool, settings.tenant, settings.transport) == ((), "default", "auto")
     assert settings.tls is None and settings.host_id
 
@@ -73,29 +73,29 @@ def test_empty_texts_mean_the_default() -> None:
 )
 def test_what_can_t_be_meant_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        EngineSettings.read(given)
+        PoolAccess.read(given)
 
 
 def test_settings_of_others_are_left_to_them() -> None:
-    settings = EngineSettings.read({"pool": "a:1", "mine": [1]}, also=("mine",))
+    settings = PoolAccess.read({"pool": "a:1", "mine": [1]}, also=("mine",))
     assert settings.pool == ("a:1",)
     with pytest.raises(ConfigError, match="did you mean mine"):
-        EngineSettings.read({"pool": "a:1", "mien": 1}, also=("mine",), where="connector")
+        PoolAccess.read({"pool": "a:1", "mien": 1}, also=("mine",), where="connector")
 
 
 def test_a_token_comes_from_a_file_and_is_never_shown(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(" hush \n")
-    settings = EngineSettings.read({"pool": "a:1", "token_file": str(file)})
+    settings = PoolAccess.read({"pool": "a:1", "token_file": str(file)})
     assert settings.token == "hush" and "hush" not in repr(settings)
     file.write_text(" \n")
     with pytest.raises(ConfigError, match="holds no token"):
-        EngineSettings.read({"pool": "a:1", "token_file": str(file)})
+        PoolAccess.read({"pool": "a:1", "token_file": str(file)})
     file.write_text("x" * 16)
-    settings = EngineSettings.read({"pool": "a:1", "secret_file": str(file)})
+    settings = PoolAccess.read({"pool": "a:1", "secret_file": str(file)})
     assert settings.secret_bytes == b"x" * 16 and "xxxx" not in repr(settings)
     with pytest.raises(ConfigError, match="secret and meta"):
-        EngineSettings.read({"meta": "m:1", "secret_file": str(file)})
+        PoolAccess.read({"meta": "m:1", "secret_file": str(file)})
     with pytest.raises(ConfigError) as refused:
-        EngineSettings.read({"pool": "a:1", "secret": 12345})
+        PoolAccess.read({"pool": "a:1", "secret": 12345})
     assert "12345" not in refused.value.message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.policies.lifetimes import BUCKETS, EDGES, Lifetimes, Run, bucket_of, run_kind
+from tierkv.policies.lifetimes import BUCKETS, EDGES, Lifetimes, PromptRun, bucket_of, run_kind
 
 KIND = 8  # A multiple of RUN_KINDS; a run without new blocks adds nothing.
 
@@ -12,7 +12,7 @@ KIND = 8  # A multiple of RUN_KINDS; a run without new blocks adds nothing.
 def learned(ended: int, open_for_s: float = 0.0, open_waits: int = 0) -> Lifetimes:
     """Waits of 10 seconds that ended in a use, and others that are still open."""
     lifetimes = Lifetimes()
-    waits = [lifetimes.start(KIND, Run(1), 0.0) for _ in range(ended + open_waits)]
+    waits = [lifetimes.start(KIND, PromptRun(1), 0.0) for _ in range(ended + open_waits)]
     lifetimes.advance(10.0)
     for wait in waits[:ended]:
         lifetimes.end_in_use(wait)
@@ -43,7 +43,7 @@ def test_an_open_wait_counts_for_as_long_as_it_lasts() -> None:
 
 def test_a_wait_that_was_given_up_counts_for_its_time_only() -> None:
     lifetimes = Lifetimes()
-    waits = [lifetimes.start(KIND, Run(1), 0.0) for _ in range(200)]
+    waits = [lifetimes.start(KIND, PromptRun(1), 0.0) for _ in range(200)]
     lifetimes.advance(2.0)
     for wait in waits[:100]:
         lifetimes.give_up(wait)
@@ -55,13 +55,13 @@ def test_a_wait_that_was_given_up_counts_for_its_time_only() -> None:
 
 def test_an_unknown_kind_takes_the_average_and_its_odds() -> None:
     lifetimes = learned(ended=300, open_waits=300, open_for_s=3600.0)
-    lifetimes.start(KIND + 8, Run(1), 3600.0, odds=0.1)
+    lifetimes.start(KIND + 8, PromptRun(1), 3600.0, odds=0.1)
     lifetimes.advance(3602.0)
     assert 0.0 < lifetimes.value(KIND + 8, 0.0) < lifetimes.value(KIND, 0.0) / 2
 
 
 def test_the_kind_is_settled_when_the_run_is_complete() -> None:
-    lifetimes, run = Lifetimes(), Run(1)
+    lifetimes, run = Lifetimes(), PromptRun(1)
     wait = lifetimes.start(KIND, run, 0.0)
     run.fresh = 100
     lifetimes.advance(1.5)
@@ -70,17 +70,17 @@ def test_the_kind_is_settled_when_the_run_is_complete() -> None:
 
 
 def test_blocks_of_one_run_and_kind_wait_together() -> None:
-    lifetimes, run = Lifetimes(), Run(1)
+    lifetimes, run = Lifetimes(), PromptRun(1)
     first, second = (lifetimes.start(KIND, run, 0.0) for _ in range(2))
     assert first is second and first.waiting == 2
     assert lifetimes.start(KIND + 4, run, 0.0) is not first
-    assert lifetimes.start(KIND, Run(2), 0.0) is not first
+    assert lifetimes.start(KIND, PromptRun(2), 0.0) is not first
     assert lifetimes.start(KIND, run, 0.5) is not first
 
 
 def test_nobody_looks_after_the_last_bucket() -> None:
     lifetimes = Lifetimes()
-    wait = lifetimes.start(KIND, Run(1), 0.0)
+    wait = lifetimes.start(KIND, PromptRun(1), 0.0)
     for age in (*EDGES, 1e9):
         lifetimes.advance(age)
     assert wait.bucket == -1 and not any(lifetimes._cohorts)

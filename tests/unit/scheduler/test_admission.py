@@ -30,7 +30,7 @@ from tierkv.scheduler.events import (
     WaitOver,
     WantedModel,
 )
-from tierkv.scheduler.request_record import Phase
+from tierkv.scheduler.request_record import RequestPhase
 
 ONE = replace(CONFIG, max_in_flight_per_node=1)
 BLOCK = 16
@@ -105,7 +105,7 @@ def test_a_node_that_comes_late_takes_those_who_wait() -> None:
         script.arrive(request_id)
     instructions = script.see(make_info("c1"), make_info("c2"))
     assert dispatched(instructions)[0][:2] == ("q2", "c2")
-    assert script.state.requests[name("q3")].phase is Phase.WAITING
+    assert script.state.requests[name("q3")].phase is RequestPhase.WAITING
 
 
 def test_another_front_s_requests_fill_a_node_but_never_shut_it() -> None:
@@ -206,7 +206,7 @@ def test_too_many_waiting_are_refused_with_a_time_to_come_back() -> None:
     assert fail.failure is Failure.OVERLOADED
     assert "2 requests wait" in fail.reason
     assert 0.05 <= fail.retry_after_s <= 60.0
-    assert (script.state.rejected, script.state.ended[Phase.FAILED]) == (1, 1)
+    assert (script.state.rejected, script.state.ended[RequestPhase.FAILED]) == (1, 1)
     assert dispatched(finish(script, "q1"))
     assert not failed(script.arrive("q5"))
 

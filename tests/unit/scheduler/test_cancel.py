@@ -15,13 +15,13 @@ from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import NodeRole
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest
 from tierkv.scheduler.events import WantedModel
-from tierkv.scheduler.request_record import Phase
+from tierkv.scheduler.request_record import RequestPhase
 from tierkv.scheduler.requests.job import Job
 
 Q1, Q2 = RequestId("q1"), RequestId("q2")
 
 
-def phase(cluster: Cluster, request_id: RequestId) -> Phase | None:
+def phase(cluster: Cluster, request_id: RequestId) -> RequestPhase | None:
     request = cluster.dispatcher.state.requests.get(request_id)
     return None if request is None else request.phase
 
@@ -65,7 +65,7 @@ async def test_while_locating() -> None:
     async with running(*two(), meta=meta) as cluster:
         meta.gate.clear()
         answer = asyncio.create_task(ask(cluster))
-        await until(lambda: phase(cluster, Q1) is Phase.LOCATING and meta.asked == 1)
+        await until(lambda: phase(cluster, Q1) is RequestPhase.LOCATING and meta.asked == 1)
         assert await cluster.dispatcher.cancel(Q1)
         last = await end_of(answer)
         assert last.usage is not None and last.usage.completion_tokens == 0
@@ -82,7 +82,7 @@ async def test_while_waiting_for_room_it_leaves_the_queue_and_its_lease(how: str
         first = asyncio.create_task(ask(cluster))
         await until(lambda: bool(cluster["c1"].running))
         second = asyncio.create_task(ask(cluster, long_request("q2")))
-        await until(lambda: phase(cluster, Q2) is Phase.WAITING)
+        await until(lambda: phase(cluster, Q2) is RequestPhase.WAITING)
         assert meta.live
         (waiting,) = cluster.dispatcher.waiting()
         assert (waiting.call.request_id, waiting.tenant, waiting.model) == ("q2", "default", "tiny")
@@ -140,7 +140,7 @@ async def test_between_two_stages() -> None:
         first = asyncio.create_task(ask(cluster))
         await until(lambda: bool(cluster["d"].running))
         second = asyncio.create_task(ask(cluster, long_request("q2")))
-        await until(lambda: phase(cluster, Q2) is Phase.WAITING)
+        await until(lambda: phase(cluster, Q2) is RequestPhase.WAITING)
         assert await cluster.dispatcher.cancel(Q2)
         last = await end_of(second)
         assert last.usage is not None and last.usage.completion_tokens == 1
@@ -152,7 +152,7 @@ async def test_between_two_stages() -> None:
 async def test_while_it_waits_for_a_node_to_come() -> None:
     async with running() as cluster:
         answer = asyncio.create_task(ask(cluster))
-        await until(lambda: phase(cluster, Q1) is Phase.WAITING)
+        await until(lambda: phase(cluster, Q1) is RequestPhase.WAITING)
         assert await cluster.dispatcher.cancel(Q1)
         await end_of(answer)
 
@@ -188,7 +188,7 @@ async def test_a_cancelled_request_gives_its_place_to_the_next() -> None:
         first = asyncio.create_task(ask(cluster))
         await until(lambda: bool(cluster["c1"].running))
         second = asyncio.create_task(ask(cluster, long_request("q2")))
-        await until(lambda: phase(cluster, Q2) is Phase.WAITING)
+        await until(lambda: phase(cluster, Q2) is RequestPhase.WAITING)
         first.cancel()
         await asyncio.wait([first])
         await until(lambda: cluster["c1"].running == {Q2})

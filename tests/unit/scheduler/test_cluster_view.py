@@ -10,7 +10,7 @@ from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model
 from tierkv.kvcore.errors import DirectoryUnavailableError, TransportError
 from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
-from tierkv.metaserver.client import NodeState
+from tierkv.metaserver.client import DirectoryNode
 from tierkv.scheduler.nodes.cluster_view import FORGET_AFTER_LOOKS, ClusterView
 
 C1 = NodeId("c1")
@@ -79,13 +79,15 @@ class Memory:
     """Nodes of the last run, and what was noted in this one."""
 
     def __init__(self, *infos: NodeInfo) -> None:
-        self.nodes = tuple(NodeState(i, NodeReport(), heartbeat_age_s=0.0, state="") for i in infos)
+        self.nodes = tuple(
+            DirectoryNode(i, NodeReport(), heartbeat_age_s=0.0, state="") for i in infos
+        )
         self.noted: list[str] = []
 
-    def load(self) -> tuple[tuple[NodeState, ...], str]:
+    def load(self) -> tuple[tuple[DirectoryNode, ...], str]:
         return self.nodes, "tiny"
 
-    def note(self, nodes: Sequence[NodeState], default_model: str) -> None:
+    def note(self, nodes: Sequence[DirectoryNode], default_model: str) -> None:
         self.noted.append(f"{[node.info.node_id for node in nodes]} {default_model}")
 
 

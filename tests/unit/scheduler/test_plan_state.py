@@ -10,10 +10,10 @@ from tierkv.scheduler.plans.plan_events import (
     Cancelled,
     Hold,
     LetGo,
-    NodeLost,
-    NodesSeen,
     PlanInstruction,
+    PlanLostNode,
     PlanNode,
+    PlanSawNodes,
     PrefetchRun,
     SendCall,
 )
@@ -22,8 +22,8 @@ from tierkv.scheduler.plans.plan_state import PlanState
 from tierkv.scheduler.plans.plan_tree import PlannedPrompt, build_tree
 
 A, B = NodeId("a"), NodeId("b")
-ONE = NodesSeen((PlanNode(A),))
-TWO = NodesSeen((PlanNode(A), PlanNode(B)))
+ONE = PlanSawNodes((PlanNode(A),))
+TWO = PlanSawNodes((PlanNode(A), PlanNode(B)))
 
 
 def plan_of(texts: list[list[int]], *, max_in_flight: int = 8) -> PlanState:
@@ -66,7 +66,7 @@ def test_hints_count_the_calls_that_are_still_to_come() -> None:
 
 def test_a_stem_is_held_from_its_computation_until_the_last_call_has_it() -> None:
     plan = plan_of(two_documents(3), max_in_flight=1)
-    plan.handle(NodesSeen(()))
+    plan.handle(PlanSawNodes(()))
     story: list[PlanInstruction] = []
     for call in range(6):
         story += [i for i in plan.handle(CallPrefilled(call)) if not isinstance(i, SendCall)]
@@ -124,7 +124,7 @@ def test_the_next_subtree_is_loaded_while_the_last_one_is_answered() -> None:
 def test_what_was_not_sent_to_a_lost_node_goes_to_the_other() -> None:
     plan = plan_of(two_documents(4), max_in_flight=2)
     assert sent(plan.handle(TWO)) == [0, 4]
-    out = plan.handle(NodeLost(B))
+    out = plan.handle(PlanLostNode(B))
     assert [lane.node_id for lane in plan.lanes] == [A]
     later = []
     running = [0, 4]  # The scheduler itself finds another node for the call that B had.
@@ -139,11 +139,11 @@ def test_what_was_not_sent_to_a_lost_node_goes_to_the_other() -> None:
 
 def test_a_plan_goes_on_without_any_node_and_with_new_ones() -> None:
     plan = plan_of(two_documents(2), max_in_flight=1)
-    assert sent(plan.handle(NodesSeen(()))) == [0]
+    assert sent(plan.handle(PlanSawNodes(()))) == [0]
     plan.handle(ONE)
     (after,) = [i for i in plan.handle(CallFinished(0)) if isinstance(i, SendCall)]
     assert after.node_id == A
-    plan.handle(NodesSeen(()))
+    plan.handle(PlanSawNodes(()))
     (after,) = [i for i in plan.handle(CallFinished(after.call)) if isinstance(i, SendCall)]
     assert after.node_id is None
 
@@ -165,13 +165,13 @@ def test_an_idle_node_takes_over_runs_of_a_busy_one() -> None:
 def test_calls_in_flight_fit_into_the_room_of_their_node() -> None:
     texts = [[1, 1, *[q] * 8] for q in range(6)]
     plan = plan_of(texts)
-    plan.handle(NodesSeen((PlanNode(A, room_blocks=10),)))
+    plan.handle(PlanSawNodes((PlanNode(A, room_blocks=10),)))
     out = plan.handle(CallPrefilled(0))
     assert plan.lanes[0].used_blocks == 9  # 1 + 2 * 4; a third would make 13.
     assert sent(out) == [1]
     assert sent(plan.handle(CallFinished(0))) == [2]
     tiny = plan_of(texts)
-    assert sent(tiny.handle(NodesSeen((PlanNode(A, room_blocks=1),)))) == [0]
+    assert sent(tiny.handle(PlanSawNodes((PlanNode(A, room_blocks=1),)))) == [0]
 
 
 def test_cancelling_lets_go_of_everything_and_sends_nothing_more() -> None:

@@ -12,7 +12,7 @@ from tierkv.simulator.cluster import Cluster
 from tierkv.simulator.nodes.noise import LEAST, MOST, SLOWED, Noise
 from tierkv.simulator.nodes.serving_model import Constants, ServingModel, load_constants
 from tierkv.simulator.options import GB, ClusterOptions, Gate, RouterName
-from tierkv.simulator.results import Ledger
+from tierkv.simulator.results import ResultLedger
 from tierkv.simulator.trace import Request
 from tierkv.simulator.workload import Workload, make_workload
 
@@ -53,7 +53,7 @@ def options(**more: object) -> ClusterOptions:
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def run(load: Workload, constants: Constants = CONSTANTS, **more: object) -> Ledger:
+def run(load: Workload, constants: Constants = CONSTANTS, **more: object) -> ResultLedger:
     return Cluster(load, options(**more), constants).run()
 
 
@@ -77,7 +77,7 @@ def test_a_prefill_takes_half_to_twice_its_time_and_more_in_a_slow_phase() -> No
     assert Noise(on=False, nodes=1, seed=5).factor(0, 9.0) == 1.0
 
 
-def ttfts(ledger: Ledger) -> list[float]:
+def ttfts(ledger: ResultLedger) -> list[float]:
     return [pytest.approx(ttft, abs=1e-6) for ttft in ledger.ttfts_s]
 
 

@@ -7,7 +7,7 @@ from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.storage.disk.medium_health import RETRY_S, MediumHealth
 from tierkv.storage.disk.segment_format import PAGE, Record
-from tierkv.storage.disk.segment_index import Entry, FileRole, SegmentIndex
+from tierkv.storage.disk.segment_index import FileRole, IndexEntry, SegmentIndex
 
 FILE = PAGE + 3 * 2 * PAGE
 """Three records of two pages."""
@@ -29,10 +29,10 @@ def begin(index: SegmentIndex) -> int:
     return file
 
 
-def put(index: SegmentIndex, name: str) -> Entry:
+def put(index: SegmentIndex, name: str) -> IndexEntry:
     place = index.place(2 * PAGE)
     assert place is not None
-    entry = Entry(record(name, index.next_sequence()), place)
+    entry = IndexEntry(record(name, index.next_sequence()), place)
     index.enter(entry)
     index.settle(place)
     return entry

@@ -15,7 +15,7 @@ from tests.fix_dmp import block_key, make_range
 from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, PoolFullError
-from tierkv.storage.block_store import BlockRead, RangeRead
+from tierkv.storage.block_store import BlockRead, DiskRangeRead
 from tierkv.storage.disk.segment_folder import segment_path
 from tierkv.storage.disk.segment_format import PAGE, pack_checksums
 from tierkv.storage.disk.segment_store import SegmentStore
@@ -178,7 +178,7 @@ def test_a_batch_answers_each_read(open_store: Opener) -> None:
     assert first is None and last is None and isinstance(missing, BlockNotFoundError)
     assert (bytes(buffers[0]), bytes(buffers[2])) == (bytes(payload("a")), bytes(payload("b")))
     part = memoryview(bytearray(RANGE))
-    assert store.get_ranges([RangeRead(block_key("b"), 1, part)]) == [None]
+    assert store.get_ranges([DiskRangeRead(block_key("b"), 1, part)]) == [None]
     assert bytes(part) == make_range("b", 1, RANGE)
 
 

@@ -12,15 +12,15 @@ from tierkv.config import load_config
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.demo.chat import ChatTurn
 from tierkv.demo.demo import run_demo
-from tierkv.demo.report import Bar, Kind, StatementRun, Story, plot_lines, print_story
+from tierkv.demo.report import Bar, DemoStatement, Kind, Story, plot_lines, print_story
 from tierkv.kvcore.request import HitTokens
 
 GREEN, RED = Kind("with", "█", "green"), Kind("without", "░", "red")
 
 
-def _run(wall_s: float, *, hits: HitTokens, answer: str = "oak") -> StatementRun:
+def _run(wall_s: float, *, hits: HitTokens, answer: str = "oak") -> DemoStatement:
     stats = AiStats(calls=10, distinct_calls=10, requests=10, prompt_tokens=1000, hit_tokens=hits)
-    return StatementRun([(1, answer)], (), stats, wall_s)
+    return DemoStatement([(1, answer)], (), stats, wall_s)
 
 
 def _story(*, answer: str = "oak") -> Story:

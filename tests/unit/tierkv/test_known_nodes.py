@@ -8,12 +8,12 @@ import pytest
 
 from tests.fix_scheduler import make_info
 from tierkv.kvcore.node import NodeReport, NodeRole
-from tierkv.metaserver.client import NodeState
+from tierkv.metaserver.client import DirectoryNode
 from tierkv.parts.known_nodes import NodeFile
 
 META = "127.0.0.1:7400"
 NODES = tuple(
-    NodeState(make_info(name, role=role), NodeReport(), heartbeat_age_s=0.0, state="alive")
+    DirectoryNode(make_info(name, role=role), NodeReport(), heartbeat_age_s=0.0, state="alive")
     for name, role in (("c1", NodeRole.COMPUTE), ("d1", NodeRole.DMP))
 )
 

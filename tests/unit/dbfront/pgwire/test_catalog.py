@@ -17,10 +17,10 @@ from tierkv.dbfront.postgres_dialect.rewriting.rewrite import TELLING, may_tell,
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
 from tierkv.dbfront.postgres_dialect.session.cursors import Cursors, parse_declare
 from tierkv.dbfront.postgres_dialect.session.setting_syntax import (
-    SettingCommand,
+    PgSettingCommand,
     parse_setting_command,
 )
-from tierkv.dbfront.postgres_dialect.session.settings import Settings, milliseconds
+from tierkv.dbfront.postgres_dialect.session.settings import PgSettings, milliseconds
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting datestyle": "'ISO'"}
@@ -189,28 +189,28 @@ def test_create_table(sql: str, expected: str | None, sequences: tuple) -> None:
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
-        ("SET a.b TO 'x'", SettingCommand("SET", "a.b", "x")),
-        ("SET LOCAL DateStyle = ISO, MDY;", SettingCommand("SET", "datestyle", "ISO, MDY", True)),
-        ("SET SESSION statement_timeout = DEFAULT", SettingCommand("SET", "statement_timeout")),
-        ("SET TIME ZONE 'UTC'", SettingCommand("SET", "TimeZone", "UTC")),
-        ("SET NAMES utf8", SettingCommand("SET", "client_encoding", "utf8")),
-        ("SHOW TRANSACTION ISOLATION LEVEL", SettingCommand("SHOW", "transaction_isolation")),
-        ("SHOW ALL", SettingCommand("SHOW", "all")),
-        ("RESET ALL", SettingCommand("RESET", "all")),
+        ("SET a.b TO 'x'", PgSettingCommand("SET", "a.b", "x")),
+        ("SET LOCAL DateStyle = ISO, MDY;", PgSettingCommand("SET", "datestyle", "ISO, MDY", True)),
+        ("SET SESSION statement_timeout = DEFAULT", PgSettingCommand("SET", "statement_timeout")),
+        ("SET TIME ZONE 'UTC'", PgSettingCommand("SET", "TimeZone", "UTC")),
+        ("SET NAMES utf8", PgSettingCommand("SET", "client_encoding", "utf8")),
+        ("SHOW TRANSACTION ISOLATION LEVEL", PgSettingCommand("SHOW", "transaction_isolation")),
+        ("SHOW ALL", PgSettingCommand("SHOW", "all")),
+        ("RESET ALL", PgSettingCommand("RESET", "all")),
         (
             "SELECT pg_catalog.set_config('search_path', '', false);",
-            SettingCommand("SET_CONFIG", "search_path", ""),
+            PgSettingCommand("SET_CONFIG", "search_path", ""),
         ),
         ("SET VARIABLE x = 1", None),
         ("SELECT 1", None),
     ],
 )
-def test_setting_commands(sql: str, expected: SettingCommand | None) -> None:
+def test_setting_commands(sql: str, expected: PgSettingCommand | None) -> None:
     assert parse_setting_command(sql) == expected
 
 
 def test_settings_layers_and_reports() -> None:
-    settings = Settings("al", "psql")
+    settings = PgSettings("al", "psql")
     settings.set("Application_Name", "x", local=True)
     assert settings.take_changes() == [("application_name", "x")]
     settings.end_transaction()

@@ -5,7 +5,11 @@ import struct
 import pytest
 
 from tierkv.dbfront.pgwire.protocol import messages as m
-from tierkv.dbfront.pgwire.protocol.connection import MAX_AUTH_MESSAGE_BYTES, PgConnection, Phase
+from tierkv.dbfront.pgwire.protocol.connection import (
+    MAX_AUTH_MESSAGE_BYTES,
+    ConnectionPhase,
+    PgConnection,
+)
 from tierkv.dbfront.pgwire.protocol.errors import error_fields
 from tierkv.kvcore.errors import (
     CancelledByUserError,
@@ -75,7 +79,7 @@ def test_bad_startup(data: bytes) -> None:
     connection = PgConnection()
     with pytest.raises(RemoteProtocolError):
         feed(connection, data)
-    assert connection.phase is Phase.CLOSED
+    assert connection.phase is ConnectionPhase.CLOSED
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_malformed_messages_end_the_connection(data: bytes) -> None:
     connection = ready()
     with pytest.raises(RemoteProtocolError):
         feed(connection, data)
-    assert connection.phase is Phase.CLOSED
+    assert connection.phase is ConnectionPhase.CLOSED
 
 
 def test_nobody_unknown_may_send_much() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.dbfront.postgres.statements.statement import Planner, may_matter
+from tierkv.dbfront.postgres.statements.statement import StatementPlanner, may_matter
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, UserError
 
 
@@ -24,7 +24,7 @@ def test_what_matters(text: bytes, matters: bool) -> None:
 
 
 def test_calls_become_lookups_with_keys_of_their_own() -> None:
-    planner = Planner()
+    planner = StatementPlanner()
     text = "SELECT 1; SELECT ai_generate(body) FROM docs -- why\n; SELECT ai_generate('b')"
     first, second, third = planner.statements(text)
     assert first.plan is None and first.engine_text == "SELECT 1"
@@ -35,14 +35,14 @@ def test_calls_become_lookups_with_keys_of_their_own() -> None:
 
 def test_positions_lead_back_to_the_text() -> None:
     text = "SELECT 1; SELECT ai_generate(body), nothing FROM docs"
-    statement = Planner().statements(text)[1]
+    statement = StatementPlanner().statements(text)[1]
     sent = statement.engine_text.index("nothing") + 1
     assert statement.position(sent) == text.index("nothing") + 1
 
 
 def test_the_query_of_a_cursor_is_planned() -> None:
     text = "DECLARE c NO SCROLL CURSOR WITH HOLD FOR SELECT ai_generate(body), nothing FROM docs"
-    [statement] = Planner().statements(text)
+    [statement] = StatementPlanner().statements(text)
     assert statement.has_calls and statement.engine_text.startswith(text[: statement.declare])
     assert statement.inner.text.startswith("SELECT ")
     sent = statement.engine_text.index("nothing") + 1
@@ -52,15 +52,15 @@ def test_the_query_of_a_cursor_is_planned() -> None:
 def test_errors_have_positions_in_the_whole_text() -> None:
     text = "SELECT 1; DECLARE c CURSOR FOR SELECT ai_generate(modle => 'x')"
     with pytest.raises(UserError) as refused:
-        Planner().statements(text)
+        StatementPlanner().statements(text)
     assert refused.value.position == text.index("modle") + 1
 
 
 @pytest.mark.parametrize("text", ["SET tierkv.modle = 'x'", "SET tierkv.max_calls = 'many'"])
 def test_settings_are_checked(text: str) -> None:
     with pytest.raises((SqlError, UserError)):
-        Planner().statements(text)
-    assert Planner().statements("SET tierkv.max_calls TO DEFAULT")[0].plan is None
+        StatementPlanner().statements(text)
+    assert StatementPlanner().statements("SET tierkv.max_calls TO DEFAULT")[0].plan is None
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_settings_are_checked(text: str) -> None:
 )
 def test_what_can_not_hold_calls(text: str) -> None:
     with pytest.raises(FeatureNotSupportedError):
-        Planner().statements(text)
+        StatementPlanner().statements(text)
 
 
 def test_text_that_only_mentions_a_function_is_no_call() -> None:
     text = "CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$ SELECT 'see ai_generate' $$"
-    assert Planner().statements(text)[0].plan is None
+    assert StatementPlanner().statements(text)[0].plan is None
     text = "CREATE TABLE t (code text DEFAULT 'SELECT ai_generate(c)')"
-    assert Planner().statements(text)[0].plan is None
+    assert StatementPlanner().statements(text)[0].plan is None

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from tierkv.integrations.remote.answering import Answering
-from tierkv.integrations.remote.door import Ask, Counts, EngineLook, Piece
+from tierkv.integrations.remote.door import AnswerPiece, Counts, EngineLook, EngineRequest
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import NodeLostError
@@ -35,12 +35,12 @@ class HastyDoor:
     async def look(self) -> EngineLook:
         return EngineLook("m")
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
+    async def answer(self, ask: EngineRequest) -> AsyncGenerator[AnswerPiece, None]:
         try:
             for number in range(PIECES):
                 self.written += 1
-                yield Piece((number,) * PIECE_TOKENS)
-            yield Piece(ended="stop", counts=Counts(1, PIECES))
+                yield AnswerPiece((number,) * PIECE_TOKENS)
+            yield AnswerPiece(ended="stop", counts=Counts(1, PIECES))
         finally:
             self.closed.set()
 
@@ -49,7 +49,7 @@ class HastyDoor:
 
 def answering(door: HastyDoor) -> Answering:
     asked = GenerateRequest(RequestId("q"), "m", (1, 2, 3), NamespaceKey(bytes(32)))
-    ask = Ask(asked, "m", "salt", max_tokens=0)
+    ask = EngineRequest(asked, "m", "salt", max_tokens=0)
     return Answering(ask, door, node_id=NodeId("n"), ends=(), clock=SystemClock(), alone=True)
 
 

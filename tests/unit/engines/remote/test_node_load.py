@@ -9,7 +9,7 @@ from contextlib import aclosing
 from tierkv.integrations.events.feed import EngineEvents
 from tierkv.integrations.layouts import opaque_layout
 from tierkv.integrations.remote.config import EngineKind, RemoteConfig
-from tierkv.integrations.remote.door import Ask, EngineLook, Piece
+from tierkv.integrations.remote.door import AnswerPiece, EngineLook, EngineRequest
 from tierkv.integrations.remote.node import Life, RemoteNode
 from tierkv.kvcore.block_event import NullReporter
 from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, RequestId
@@ -32,12 +32,12 @@ class HeldDoor:
     async def look(self) -> EngineLook:
         return EngineLook("m")
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
+    async def answer(self, ask: EngineRequest) -> AsyncGenerator[AnswerPiece, None]:
         self.asked.set()
         await self.first.wait()
-        yield Piece((5,))
+        yield AnswerPiece((5,))
         await self.last.wait()
-        yield Piece((6,), ended="stop")
+        yield AnswerPiece((6,), ended="stop")
 
     async def close(self) -> None: ...
 

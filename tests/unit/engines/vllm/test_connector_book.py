@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tierkv.integrations.vllm.connector_book import KnownKeys, RequestBook, Story
+from tierkv.integrations.vllm.connector_book import KnownKeys, RequestBook, RequestStory
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
@@ -22,13 +22,13 @@ class Request:
     places: list[int] = field(default_factory=lambda: list(range(100, 120)))
 
 
-def make(tokens: int, *, computed: int = 0) -> tuple[RequestBook, Request, Story]:
+def make(tokens: int, *, computed: int = 0) -> tuple[RequestBook, Request, RequestStory]:
     book = RequestBook(block_tokens=WIDTH, known_limit=100)
     request = Request("r", list(range(tokens)), computed)
     return book, request, book.open(request, NAMESPACE)
 
 
-def step(book: RequestBook, request: Request, story: Story, scheduled: int) -> list[int]:
+def step(book: RequestBook, request: Request, story: RequestStory, scheduled: int) -> list[int]:
     """Plan a step as the scheduler's half does; which blocks are saved."""
     full = book.full_after(story, scheduled)
     computed = request.num_computed_tokens

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tierkv.integrations.vllm.kv_memory import (
-    HostMemory,
+    ProcessKvMemory,
     StagedMemory,
     UnfitMemoryError,
     inner_order,
@@ -23,9 +23,9 @@ def layers(count: int = 2, *, permuted: bool = False, seed: int = 0) -> dict[str
     return {n: t.permute(0, 2, 1, 3) if permuted else t for n, t in made.items()}
 
 
-def open_all(tensors: dict[str, torch.Tensor]) -> HostMemory | StagedMemory:
+def open_all(tensors: dict[str, torch.Tensor]) -> ProcessKvMemory | StagedMemory:
     memory = open_memory(tensors, blocks=BLOCKS, block_tokens=TOKENS)
-    assert isinstance(memory, (HostMemory, StagedMemory))
+    assert isinstance(memory, (ProcessKvMemory, StagedMemory))
     return memory
 
 
@@ -33,7 +33,7 @@ def open_all(tensors: dict[str, torch.Tensor]) -> HostMemory | StagedMemory:
 def test_host_memory_is_written_and_read_in_place(permuted: bool) -> None:
     tensors = layers(permuted=permuted)
     memory = open_all(tensors)
-    assert isinstance(memory, HostMemory)
+    assert isinstance(memory, ProcessKvMemory)
     assert memory.order == ("nhc" if permuted else "hnc")
     assert memory.layer_bytes == HEADS * TOKENS * CONTENT * 4
     name = memory.layer_names[1]
@@ -49,7 +49,7 @@ def test_host_memory_is_written_and_read_in_place(permuted: bool) -> None:
 def test_blocks_of_all_layers_side_by_side_are_in_place_too() -> None:
     whole = torch.rand(BLOCKS, 2, HEADS, TOKENS, CONTENT)
     memory = open_all({f"layers.{i}": whole[:, i] for i in range(2)})
-    assert isinstance(memory, HostMemory)
+    assert isinstance(memory, ProcessKvMemory)
     assert bytes(memory.window([4]).view(1, 0)) == whole[4, 1].numpy().tobytes()
 
 
