@@ -1,7 +1,8 @@
 """HTTP to one engine: JSON in and out, and streams of events; every failure an error of our tree.
 
 Used by the doors of all kinds of engines. Belongs to one event loop. Proxies of the environment are
-not used: an engine is a neighbour.
+not used: an engine is a neighbour. ``EventDecoder`` cuts the server-sent events of a stream. Only
+line feeds end a line of a stream: JSON texts may hold other characters that some take for ends.
 """
 
 from __future__ import annotations
@@ -14,9 +15,50 @@ from typing import Any, Final
 import httpx
 
 from tierkv.integrations.remote.refusals import refusal, stream_error
-from tierkv.integrations.remote.sse import EventDecoder
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError, RemoteProtocolError, TransportError
+
+
+class EventDecoder:
+    """Cuts a stream of bytes into the data of its events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def push(self, received: bytes) -> list[str]:
+        """Take bytes; return the data of each event that is whole.
+
+        Raises:
+            RemoteProtocolError: an event is longer than any should be, or no UTF-8.
+        """
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        self._check(len(self._rest) + self._size)
+        return [data for line in lines if (data := self._take(line.rstrip(b"\r"))) is not None]
+
+    def _take(self, line: bytes) -> str | None:
+        if line:
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._data.append(value.removeprefix(b" "))
+                self._size += len(value)
+                self._check(self._size)
+            return None
+        if not self._data:
+            return None
+        data, self._data, self._size = b"\n".join(self._data), [], 0
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"an engine's event is no UTF-8: {error}") from error
+
+    def _check(self, size: int) -> None:
+        if size > limits.MAX_ENGINE_REPLY_BYTES:
+            raise RemoteProtocolError(
+                f"an engine's event exceeds {limits.MAX_ENGINE_REPLY_BYTES} bytes"
+            )
+
 
 _DONE: Final = "[DONE]"
 _KEPT_S: Final = 2.0

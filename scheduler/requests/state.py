@@ -16,6 +16,8 @@ The core never sees a socket, a clock or a token id: only counts, names and time
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.scheduler.choosing.admission import MAX_PRIORITY, Refusal, WaitQueue, refusal
@@ -474,30 +476,25 @@ class SchedulerState:
         """Assert what must hold between any two events; O(requests + nodes)."""
         assert self.arrived == len(self.requests) + sum(self.ended.values())
         assert len(self.requests) <= self.config.max_requests
-        in_flight: dict[int, int] = {}
-        waiting: dict[int, int] = {}
-        ahead: dict[NodeId, int] = {}
+        in_flight, waiting, ahead = Counter[int](), Counter[int](), Counter[NodeId]()
         for request in self.requests.values():
             assert request.phase in LIVE, request.story
-            assert (request.node is not None) == (request.phase is RequestPhase.RUNNING), (
-                request.story
-            )
+            running = request.phase is RequestPhase.RUNNING
+            assert running == (request.node is not None), request.story
             if request.node is not None:
-                key = id(request.node)
-                in_flight[key] = in_flight.get(key, 0) + 1
-                waiting[key] = waiting.get(key, 0) + request.queued_tokens
+                in_flight[id(request.node)] += 1
+                waiting[id(request.node)] += request.queued_tokens
             if request.ahead is not None:
-                ahead[request.ahead] = ahead.get(request.ahead, 0) + 1
+                ahead[request.ahead] += 1
         for record in self.fleet.records.values():
-            assert record.in_flight == in_flight.get(id(record), 0), record
+            assert record.in_flight == in_flight[id(record)], record
             assert record.in_flight <= self.config.max_in_flight_per_node, record
-            assert record.waiting_tokens == waiting.get(id(record), 0), record
+            assert record.waiting_tokens == waiting[id(record)], record
             if record.probe is not None:
                 assert record.failures, record
                 assert self.requests[record.probe].node is record, record
         assert self.ahead.loading == ahead
         assert all(count <= self.config.prefetches_per_node for count in ahead.values())
         self.queue.check_invariants()
-        assert len(self.queue) == sum(
-            r.phase is RequestPhase.WAITING for r in self.requests.values()
-        )
+        phases = Counter(request.phase for request in self.requests.values())
+        assert len(self.queue) == phases[RequestPhase.WAITING]

@@ -10,7 +10,7 @@ from tests.house import shape
 
 def test_a_package_holds_what_one_can_overlook() -> None:
     large = {name for name, size in shape.package_sizes().items() if size > 15}
-    assert large <= {"tierkv.integrations.remote"}  # Aim: none.
+    assert large == set()
 
 
 def test_packages_of_a_room_import_in_one_direction() -> None:
@@ -22,7 +22,7 @@ def test_a_room_has_few_floors() -> None:
 
 
 def test_fragments_stay_with_their_object() -> None:
-    assert len(shape.lone_fragments()) <= 120  # Aim: 60.
+    assert len(shape.lone_fragments()) <= 118  # Aim: 60.
 
 
 def test_a_class_name_means_one_thing() -> None:
@@ -38,4 +38,4 @@ def test_a_hop_adds_something() -> None:
 
 
 def test_sentences_name_their_nouns() -> None:
-    assert shape.pronoun_share() <= 0.0905  # Aim: 0.05.
+    assert shape.pronoun_share() <= 0.0900  # Aim: 0.05.

@@ -21,7 +21,7 @@ from tierkv.metaserver.directory.arrays import distinct
 from tierkv.metaserver.directory.block_table import HEAT_FADES_S
 from tierkv.metaserver.directory.directory import Directory
 from tierkv.metaserver.directory.event_columns import RECORD
-from tierkv.metaserver.directory.names import Names
+from tierkv.metaserver.directory.ledger import Names
 
 DMP = NodeInfo(NodeId("dmp-0"), Incarnation(7), NodeRole.DMP, HostId("a"))
 FAR = NodeInfo(NodeId("dmp-1"), Incarnation(7), NodeRole.DMP, HostId("b"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.integrations.remote.sse import EventDecoder
+from tierkv.integrations.remote.http import EventDecoder
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import RemoteProtocolError
 
