@@ -667,7 +667,7 @@ class ListNodesRequest(_message.Message):
 Global___ListNodesRequest: _TypeAlias = ListNodesRequest  # noqa: Y015
 
 @_typing.final
-class NodeState(_message.Message):
+class DirectoryNode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INFO_FIELD_NUMBER: _builtins.int
@@ -699,7 +699,7 @@ class NodeState(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
+Global___DirectoryNode: _TypeAlias = DirectoryNode  # noqa: Y015
 
 @_typing.final
 class ListNodesReply(_message.Message):
@@ -707,11 +707,11 @@ class ListNodesReply(_message.Message):
 
     NODES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeState]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___DirectoryNode]: ...
     def __init__(
         self,
         *,
-        nodes: _abc.Iterable[Global___NodeState] | None = ...,
+        nodes: _abc.Iterable[Global___DirectoryNode] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

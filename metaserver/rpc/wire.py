@@ -73,7 +73,7 @@ GRANT: Final = MessageCodec(
 
 NODE_STATE: Final = MessageCodec(
     DirectoryNode,
-    pb.NodeState,
+    pb.DirectoryNode,
     "node_state",
     info=one(NODE_INFO),
     report=one(NODE_REPORT),

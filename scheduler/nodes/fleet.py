@@ -23,7 +23,7 @@ from tierkv.scheduler.nodes.node_record import NodeRecord
 from tierkv.scheduler.nodes.node_table import NodeTable
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
-"""What the directory calls a node (tierkv.metaserver.client.NodeState.state)."""
+"""What the directory calls a node (tierkv.metaserver.client.DirectoryNode.state)."""
 
 ABSENT_GRACE_S = 10.0
 """A node that vanished from the list stays usable this long: a restarted directory knows nobody."""

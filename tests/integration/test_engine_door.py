@@ -273,10 +273,10 @@ FORKING = """
 import os, sys, threading
 from dataclasses import replace
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.settings import EngineSettings
+from tierkv.integrations.settings import PoolAccess
 from tests.fix_door import IDENTITY
 
-door = PoolDoor(EngineSettings.read({"pool": sys.argv[1]}), IDENTITY)
+door = PoolDoor(PoolAccess.read({"pool": sys.argv[1]}), IDENTITY)
 def wait_up():
     wait = threading.Event()
     for _ in range(1_000):

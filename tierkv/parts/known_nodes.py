@@ -43,7 +43,7 @@ class NodeFile:
             found: dict[str, Any] = json.loads(self._path.read_text())
             if found["meta_address"] != self._meta_address:
                 return (), ""
-            messages = (json_format.ParseDict(n, meta_pb2.NodeState()) for n in found["nodes"])
+            messages = (json_format.ParseDict(n, meta_pb2.DirectoryNode()) for n in found["nodes"])
             return tuple(map(wire.NODE_STATE.from_proto, messages)), str(found["default_model"])
         except FileNotFoundError:
             return (), ""
@@ -79,7 +79,7 @@ class NodeFile:
         return json.dumps(content, indent=1, sort_keys=True)
 
 
-def _lasting(node: DirectoryNode) -> meta_pb2.NodeState:
+def _lasting(node: DirectoryNode) -> meta_pb2.DirectoryNode:
     """Leave out what changes with each heartbeat."""
     message = wire.NODE_STATE.to_proto(node)
     message.ClearField("report")
