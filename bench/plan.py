@@ -20,10 +20,10 @@ from bench.report import Report, finish, parse_arguments
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.evaluation import CallOutcome
 from tierkv.dbfront.calls.recipe import CallOrder, ask_model
+from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
 from tierkv.sql.calls.ai_call import AiCall, make_call
-from tierkv.sql.calls.options import CallOptions
 
 BLOCK_TOKENS = 16
 IN_FLIGHT = 8

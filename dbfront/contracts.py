@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tierkv.kvcore.call_options import USUAL, CallOptions
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import ModelInfo, PreferredNode
-from tierkv.kvcore.request import BlendSelector, FinishReason, GenerateRequest, ReuseHint, Usage
+from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
 
 if TYPE_CHECKING:
     from tierkv.scheduler.plans.forecast import (
@@ -34,15 +35,11 @@ class TextCall:
     """One call of a model with text, from SQL or REST.
 
     Exactly one of ``messages`` (rendered by the model's chat template), ``prompt`` (raw completion)
-    and ``prompt_token_ids`` is set. ``model`` None means the default model; ``max_tokens`` None
-    means what is left of the context. ``use_cache`` False neither reads nor publishes KV.
+    and ``prompt_token_ids`` is set. ``model`` None means the default model.
 
     ``documents`` stand before the text of the first user message, or of the raw prompt; with
-    ``chunk_separator`` the pieces of that text between two separators are chunks too. Chunks are
-    blended where the tenant's namespace allows it, unless ``blend`` is False; True asks for it, so
-    that a refusal is told. A ``cache_salt`` keeps its KV apart inside its tenant, by the tenant's
-    policy. ``recompute_ratio`` can only raise the namespace's. ``hint`` says when
-    its KV will be wanted again, as far as the caller knows.
+    a ``chunk_separator`` the pieces of that text between two separators are chunks too. Chunks are
+    blended where the tenant's namespace allows blending, unless ``options`` refuse.
 
     Instead of free text it may ask for JSON of a schema (``json_schema``, JSON text), for one of
     ``labels`` with their probabilities, or for the prompt's embedding (``embed``); at most one.
@@ -54,28 +51,14 @@ class TextCall:
     messages: tuple[Message, ...] | None = None
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
-    model: str | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    max_tokens: int | None = 512
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    tenant: str = "default"
-    cache_salt: str = ""
-    session_id: str | None = None
-    priority: int = 0
-    use_cache: bool = True
-    ignore_eos: bool = False
-    request_id: RequestId | None = None
     documents: tuple[str, ...] = ()
-    chunk_separator: str = ""
-    blend: bool | None = None
-    recompute_ratio: float | None = None
-    selector: BlendSelector | None = None
-    hint: ReuseHint | None = None
+    model: str | None = None
+    options: CallOptions = USUAL
     json_schema: str = ""
     labels: tuple[str, ...] = ()
     embed: bool = False
+    tenant: str = "default"
+    request_id: RequestId | None = None
     origin: str = ""
 
 

@@ -1,8 +1,9 @@
 """The ``tierkv.*`` session settings: names, types, defaults, and the statements that change them.
 
-Pure: a session holds the values (dbfront/statement/settings.py), this file knows what they may
-be. PostgreSQL accepts two-part names in SET itself, so clients and drivers send these
-statements unchanged.
+Pure: a session holds the values (dbfront/statement/settings.py). Settings of calls come from the
+table of options (kvcore/call_options.py), settings of sessions and statements stand here.
+PostgreSQL accepts two-part names in SET itself, so clients and drivers send these statements
+unchanged.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.call_options import OPTIONS, OptionSetting, OptionSpec
 from tierkv.kvcore.errors import SqlError, SqlSyntaxError, UserError
-from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Whole
 from tierkv.sql.calls.field_reorder import FieldReorder
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
 from tierkv.sql.text.suggest import did_you_mean
@@ -119,10 +121,6 @@ def _set_value(tokens: list[Token]) -> str | None:
     raise SqlSyntaxError("SET takes one value; quote it", position=tokens[1].start + 1)
 
 
-def _text(text: str) -> str:
-    return text
-
-
 def _name(text: str) -> str:
     if text and not re.fullmatch(limits.NAME_PATTERN, text):
         raise ValueError("must be a model name")
@@ -135,204 +133,97 @@ def _tag(text: str) -> str:
     return text
 
 
-def _choice(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError(f"must be one of {', '.join(filter(None, choices))}")
-        return text.lower()
+def _of_option(setting: OptionSetting, option: OptionSpec) -> SettingSpec:
+    """Return the setting that gives an option to all calls of a session."""
+    assert option.kind is not None, "an option without a kind has no setting"
+    read = option.kind.from_text
 
-    return parse
+    def parse(text: str) -> SettingValue:
+        value: SettingValue = None if setting.default is None and not text else read(text)
+        return value
 
-
-def _on_off(text: str) -> bool:
-    value = _ON_OFF.get(text.lower())
-    if value is None:
-        raise ValueError("must be on or off")
-    return value
+    name = f"tierkv.{setting.name}"
+    return SettingSpec(name, setting.default, setting.doc or option.doc, parse)
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise ValueError("must be a whole number") from None
-        if not low <= number <= high:
-            raise ValueError(f"must be between {low} and {high}")
-        return number
+_ON_OFF: Final = Flag().from_text
+_CALLS: Final = Whole(0, limits.MAX_CALLS_PER_STATEMENT).from_text
+_TOKENS: Final = Whole(0, (1 << 63) - 1).from_text
+_SETTINGS: Final = (
+    SettingSpec("tierkv.model", "", "model of calls that name none; empty: default", _name),
+    SettingSpec("tierkv.system_prompt", "", "system prompt of calls that have none", str),
+    *(_of_option(option.setting, option) for option in OPTIONS if option.setting),
+    SettingSpec(
+        "tierkv.on_error",
+        "auto",
+        "a failed call: null, error, or auto (null in reads, error in writes)",
+        OneOf(("auto", "null", "error")).from_text,
+    ),
+    SettingSpec(
+        "tierkv.max_calls",
+        1000,
+        "most distinct calls of a statement; 0 is no limit",
+        _CALLS,
+    ),
+    SettingSpec(
+        "tierkv.notice_calls",
+        1000,
+        "a statement with more distinct calls says so, with an estimate; 0: none does",
+        _CALLS,
+    ),
+    SettingSpec(
+        "tierkv.query_tag", "", "shown with the session's statements in the statistics", _tag
+    ),
+    SettingSpec(
+        "tierkv.max_prompt_tokens",
+        0,
+        "most prompt tokens a statement may send; 0 is no limit",
+        _TOKENS,
+    ),
+    SettingSpec(
+        "tierkv.max_completion_tokens",
+        0,
+        "most tokens a statement may have generated; 0 is no limit",
+        _TOKENS,
+    ),
+    SettingSpec(
+        "tierkv.bulk_calls",
+        32,
+        "a statement that asks more at once lets others go first; 0: none does",
+        _CALLS,
+    ),
+    SettingSpec(
+        "tierkv.dry_run",
+        False,
+        "count calls and prompt tokens, send nothing, answer NULL",
+        _ON_OFF,
+    ),
+    SettingSpec("tierkv.prefix_order", True, "run calls in order of shared prefix", _ON_OFF),
+    SettingSpec(
+        "tierkv.plan",
+        True,
+        "with it: runs of shared prefix go to one node each; what pending calls need is kept",
+        _ON_OFF,
+    ),
+    SettingSpec(
+        "tierkv.field_reorder",
+        FieldReorder.STATS,
+        f"how the fields of context are ordered in a prompt: {', '.join(FieldReorder)}",
+        OneOf(tuple(FieldReorder)).from_text,
+    ),
+    SettingSpec(
+        "tierkv.execution",
+        "auto",
+        "auto; stream: rows as they come, or an error; replay: all calls as one batch",
+        OneOf(("auto", "stream", "replay")).from_text,
+    ),
+    SettingSpec("tierkv.max_concurrency", 64, "calls in flight at once", Whole(1, 4096).from_text),
+    SettingSpec(
+        "tierkv.max_error_ratio",
+        1.0,
+        "share of failed calls above which a statement fails although on_error is null",
+        Number(0, 1).from_text,
+    ),
+)
 
-    return parse
-
-
-def _seed(text: str) -> int | None:
-    return None if text == "" else _whole(-(1 << 63), (1 << 63) - 1)(text)
-
-
-def _real(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            raise ValueError("must be a number") from None
-        if not low <= number <= high:
-            raise ValueError(f"must be between {low:g} and {high:g}")
-        return number
-
-    return parse
-
-
-def _ratio(text: str) -> float | None:
-    if text == "":
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError("must be a number") from None
-    if not 0 < number <= 1:
-        raise ValueError("must be above 0, up to 1")
-    return number
-
-
-def _seconds(text: str) -> float:
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ValueError("must be a duration such as 500ms, 30s or 2min (0 is no limit)")
-    return float(match[1]) * _DURATION_UNIT_S[match[2] or "ms"]
-
-
-_ON_OFF: Final = {"on": True, "true": True, "1": True, "yes": True} | {
-    "off": False,
-    "false": False,
-    "0": False,
-    "no": False,
-}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)?")
-_MOST_TOKENS: Final = (1 << 63) - 1
-_DURATION_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-
-SETTINGS: Final[dict[str, SettingSpec]] = {
-    spec.name: spec
-    for spec in (
-        SettingSpec("tierkv.model", "", "model of calls that name none; empty: default", _name),
-        SettingSpec("tierkv.system_prompt", "", "system prompt of calls that have none", _text),
-        SettingSpec("tierkv.temperature", 0.0, "sampling temperature; 0 is greedy", _real(0, 2)),
-        SettingSpec(
-            "tierkv.max_tokens",
-            512,
-            "most tokens of an answer",
-            _whole(1, limits.MAX_COMPLETION_TOKENS),
-        ),
-        SettingSpec("tierkv.seed", None, "sampling seed; empty draws one", _seed),
-        SettingSpec(
-            "tierkv.on_error",
-            "auto",
-            "a failed call: null, error, or auto (null in reads, error in writes)",
-            _choice("auto", "null", "error"),
-        ),
-        SettingSpec(
-            "tierkv.max_calls",
-            1000,
-            "most distinct calls of a statement; 0 is no limit",
-            _whole(0, limits.MAX_CALLS_PER_STATEMENT),
-        ),
-        SettingSpec(
-            "tierkv.notice_calls",
-            1000,
-            "a statement with more distinct calls says so, with an estimate; 0: none does",
-            _whole(0, limits.MAX_CALLS_PER_STATEMENT),
-        ),
-        SettingSpec(
-            "tierkv.request_timeout", 0.0, "time for one call, such as 30s; 0: none", _seconds
-        ),
-        SettingSpec(
-            "tierkv.query_tag", "", "shown with the session's statements in the statistics", _tag
-        ),
-        SettingSpec(
-            "tierkv.max_retries",
-            0,
-            "tries after the first of a call whose time ran out or whose node was lost",
-            _whole(0, limits.MAX_RETRIES),
-        ),
-        SettingSpec(
-            "tierkv.max_prompt_tokens",
-            0,
-            "most prompt tokens a statement may send; 0 is no limit",
-            _whole(0, _MOST_TOKENS),
-        ),
-        SettingSpec(
-            "tierkv.max_completion_tokens",
-            0,
-            "most tokens a statement may have generated; 0 is no limit",
-            _whole(0, _MOST_TOKENS),
-        ),
-        SettingSpec(
-            "tierkv.priority",
-            0,
-            "of calls that have none; lower runs earlier",
-            _whole(-limits.MAX_PRIORITY, limits.MAX_PRIORITY),
-        ),
-        SettingSpec(
-            "tierkv.bulk_calls",
-            32,
-            "a statement that asks more at once lets others go first; 0: none does",
-            _whole(0, limits.MAX_CALLS_PER_STATEMENT),
-        ),
-        SettingSpec(
-            "tierkv.dry_run",
-            False,
-            "count calls and prompt tokens, send nothing, answer NULL",
-            _on_off,
-        ),
-        SettingSpec("tierkv.prefix_order", True, "run calls in order of shared prefix", _on_off),
-        SettingSpec(
-            "tierkv.plan",
-            True,
-            "with it: runs of shared prefix go to one node each; what pending calls need is kept",
-            _on_off,
-        ),
-        SettingSpec(
-            "tierkv.field_reorder",
-            FieldReorder.STATS.value,
-            f"how the fields of context are ordered in a prompt: {', '.join(FieldReorder)}",
-            _choice(*FieldReorder),
-        ),
-        SettingSpec(
-            "tierkv.execution",
-            "auto",
-            "auto; stream: rows as they come, or an error; replay: all calls as one batch",
-            _choice("auto", "stream", "replay"),
-        ),
-        SettingSpec("tierkv.max_concurrency", 64, "calls in flight at once", _whole(1, 4096)),
-        SettingSpec(
-            "tierkv.max_error_ratio",
-            1.0,
-            "share of failed calls above which a statement fails although on_error is null",
-            _real(0, 1),
-        ),
-        SettingSpec("tierkv.cache", True, "read and publish KV; off for comparison", _on_off),
-        SettingSpec(
-            "tierkv.blend",
-            True,
-            "reuse documents at any position where the namespace allows it; off: exact answers",
-            _on_off,
-        ),
-        SettingSpec(
-            "tierkv.recompute_ratio",
-            None,
-            "least share of reused document tokens computed again; empty: the namespace's",
-            _ratio,
-        ),
-        SettingSpec(
-            "tierkv.selector",
-            "",
-            f"which of them: {', '.join(BlendSelector)}; empty: the namespace's",
-            _choice("", *BlendSelector),
-        ),
-        SettingSpec(
-            "tierkv.chunk_separator",
-            "",
-            "what stands between two of these in a prompt is a document; empty: nothing",
-            _text,
-        ),
-    )
-}
+SETTINGS: Final[dict[str, SettingSpec]] = {spec.name: spec for spec in _SETTINGS}

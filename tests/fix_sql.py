@@ -162,7 +162,7 @@ class InstantGenerator:
 
     async def prepare(self, call: TextCall) -> PreparedCall:
         model = self._model(call.model)
-        if not 0 <= call.temperature <= 2:
+        if not 0 <= (call.options.temperature or 0) <= 2:
             raise UdfArgumentError("temperature must be in [0, 2]")
         if len(set(call.labels)) < len(call.labels) or "" in call.labels:
             raise UdfArgumentError("labels must be distinct and not empty")
@@ -181,9 +181,9 @@ class InstantGenerator:
             token_ids=token_ids,
             namespace_key=NamespaceKey(bytes(32)),
             tenant=call.tenant,
-            sampling=SamplingParams(max_tokens=call.max_tokens or 1),
+            sampling=SamplingParams(max_tokens=call.options.max_tokens or 1),
         )
-        refusal = self.blend_refusal if call.blend else ""
+        refusal = self.blend_refusal if call.options.blend else ""
         return PreparedCall(call, model, request, refusal)
 
     async def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]:

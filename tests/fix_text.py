@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tests.fix_scheduler import EOS, FakeCompute, FakeMeta, make_info, make_model
+from tierkv.dbfront.contracts import TextCall
 from tierkv.dbfront.generation.generation import Generation
+from tierkv.kvcore.call_options import USUAL, CallOptions
 from tierkv.kvcore.node import ModelInfo, NodeInfo
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher
@@ -21,6 +25,12 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIALS = ["<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+
+def text_call(**fields: Any) -> TextCall:
+    """Make a call from its own fields and from those of its options, which are else the usual."""
+    options = {name: fields.pop(name) for name in CallOptions.__slots__ if name in fields}
+    return TextCall(**fields, options=replace(USUAL, **options))
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -69,7 +69,7 @@ def _room(order: CallOrder, instruction: str) -> Generator[Step, Any, int]:
         (f"\nQuestion: {instruction}", system), call.model or defaults.model
     )
     context = counted.context_tokens
-    max_tokens = call.options.max_tokens or defaults.max_tokens
+    max_tokens = order.options.max_tokens or 0
     slack = _SLACK_TOKENS + context // _SLACK_SHARE
     room = context - max_tokens - sum(counted.counts) - slack
     if room <= _TOKENS_BETWEEN:

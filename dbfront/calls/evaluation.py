@@ -154,12 +154,12 @@ class CallBatch:
 
     def patience(self, index: int) -> RetryPatience:
         """Give a question the longest time, and the most tries, of those who ask it."""
-        askers = self._askers[index]
-        times = [self._timeout_s(asking.call) for asking in askers]
-        retries = [asking.call.options.retries for asking in askers]
+        session = self._defaults.options
+        asked = [asking.call.options.over(session) for asking in self._askers[index]]
+        times = [options.timeout_s for options in asked if options.timeout_s]
         return RetryPatience(
-            None if None in times else max(time for time in times if time is not None),
-            max(self._defaults.max_retries if one is None else one for one in retries),
+            max(times) if len(times) == len(asked) else None,
+            max(options.retries or 0 for options in asked),
         )
 
     def retried(self, index: int) -> None:
@@ -255,8 +255,3 @@ class CallBatch:
         asking.ended = True
         asking.recipe.close()
         self._ended(asking.call, outcome)
-
-    def _timeout_s(self, call: AiCall) -> float | None:
-        timeout_ms = call.options.timeout_ms
-        timeout_s = self._defaults.timeout_s if timeout_ms is None else timeout_ms / 1000
-        return timeout_s or None

@@ -10,11 +10,12 @@ the document's KV.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TokenCounts
+from tierkv.kvcore.call_options import CallOptions
 from tierkv.sql.calls.ai_call import AiCall
 
 
@@ -53,8 +54,10 @@ class CallOrder:
     defaults: CallDefaults
     context: str = ""
 
-
-T = TypeVar("T")
+    @property
+    def options(self) -> CallOptions:
+        """The call's options, with what they leave open taken from the session."""
+        return self.call.options.over(self.defaults.options)
 
 
 def ask_model(
@@ -76,27 +79,21 @@ def ask_model(
         labels: what the answer is one of.
     """
     call, defaults = order.call, order.defaults
-    options = call.options
-    system = _given(call.system_prompt, defaults.system_prompt)
+    system = defaults.system_prompt if call.system_prompt is None else call.system_prompt
     messages: tuple[Message, ...] = (Message("user", _user_text(order, prompt, question)),)
     if system:
         messages = (Message("system", system), *messages)
+    asked = order.options
+    # Equal questions of several calls are asked once, whatever time each call gives its answer.
+    options = replace(
+        asked, max_tokens=1 if labels else asked.max_tokens, timeout_s=None, retries=None
+    )
     return TextCall(
         messages=messages,
         model=call.model or defaults.model,
-        temperature=_given(options.temperature, defaults.temperature),
-        top_p=_given(options.top_p, 1.0),
-        max_tokens=1 if labels else _given(options.max_tokens, defaults.max_tokens),
-        stop=_given(options.stop, ()),
-        seed=_given(options.seed, defaults.seed),
+        options=options,
         tenant=defaults.tenant,
-        priority=_given(options.priority, defaults.priority),
-        use_cache=_given(options.cache, defaults.cache),
         documents=call.texts("documents"),
-        chunk_separator=defaults.chunk_separator,
-        blend=options.blend if defaults.blend else bool(options.blend),
-        recompute_ratio=_given(options.recompute_ratio, defaults.recompute_ratio),
-        selector=_given(options.selector, defaults.selector),
         json_schema=json_schema,
         labels=labels,
     )
@@ -105,13 +102,12 @@ def ask_model(
 def embed_text(order: CallOrder, text: str) -> TextCall:
     """Make the model call for a text's embedding; no template stands around the text."""
     defaults = order.defaults
+    session = defaults.options
     return TextCall(
         prompt=text,
         model=order.call.model or defaults.model,
-        max_tokens=1,
+        options=CallOptions(max_tokens=1, priority=session.priority, cache=session.cache),
         tenant=defaults.tenant,
-        priority=defaults.priority,
-        use_cache=defaults.cache,
         embed=True,
     )
 
@@ -121,7 +117,3 @@ def _user_text(order: CallOrder, prompt: str, question: str) -> str:
         return f"{prompt}\n{order.context}" if order.context else prompt
     before = f"{order.context}\n\n" if order.context else ""
     return f"{before}{prompt}\nQuestion: {question}"
-
-
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value

@@ -26,6 +26,7 @@ from tierkv.dbfront.tokens.chunked_prompt import (
 )
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer
 from tierkv.kvcore import limits
+from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import ContextTooLongError, FeatureNotSupportedError, UdfArgumentError
 from tierkv.kvcore.node import ModelInfo
 from tierkv.kvcore.request import Blend, SamplingParams
@@ -36,21 +37,25 @@ def blend_of(
     call: TextCall, chunks: Sequence[tuple[int, int]], grant: NamespaceGrant, model: ModelInfo
 ) -> Blend | None:
     """Return the leave to blend that goes with a request; None keeps its answer exact."""
-    if not chunks or call.blend is False or not call.use_cache or _refusal(grant, model):
+    options = call.options
+    off = options.blend is False or options.cache is False
+    if not chunks or off or _refusal(grant, model):
         return None
     policy = grant.policy
     return Blend(
         chunks=tuple(chunks),
-        recompute_ratio=max(policy.recompute_ratio, call.recompute_ratio or 0.0),
-        selector=call.selector or policy.selector,
+        recompute_ratio=max(policy.recompute_ratio, options.recompute_ratio or 0.0),
+        selector=options.selector or policy.selector,
         gradual=policy.gradual,
     )
 
 
 def blend_refusal(call: TextCall, grant: NamespaceGrant, model: ModelInfo) -> str:
     """Say why a call that asked for blending is answered exactly; empty when it did not ask."""
-    asked = call.blend or call.recompute_ratio is not None or call.selector is not None
-    if call.blend is False or not call.use_cache or not asked:
+    options = call.options
+    how = (options.recompute_ratio, options.selector)
+    asked = options.blend or how != (None, None)
+    if options.blend is False or options.cache is False or not asked:
         return ""
     return _refusal(grant, model)
 
@@ -89,14 +94,13 @@ async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
     if len(given) != 1:
         raise UdfArgumentError("give exactly one of messages, prompt and prompt_token_ids")
     documents = clean_documents(call.documents)
+    separator = call.options.chunk_separator or ""
     if call.prompt_token_ids is not None:
         encoded = EncodedPrompt(_checked_ids(call, tokenizer))
     elif call.prompt is not None:
-        encoded = await encode_text(
-            tokenizer, call.prompt, documents, call.chunk_separator, plain=call.embed
-        )
+        encoded = await encode_text(tokenizer, call.prompt, documents, separator, plain=call.embed)
     else:
-        encoded = await encode_chat(tokenizer, call.messages or (), documents, call.chunk_separator)
+        encoded = await encode_chat(tokenizer, call.messages or (), documents, separator)
     if not encoded.token_ids:
         raise UdfArgumentError("the prompt is empty", hint="send at least one character")
     return encoded
@@ -114,7 +118,7 @@ def _checked_ids(call: TextCall, tokenizer: TextTokenizer) -> tuple[int, ...]:
     return token_ids
 
 
-def sampling_params(call: TextCall, model: ModelInfo, prompt_tokens: int) -> SamplingParams:
+def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) -> SamplingParams:
     """Settle how tokens are chosen and how many there may be.
 
     Raises:
@@ -122,9 +126,9 @@ def sampling_params(call: TextCall, model: ModelInfo, prompt_tokens: int) -> Sam
         UdfArgumentError: a parameter out of its range.
     """
     room = model.context_tokens - prompt_tokens
-    max_tokens = max(room, 1) if call.max_tokens is None else call.max_tokens
+    max_tokens = max(room, 1) if asked.max_tokens is None else asked.max_tokens
     if max_tokens > room:
-        completion = "at least 1" if call.max_tokens is None else str(max_tokens)
+        completion = "at least 1" if asked.max_tokens is None else str(max_tokens)
         raise ContextTooLongError(
             f"the prompt has {prompt_tokens} tokens and {completion} may be generated, but the "
             f"context of model {model.name} is {model.context_tokens} tokens",
@@ -132,14 +136,14 @@ def sampling_params(call: TextCall, model: ModelInfo, prompt_tokens: int) -> Sam
             if room > 0
             else "shorten the prompt; nothing is truncated for you",
         )
-    seed = None if call.seed is None else call.seed % (1 << 63)
+    seed = None if asked.seed is None else asked.seed % (1 << 63)
     try:
         return SamplingParams(
-            temperature=call.temperature,
-            top_p=call.top_p,
+            temperature=asked.temperature or 0.0,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
             max_tokens=max_tokens,
             seed=seed,
-            ignore_eos=call.ignore_eos,
+            ignore_eos=bool(asked.ignore_eos),
         )
     except ValueError as error:
         raise UdfArgumentError(str(error)) from error
@@ -169,7 +173,7 @@ def check_form(call: TextCall) -> None:
     """Refuse a call for several kinds of answer, and a stop string that would cut JSON."""
     if bool(call.json_schema) + bool(call.labels) + call.embed > 1:
         raise UdfArgumentError("ask for one of JSON of a schema, one of labels, and an embedding")
-    if call.json_schema and call.stop:
+    if call.json_schema and call.options.stop:
         raise UdfArgumentError(
             "stop strings can't be given for JSON of a schema",
             hint="the answer ends where its schema is complete",
@@ -198,14 +202,15 @@ def _short_schema(schema: str) -> str:
 
 def check_names(call: TextCall) -> None:
     """Refuse names outside ``limits.NAME_PATTERN``, and a priority outside its type."""
-    for what, name in (("tenant", call.tenant), ("session_id", call.session_id)):
+    for what, name in (("tenant", call.tenant), ("session_id", call.options.session_id)):
         if name is not None and not _NAME.fullmatch(name):
             raise UdfArgumentError(
                 f"{what} {name[:140]!r} is not a valid name",
                 hint=f"use 1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /",
             )
-    if not -(1 << 31) <= call.priority < 1 << 31:
-        raise UdfArgumentError(f"priority {call.priority} does not fit 32 bits")
+    priority = call.options.priority or 0
+    if not -(1 << 31) <= priority < 1 << 31:
+        raise UdfArgumentError(f"priority {priority} does not fit 32 bits")
 
 
 def check_ratio(recompute_ratio: float | None) -> None:
@@ -214,7 +219,7 @@ def check_ratio(recompute_ratio: float | None) -> None:
         raise UdfArgumentError(f"recompute_ratio must be in (0, 1], got {recompute_ratio}")
 
 
-def check_stops(stops: tuple[str, ...]) -> None:
+def check_stops(stops: Sequence[str]) -> None:
     """Refuse too many stop strings, and empty or endless ones."""
     if len(stops) > limits.MAX_STOP_STRINGS:
         raise UdfArgumentError(

@@ -129,9 +129,10 @@ class Generation:
         """Check a call and turn it into token ids; see TextGenerator."""
         self._pace.working(others=bool(self.live))
         model = await self._model(call.model)
+        options = call.options
         check_names(call)
-        check_stops(call.stop)
-        check_ratio(call.recompute_ratio)
+        check_stops(options.stop or ())
+        check_ratio(options.recompute_ratio)
         check_form(call)
         guide = await checked_schema(call.json_schema)
         tokenizer = await self._tokenizers.get(model)
@@ -140,7 +141,7 @@ class Generation:
         sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
         # The policy is the tenant's whatever the salt; only the key, and so its blocks, differ.
         grant = await self._dispatcher.namespace(call.tenant, model)
-        scope = salted_tenant(call.tenant, call.cache_salt)
+        scope = salted_tenant(call.tenant, options.cache_salt)
         own = grant if scope == call.tenant else await self._dispatcher.namespace(scope, model)
         request = GenerateRequest(
             request_id=call.request_id or new_request_id(),
@@ -149,13 +150,13 @@ class Generation:
             namespace_key=own.namespace_key,
             tenant=scope,
             sampling=sampling,
-            session_id=call.session_id,
-            priority=call.priority,
-            use_cache=call.use_cache and grant.cache_enabled,
+            session_id=options.session_id,
+            priority=options.priority or 0,
+            use_cache=options.cache is not False and grant.cache_enabled,
             blend=blend_of(call, prompt.chunks, grant, model),
             kv_codec=grant.policy.kv_codec,
             prepared_for=model.identity,
-            hint=call.hint,
+            hint=options.hint,
             guide=guide,
             score_token_ids=scored,
             embed=call.embed,
@@ -179,10 +180,12 @@ class Generation:
             return readout_params(model, prompt_tokens), ()
         if call.labels and model.score_refusal:
             check_labels(call.labels)
-            one = replace(call, max_tokens=most_label_tokens(call), temperature=0.0, top_p=1.0)
+            one = replace(
+                call.options, max_tokens=most_label_tokens(call), temperature=0.0, top_p=1.0
+            )
             return sampling_params(one, model, prompt_tokens), ()
         if not call.labels:
-            return sampling_params(call, model, prompt_tokens), ()
+            return sampling_params(call.options, model, prompt_tokens), ()
         spellings = await self._labels.spellings(call, model, tokenizer)
         longest = max(map(len, spellings))
         walk = await self._labels.walk(call, model, tokenizer)
@@ -271,7 +274,7 @@ class Generation:
     ) -> AsyncGenerator[TextEvent, None]:
         text = Detokenizer(tokenizer.decode)
         asked = live.prepared.call
-        stops = StopStrings(() if asked.labels else asked.stop)
+        stops = StopStrings(() if asked.labels else asked.options.stop or ())
         prepared = live.prepared
         submitted = self._dispatcher.submit(
             prepared.request, model=prepared.model, preferred_node=prepared.preferred_node

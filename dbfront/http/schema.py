@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import re
 from hashlib import blake2b
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.kvcore import limits
+from tierkv.kvcore.call_options import OPTIONS, CallOptions, OptionSpec
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError, UserError
-from tierkv.kvcore.request import BlendSelector, ReuseHint, Usage
+from tierkv.kvcore.request import ReuseHint, Usage
+from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Text, Texts, Whole
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -131,8 +133,43 @@ class Reuse(BaseModel):
         return ReuseHint(next_turn=next_turn, next_turn_s=self.next_turn_s)
 
 
-class CallBody(BaseModel):
-    """What chat and completion requests have in common."""
+def _field_type(option: OptionSpec) -> Any:
+    """Return the type of an option's field, with the bounds that pydantic checks."""
+    match option.rest_kind or option.kind:
+        case Number(low, high, above_low):
+            bound = Field(gt=low, le=high) if above_low else Field(ge=low, le=high)
+            return Annotated[float, bound]
+        case Whole(low, high):
+            return Annotated[int, Field(ge=low, le=high)]
+        case Flag():
+            return bool
+        case Texts():
+            return str | list[str]
+        case Text(pattern):
+            return Annotated[str, Field(pattern=f"^(?:{pattern})$")] if pattern else str
+        case OneOf(choices):
+            return type(choices[0])  # An enumeration: its error lists the words.
+        case _:
+            return _OWN_SHAPES[option.name]
+
+
+_OWN_SHAPES: Final[dict[str, Any]] = {"hint": Reuse}
+_REST_OPTIONS: Final = tuple(option for option in OPTIONS if option.rest)
+
+if TYPE_CHECKING:
+    OptionFields = BaseModel
+else:
+    OptionFields = create_model(
+        "OptionFields",
+        **{
+            option.rest: (_field_type(option) | None, Field(default=None, description=option.doc))
+            for option in _REST_OPTIONS
+        },
+    )
+
+
+class CallBody(OptionFields):
+    """What chat and completion requests have in common; options have fields by their table."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -140,19 +177,6 @@ class CallBody(BaseModel):
         default=None,
         description="name of a served model; left out: the default, or the only one",
     )
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        default=None, description="0 is greedy; 1 when left out"
-    )
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="share of the probability that is sampled from"
-    )
-    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)] | None = Field(
-        default=None, description="most tokens of the answer"
-    )
-    stop: str | list[str] | None = Field(
-        default=None, description="text, or up to 16 texts, at which the answer ends"
-    )
-    seed: int | None = Field(default=None, description="makes sampling repeatable")
     stream: bool | None = Field(
         default=None, description="answer server-sent events while the model generates"
     )
@@ -166,35 +190,9 @@ class CallBody(BaseModel):
     prompt_cache_key: str | None = Field(
         default=None, description="names the conversation, as session_id does"
     )
-    session_id: str | None = Field(
-        default=None,
-        description="names the conversation: among equally good nodes it returns to its last",
-    )
-    cache_salt: Annotated[str, Field(pattern=f"^(?:{limits.NAME_PATTERN})$")] | None = Field(
-        default=None, description="only requests of the same key and salt share blocks"
-    )
-    priority: int | None = Field(default=None, description="-100 to 100; lower runs earlier")
-    ignore_eos: bool | None = Field(
-        default=None, description="go on at the end token, for benchmarks"
-    )
-    use_cache: bool | None = Field(default=None, description="false neither reads nor publishes KV")
     documents: Annotated[list[Document], Field(max_length=limits.MAX_CHUNKS)] | None = Field(
         default=None,
         description="texts, or objects with text and title; they stand before the prompt",
-    )
-    chunk_separator: str | None = Field(
-        default=None,
-        description="what stands between two of these in the message is a document, too",
-    )
-    blend: bool | None = Field(
-        default=None, description="false: exact although the namespace allows blending"
-    )
-    recompute_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="least share of reused document tokens that are computed again"
-    )
-    selector: BlendSelector | None = Field(default=None, description="which of them")
-    reuse: Reuse | None = Field(
-        default=None, description="what is known of the next turn; an answer never changes by it"
     )
 
     @property
@@ -217,34 +215,28 @@ class CallBody(BaseModel):
             hint = "leave it out, or use n=1" if name == "n" else f"leave {name} out"
             raise FieldError(name, FeatureNotSupportedError(message, hint=hint))
 
-    def common_call(self, tenant: str, default_temperature: float) -> dict[str, Any]:
+    def common_call(self, tenant: str, options: CallOptions) -> dict[str, Any]:
         """Arguments of TextCall that do not depend on the endpoint."""
         self.refuse_unsupported()
-        temperature = default_temperature if self.temperature is None else self.temperature
         return {
             "model": self.model,
-            "temperature": temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-            "stop": _as_tuple(self.stop),
-            "seed": self.seed,
+            "options": options,
             "tenant": tenant,
-            "cache_salt": self.cache_salt or "",
-            "session_id": self._session(),
-            "priority": self.priority or 0,
-            "use_cache": self.use_cache is not False,
-            "ignore_eos": bool(self.ignore_eos),
             "documents": clean_documents(d.to_text() for d in self.documents or ()),
-            "chunk_separator": self.chunk_separator or "",
-            "blend": self.blend,
-            "recompute_ratio": self.recompute_ratio,
-            "selector": self.selector,
-            "hint": self.reuse.to_hint() if self.reuse else None,
             "json_schema": _schema_of((self.model_extra or {}).get("response_format")),
         }
 
-    def _session(self) -> str | None:
+    def options(self, defaults: CallOptions) -> CallOptions:
+        """Gather the fields that are options; ``defaults`` stand for those left out."""
+        given = {option.name: getattr(self, option.rest) for option in _REST_OPTIONS}
+        given["stop"] = _as_tuple(given["stop"])
+        given["hint"] = given["hint"] and given["hint"].to_hint()
+        given["session_id"] = self._session(given["session_id"])
+        return CallOptions(**given).over(defaults)
+
+    def _session(self, session_id: str | None) -> str | None:
         """Find whatever the client calls its conversation; only affinity depends on it."""
-        given = self.session_id or self.prompt_cache_key or self.user or self.safety_identifier
+        given = session_id or self.prompt_cache_key or self.user or self.safety_identifier
         if not given or _NAME.fullmatch(given):
             return given or None
         return f"h-{blake2b(given.encode(errors='replace'), digest_size=16).hexdigest()}"
@@ -311,11 +303,12 @@ class ChatBody(CallBody):
 
     def to_call(self, tenant: str, default_temperature: float) -> TextCall:
         """Make the call; without a limit the answer may fill the context."""
+        asked = CallOptions(max_tokens=self.max_completion_tokens)
+        options = asked.over(self.options(CallOptions(temperature=default_temperature)))
         return TextCall(
             messages=tuple(m.to_message(i) for i, m in enumerate(self.messages)),
-            max_tokens=self.max_completion_tokens or self.max_tokens,
             origin="chat.completions",
-            **self.common_call(tenant, default_temperature),
+            **self.common_call(tenant, options),
         )
 
 
@@ -334,9 +327,8 @@ class CompletionBody(CallBody):
 
     def to_calls(self, tenant: str, default_temperature: float) -> list[TextCall]:
         """Make one call per prompt; OpenAI's limit here is 16 tokens unless told otherwise."""
-        common = self.common_call(tenant, default_temperature)
-        common["max_tokens"] = self.max_tokens or 16
-        common["origin"] = "completions"
+        options = self.options(CallOptions(temperature=default_temperature, max_tokens=16))
+        common = self.common_call(tenant, options) | {"origin": "completions"}
         prompts = self._prompts()
         if len(prompts) > limits.MAX_HTTP_PROMPTS:
             message = f"{len(prompts)} prompts, at most {limits.MAX_HTTP_PROMPTS} are allowed"

@@ -292,7 +292,7 @@ class AiStatement:
                 Notice(
                     "NOTICE",
                     f"{self._stopped_at_default_length} of {self._spending.calls} answers were "
-                    f"cut at tierkv.max_tokens = {self._defaults.max_tokens}",
+                    f"cut at tierkv.max_tokens = {self._defaults.options.max_tokens}",
                 )
             )
         if self._blend_refusal:

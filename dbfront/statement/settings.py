@@ -7,10 +7,11 @@ as in PostgreSQL. What a setting may be is sql/settings.py's business.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.statement.error_policy import ErrorPolicy
-from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.call_options import OPTIONS, USUAL, CallOptions
 from tierkv.sql.calls.field_reorder import FieldReorder
 from tierkv.sql.settings import SETTINGS, SettingValue, parse_setting, setting_spec, show_value
 
@@ -111,30 +112,25 @@ class SessionSettings:
 
     def call_defaults(self, tenant: str) -> CallDefaults:
         """Return what this session's AI calls take when they don't say it themselves."""
-        seed = self.get("tierkv.seed")
         return CallDefaults(
+            options=self._call_options(),
             model=str(self.get("tierkv.model")) or None,
             system_prompt=str(self.get("tierkv.system_prompt")),
-            temperature=float(self.get("tierkv.temperature") or 0),
-            max_tokens=int(self.get("tierkv.max_tokens") or 1),
-            seed=None if seed is None else int(seed),
-            cache=bool(self.get("tierkv.cache")),
-            timeout_s=float(self.get("tierkv.request_timeout") or 0),
+            tenant=tenant,
             prefix_order=bool(self.get("tierkv.prefix_order")),
             plan=bool(self.get("tierkv.plan")),
             max_concurrency=int(self.get("tierkv.max_concurrency") or 1),
-            tenant=tenant,
-            blend=bool(self.get("tierkv.blend")),
-            recompute_ratio=float(ratio) if (ratio := self.get("tierkv.recompute_ratio")) else None,
-            selector=BlendSelector(str(selector))
-            if (selector := self.get("tierkv.selector"))
-            else None,
-            chunk_separator=str(self.get("tierkv.chunk_separator")),
             field_reorder=FieldReorder(str(self.get("tierkv.field_reorder"))),
-            priority=int(self.get("tierkv.priority") or 0),
             bulk_calls=int(self.get("tierkv.bulk_calls") or 0),
-            max_retries=int(self.get("tierkv.max_retries") or 0),
         )
+
+    def _call_options(self) -> CallOptions:
+        asked: dict[str, Any] = {
+            option.name: option.setting.to_option(self.get(f"tierkv.{option.setting.name}"))
+            for option in OPTIONS
+            if option.setting is not None
+        }
+        return CallOptions(**asked).over(USUAL)
 
     def _source(self, name: str) -> str:
         if name in self._values:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.sql.calls.arguments import NotTextError, Value, checked_value
 from tierkv.sql.calls.functions import AI_FUNCTIONS, CONTEXT, DOCUMENTS, AiFunction, ArgumentKind
-from tierkv.sql.calls.options import CallOptions
 from tierkv.sql.text.exact_json import exact_argument
 
 Arguments = tuple[tuple[str, Value], ...]

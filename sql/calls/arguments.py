@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.sql.calls.extract_schema import check_fields
 from tierkv.sql.calls.functions import CONTEXT, DOCUMENTS, SETTINGS, AiFunction, ArgumentKind
-from tierkv.sql.calls.options import CallOptions, parse_options
+from tierkv.sql.calls.options import parse_options
 from tierkv.sql.text.exact_json import exact_argument, exact_text
 
 Value = str | tuple[str, ...] | CallOptions | None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.fix_sql import InstantGenerator
+from tests.fix_text import text_call
 from tierkv.dbfront.calls.question_runner import SortedCalls
 from tierkv.dbfront.contracts import CallPlan, Message, TextCall, TextGenerator
 from tierkv.kvcore.errors import ContextTooLongError, UdfArgumentError, UnknownModelError
@@ -26,7 +27,7 @@ def make_generator(request: pytest.FixtureRequest) -> Maker:
 
 
 def call(text: str = "hello", **changes: object) -> TextCall:
-    return TextCall(messages=(Message("user", text),), **changes)  # type: ignore[arg-type]
+    return text_call(messages=(Message("user", text),), **changes)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.fix_text import text_call
 from tierkv.config import load_config
-from tierkv.dbfront.contracts import ClientInfo, Message, TextCall
+from tierkv.dbfront.contracts import ClientInfo, Message
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.embedded import EmbeddedCluster
 
@@ -120,7 +121,7 @@ async def prompt_lengths(cluster: EmbeddedCluster, session: DuckDbSession, count
     lengths = []
     for (body,) in rows:
         for question in ("What did the customer buy?", "Where does the customer live?"):
-            call = TextCall(
+            call = text_call(
                 messages=(Message("user", f"{body}\nQuestion: {question}"),),
                 tenant="ann",
                 max_tokens=8,

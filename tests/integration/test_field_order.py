@@ -11,9 +11,9 @@ from bench.plan_cluster import ClusterShape, PlanCluster, answer_all, plan_clust
 from tests.fix_model import tiny_config
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.evaluation import CallOutcome
+from tierkv.kvcore.call_options import CallOptions
 from tierkv.sql.calls.ai_call import AiCall, make_call
 from tierkv.sql.calls.field_reorder import FieldReorder
-from tierkv.sql.calls.options import CallOptions
 
 pytestmark = pytest.mark.integration
 MODEL = tiny_config(vocab_size=4096, max_position_embeddings=1024)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.fix_model import node_config, tiny_config
-from tests.fix_text import write_model_folder
+from tests.fix_text import text_call, write_model_folder
 from tierkv.compute.config import RandomModelSpec
 from tierkv.compute.connect import connect_compute
-from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.metaserver.config import MetaConfig
@@ -53,7 +53,7 @@ class Cluster:
 
     async def ask(self, question: str, **changes: object) -> TextAnswer:
         instruction = "Read the record below and answer with one word only, please. " * 2
-        call = TextCall(
+        call = text_call(
             **{
                 "messages": (Message("system", instruction), Message("user", question)),
                 "max_tokens": 30,
@@ -87,7 +87,7 @@ async def running(folder: Path) -> AsyncIterator[Cluster]:
 
 async def test_questions_go_where_their_prefix_is_and_tenants_do_not_share(tmp_path: Path) -> None:
     async with running(tmp_path) as cluster:
-        cold = await cluster.ask("Who wrote it?", use_cache=False)
+        cold = await cluster.ask("Who wrote it?", cache=False)
         first = await cluster.ask("Who wrote it?")
         assert (first.text, first.usage.hit_tokens.total) == (cold.text, 0)
         for question in ("Who wrote it?", "When was it?", "Where is it?"):
@@ -101,7 +101,7 @@ async def test_questions_go_where_their_prefix_is_and_tenants_do_not_share(tmp_p
 
 async def test_a_node_that_stops_mid_answer_is_replaced_over_the_wire(tmp_path: Path) -> None:
     async with running(tmp_path) as cluster:
-        call = TextCall(prompt="Once upon a time", max_tokens=300, ignore_eos=True)
+        call = text_call(prompt="Once upon a time", max_tokens=300, ignore_eos=True)
         want = await cluster.front.answer(await cluster.front.prepare(call))
         prepared = await cluster.front.prepare(call)
         got, dying = "", None

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.fix_model import node_config, tiny_config
-from tests.fix_text import write_model_folder
+from tests.fix_text import text_call, write_model_folder
 from tierkv.compute.config import RandomModelSpec
 from tierkv.compute.local import LocalComputeClient
 from tierkv.compute.node import ComputeNode
@@ -67,7 +67,7 @@ async def front_over(*nodes: ComputeNode) -> AsyncIterator[tuple[Generation, Dis
 
 def call(**changes: object) -> TextCall:
     fields = {"messages": TALK, "max_tokens": 40, "ignore_eos": True}
-    return TextCall(**(fields | changes))
+    return text_call(**(fields | changes))
 
 
 async def text_of(generation: Generation, asked: TextCall) -> tuple[str, int]:
@@ -78,7 +78,7 @@ async def text_of(generation: Generation, asked: TextCall) -> tuple[str, int]:
 async def test_the_cache_is_seen_in_the_usage_and_not_in_the_text(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path)
     async with nodes_for(folder, NodeRole.COMPUTE) as nodes, front_over(*nodes) as (front, _):
-        cold, no_hits = await text_of(front, call(use_cache=False))
+        cold, no_hits = await text_of(front, call(cache=False))
         first, _ = await text_of(front, call())
         warm, hits = await text_of(front, call())
         assert cold == first == warm
@@ -120,7 +120,7 @@ async def test_prefill_and_decode_nodes_answer_as_one(tmp_path: Path) -> None:
 async def test_the_openai_client_talks_to_a_real_model(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path)
     async with nodes_for(folder, NodeRole.COMPUTE) as nodes, front_over(*nodes) as (front, _):
-        want, _ = await text_of(front, call(use_cache=False))
+        want, _ = await text_of(front, call(cache=False))
         server = HttpServer(HttpConfig(port=0), front)
         port = await server.start()
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any")

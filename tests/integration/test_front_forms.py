@@ -14,12 +14,12 @@ import pytest
 
 from tests.fix_model import running_node, tiny_config
 from tests.fix_pool import MemoryPoolNode
-from tests.fix_text import write_model_folder
+from tests.fix_text import text_call, write_model_folder
 from tierkv.compute.config import RandomModelSpec
 from tierkv.compute.connect import connect_compute
 from tierkv.compute.node import ComputeNode
 from tierkv.compute.service import serve_node
-from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.kvcore.ids import NodeId
@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def ask(front: Generation, text: str = "Who is it?", **changes: object) -> TextAnswer:
-    call = TextCall(messages=(Message("user", text),), max_tokens=200, **changes)
+    call = text_call(messages=(Message("user", text),), max_tokens=200, **changes)
     return await front.answer(await front.prepare(call))
 
 
@@ -109,7 +109,7 @@ async def test_a_node_lost_in_the_middle_of_json_is_replaced(folder: Path) -> No
     roles = (NodeRole.COMPUTE, NodeRole.COMPUTE)
     async with cluster(folder, *roles) as (front, dispatcher, nodes):
         want = await ask(front, json_schema=SCHEMA)
-        call = TextCall(messages=(Message("user", "Who is it?"),), max_tokens=200,
+        call = text_call(messages=(Message("user", "Who is it?"),), max_tokens=200,
                         json_schema=SCHEMA)  # fmt: skip
         got, stopping = "", None
         async for event in front.stream(await front.prepare(call)):
@@ -144,7 +144,7 @@ async def test_a_schema_refused_by_the_node_comes_back_as_it_is(folder: Path) ->
     """A front without the compiler leaves the check to the node."""
     async with cluster(folder, NodeRole.COMPUTE) as (front, dispatcher, _):
         prepared = await front.prepare(
-            TextCall(messages=(Message("user", "Who?"),), json_schema=SCHEMA, max_tokens=200)
+            text_call(messages=(Message("user", "Who?"),), json_schema=SCHEMA, max_tokens=200)
         )
         broken = replace(prepared.request, guide='{"not": {}}')
         with pytest.raises(UdfArgumentError, match="not"):

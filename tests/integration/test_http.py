@@ -15,8 +15,7 @@ import openai
 import pytest
 from fastapi.routing import APIRoute
 
-from tests.fix_text import Front, running_front, write_model_folder
-from tierkv.dbfront.contracts import TextCall
+from tests.fix_text import Front, running_front, text_call, write_model_folder
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.http.app import PUBLIC_PATHS
 from tierkv.dbfront.http.config import HttpConfig
@@ -581,4 +580,4 @@ def all_routes(routes: Any) -> list[APIRoute]:
 
 
 def _call(prompt: str) -> Any:
-    return TextCall(prompt=prompt, max_tokens=8)
+    return text_call(prompt=prompt, max_tokens=8)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fix_text import text_call
 from tierkv.config import load_config
-from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.embedded import EmbeddedProcess, start_embedded
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector
@@ -36,7 +37,7 @@ def process() -> Iterator[EmbeddedProcess]:
 
 async def ask(process: EmbeddedProcess, tenant: str, *documents: str) -> TextAnswer:
     generation = process.cluster.front.generation
-    call = TextCall(messages=QUESTION, documents=documents, tenant=tenant, max_tokens=8)
+    call = text_call(messages=QUESTION, documents=documents, tenant=tenant, max_tokens=8)
     answer = await generation.answer(await generation.prepare(call))
     await process.cluster.settle()
     return answer

@@ -14,8 +14,8 @@ from tests.fix_model import tiny_config
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.evaluation import CallOutcome
 from tierkv.dbfront.contracts import PlanSummary
+from tierkv.kvcore.call_options import CallOptions
 from tierkv.sql.calls.ai_call import AiCall, make_call
-from tierkv.sql.calls.options import CallOptions
 
 pytestmark = pytest.mark.integration
 MODEL = tiny_config(vocab_size=4096, max_position_embeddings=1024)
@@ -85,7 +85,9 @@ async def nothing_is_left(cluster: PlanCluster) -> None:
 async def wanted() -> dict[AiCall, str]:
     roomy = replace(SHAPE, l1_pages=2_000)
     async with plan_cluster(roomy) as cluster:
-        run, _ = await run_table(cluster, replace(UNPLANNED, cache=False))
+        run, _ = await run_table(
+            cluster, replace(UNPLANNED, options=replace(UNPLANNED.options, cache=False))
+        )
         assert run.hit_tokens == 0
         return run.answers
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tests.fix_model import running_node
+from tests.fix_text import text_call
 from tierkv.compute.demo_model.data import make_probes
 from tierkv.compute.local import LocalComputeClient
-from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
@@ -43,7 +44,7 @@ async def demo_front() -> AsyncIterator[Generation]:
 
 async def ask(front: Generation, probe, **changes: object) -> TextAnswer:
     messages = tuple(Message(m["role"], m["content"]) for m in probe.messages)
-    return await front.answer(await front.prepare(TextCall(messages=messages, **changes)))
+    return await front.answer(await front.prepare(text_call(messages=messages, **changes)))
 
 
 async def test_labels_are_what_the_model_says() -> None:

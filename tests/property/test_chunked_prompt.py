@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fix_scheduler import NAMESPACE, make_model
+from tests.fix_text import text_call
 from tierkv import compute
-from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.generation.call_checks import blend_of
 from tierkv.dbfront.tokens.chunked_prompt import (
     DOCUMENT_END,
@@ -70,7 +71,7 @@ async def test_ids_of_a_raw_prompt_do_not_depend_on_the_policy(
 ) -> None:
     kept = clean_documents(documents)
     encoded = await encode_text(tokenizer(), prompt, kept, separator)
-    call = TextCall(prompt=prompt, documents=kept, chunk_separator=separator)
+    call = text_call(prompt=prompt, documents=kept, chunk_separator=separator)
     for policy in (ReusePolicy(), ReusePolicy(blend=True, recompute_ratio=1.0)):
         grant = NamespaceGrant(NAMESPACE, "default", True, policy)
         blend = blend_of(call, encoded.chunks, grant, make_model())

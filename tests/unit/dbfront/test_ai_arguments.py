@@ -81,9 +81,9 @@ async def test_json_of_a_column_of_text_is_read(
         f"context => {given.format('a', 8)}) FROM topics WHERE id < 2"
     )
     await rows(session, sql)
-    assert sorted((call.seed, prompt) for call, prompt in zip(
+    assert sorted((call.options.seed, prompt) for call, prompt in zip(
         generator.calls, generator.prompts, strict=True
-    ) if call.seed) == [(7, "x\na: 8")]  # fmt: skip
+    ) if call.options.seed) == [(7, "x\na: 8")]  # fmt: skip
     assert sorted(generator.prompts) == ["x", "x\na: 8"]
 
 

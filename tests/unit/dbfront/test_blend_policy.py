@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.fix_scheduler import make_info
-from tests.fix_text import Front, running_front, text_model, write_model_folder
-from tierkv.dbfront.contracts import Message, PreparedCall, TextCall
+from tests.fix_text import Front, running_front, text_call, text_model, write_model_folder
+from tierkv.dbfront.contracts import Message, PreparedCall
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import Blend, BlendSelector
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def prepared(front: Front, **changes: Any) -> PreparedCall:
     given: dict[str, Any] = {"messages": (Message("user", "Go."),), "documents": ("one", "two")}
-    return await front.generation.prepare(TextCall(**(given | changes)))
+    return await front.generation.prepare(text_call(**(given | changes)))
 
 
 async def test_a_namespace_that_allows_it_blends_by_its_own_policy(folder: Path) -> None:
@@ -56,7 +56,7 @@ async def test_a_call_may_ask_for_more_recomputation_and_another_selector(
 
 
 @pytest.mark.parametrize(
-    "exact", [{"blend": False}, {"use_cache": False}, {"documents": ()}, {"documents": (" ",)}]
+    "exact", [{"blend": False}, {"cache": False}, {"documents": ()}, {"documents": (" ",)}]
 )
 async def test_what_is_exact_although_the_namespace_blends(
     folder: Path, exact: dict[str, Any]

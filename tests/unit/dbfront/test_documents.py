@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.fix_sql import InstantGenerator, answer_text
-from tierkv.dbfront.contracts import TextCall
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.kvcore import limits
+from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import SqlError, TierKVError, UdfArgumentError
 from tierkv.kvcore.request import BlendSelector
 from tierkv.sql.plan.parameters import parameter_types
@@ -147,9 +147,9 @@ async def test_what_is_refused_per_row(
 async def test_settings_and_options_reach_the_call(
     session: DuckDbSession, generator: InstantGenerator
 ) -> None:
-    async def call(options: str = "NULL") -> TextCall:
+    async def call(options: str = "NULL") -> CallOptions:
         await session.execute(f"SELECT ai_generate('q', documents => ['a'], options => {options})")
-        return generator.calls[-1]
+        return generator.calls[-1].options
 
     plain = await call()
     assert (plain.blend, plain.recompute_ratio, plain.selector) == (None, None, None)

@@ -6,12 +6,13 @@ import pytest
 
 from tests.fix_accounts import USAGE, make_answer, make_call, make_failed_call, make_request
 from tests.fix_sql import make_model
+from tests.fix_text import text_call
 from tierkv.dbfront.accounts.ended_call import CallCost, CallEnd, EndedCall, end_of
 from tierkv.dbfront.accounts.statement_entry import LoggedStatements, StatementEntry, hour_of
 from tierkv.dbfront.accounts.statement_trace import FormTrace, StatementTrace
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.contracts import ClientInfo, PlanSummary, PreparedCall, TextCall
+from tierkv.dbfront.contracts import ClientInfo, PlanSummary, PreparedCall
 from tierkv.dbfront.generation.forecasts import AnswerLengths
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.statement.error_policy import ErrorPolicy, Failures, Spending
@@ -26,7 +27,7 @@ DOUBLE = Usage(200, 14, HitTokens(l1=32, l3=64), 96, blended_tokens=10, recomput
 
 
 def prepared(**asked: object) -> PreparedCall:
-    call = TextCall(prompt="x", **asked)  # type: ignore[arg-type]
+    call = text_call(prompt="x", **asked)
     request = GenerateRequest(
         RequestId("r"), "tiny", (1,), NamespaceKey(bytes(32)), "team", SamplingParams(max_tokens=9)
     )

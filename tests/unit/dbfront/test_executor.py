@@ -209,8 +209,14 @@ async def test_arguments_reach_the_model(
     )
     call = generator.calls[-1]
     assert [m.content for m in call.messages or ()] == ["be brief", "p"]
-    assert (call.model, call.temperature, call.stop, call.max_tokens) == ("other", 0.5, ("x",), 7)
-    assert (call.use_cache, call.tenant) == (False, "ann")
+    asked = call.options
+    assert (call.model, asked.temperature, asked.stop, asked.max_tokens) == (
+        "other",
+        0.5,
+        ("x",),
+        7,
+    )
+    assert (asked.cache, call.tenant) == (False, "ann")
 
 
 async def test_arguments_per_row(session: DuckDbSession, generator: InstantGenerator) -> None:
@@ -221,7 +227,7 @@ async def test_arguments_per_row(session: DuckDbSession, generator: InstantGener
     )
     tiny, other = answer_text("p"), answer_text("p", "other")
     assert got == [(tiny,), (other,), (tiny,), (tiny,)]
-    assert sorted((c.model or "", c.max_tokens) for c in generator.calls) == [
+    assert sorted((c.model or "", c.options.max_tokens) for c in generator.calls) == [
         ("", 1),
         ("other", 2),
         ("tiny", 1),
@@ -229,7 +235,7 @@ async def test_arguments_per_row(session: DuckDbSession, generator: InstantGener
     await session.execute(
         "SELECT ai_generate('q', options => o) FROM (VALUES ('{\"seed\": 3}')) v(o)"
     )
-    assert generator.calls[-1].seed == 3
+    assert generator.calls[-1].options.seed == 3
 
 
 async def test_parameters(session: DuckDbSession, generator: InstantGenerator) -> None:

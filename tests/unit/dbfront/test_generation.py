@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.fix_scheduler import make_info
-from tests.fix_text import Front, running_front, text_model, write_model_folder
+from tests.fix_text import Front, running_front, text_call, text_model, write_model_folder
 from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
-from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.kvcore.errors import (
     ContextTooLongError,
     NodeLostError,
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def answer(front: Front, **changes: object) -> TextAnswer:
-    call = TextCall(**{"prompt": "Say something", "max_tokens": 40, "ignore_eos": True} | changes)
+    call = text_call(**{"prompt": "Say something", "max_tokens": 40, "ignore_eos": True} | changes)
     return await front.generation.answer(await front.generation.prepare(call))
 
 
@@ -41,7 +41,7 @@ async def test_an_answer_is_its_stream_gathered(folder: Path) -> None:
         assert whole.usage.prompt_tokens == 14
         assert whole.ttft_s > 0
         prepared = await front.generation.prepare(
-            TextCall(prompt="Say something", max_tokens=40, ignore_eos=True)
+            text_call(prompt="Say something", max_tokens=40, ignore_eos=True)
         )
         parts = [event async for event in front.generation.stream(prepared)]
         assert "".join(part.text for part in parts) == whole.text
@@ -116,7 +116,7 @@ async def test_too_long_is_refused_with_the_numbers(
 async def test_models_are_found_by_name_or_by_being_the_only_one(folder: Path) -> None:
     one, two = text_model(folder, "one"), text_model(folder, "two")
     async with running_front(folder, make_info(models=(one, two))) as front:
-        assert (await front.generation.prepare(TextCall(prompt="x", model="two"))).model == two
+        assert (await front.generation.prepare(text_call(prompt="x", model="two"))).model == two
         with pytest.raises(UnknownModelError) as caught:
             await answer(front, model="three")
         assert caught.value.hint == "served models: one, two"
@@ -130,7 +130,7 @@ async def test_a_second_model_that_joins_changes_no_call_without_a_name(folder: 
         front.meta.put(make_info("c2", models=(text_model(folder, "second"),)))
         await front.dispatcher.refresh()
         assert [m.name for m in await front.generation.models()] == ["second", "tiny"]
-        assert (await front.generation.prepare(TextCall(prompt="x"))).model.name == "tiny"
+        assert (await front.generation.prepare(text_call(prompt="x"))).model.name == "tiny"
 
 
 async def test_without_any_node_the_caller_may_retry(folder: Path) -> None:
@@ -183,7 +183,7 @@ async def test_every_call_leaves_one_record(folder: Path) -> None:
         records: list[EndedRequest] = []
         front.generation.publish_to(records.append)
         await answer(front)
-        prepared = await front.generation.prepare(TextCall(prompt="x", ignore_eos=True))
+        prepared = await front.generation.prepare(text_call(prompt="x", ignore_eos=True))
         async with aclosing(front.generation.stream(prepared)) as events:
             await anext(events)
             assert prepared.request.request_id in front.generation.live
@@ -200,5 +200,5 @@ async def test_a_known_model_is_waited_for_while_its_node_restarts(folder: Path)
         await answer(front)
         front.meta.nodes.clear()
         front.dispatcher.state.fleet.records.clear()
-        prepared = await front.generation.prepare(TextCall(prompt="x"))
+        prepared = await front.generation.prepare(text_call(prompt="x"))
         assert prepared.model.name == "tiny"

@@ -42,22 +42,25 @@ def test_openai_fields_become_a_call() -> None:
         seed=3, user="someone@example.com", priority=-1, unknown_field={"a": 1},
     )  # fmt: skip
     call = body.to_call("t", 1.0)
+    asked = call.options
     assert call.messages == (Message("user", "Hi"),)
-    assert (call.model, call.temperature, call.top_p, call.seed) == ("m", 0.5, 0.9, 3)
-    assert (call.max_tokens, call.stop, call.tenant, call.priority) == (7, ("x",), "t", -1)
-    assert call.session_id is not None
-    assert re.fullmatch(limits.NAME_PATTERN, call.session_id)
+    assert (call.model, call.tenant) == ("m", "t")
+    assert (asked.temperature, asked.top_p, asked.seed) == (0.5, 0.9, 3)
+    assert (asked.max_tokens, asked.stop, asked.priority) == (7, ("x",), -1)
+    assert asked.session_id is not None
+    assert re.fullmatch(limits.NAME_PATTERN, asked.session_id)
 
 
 def test_defaults_are_openais() -> None:
-    call = chat().to_call("t", 1.0)
-    assert (call.temperature, call.max_tokens, call.session_id) == (1.0, None, None)
+    asked = chat().to_call("t", 1.0).options
+    assert (asked.temperature, asked.max_tokens, asked.session_id) == (1.0, None, None)
     completion = CompletionBody.model_validate({"prompt": "x"}).to_calls("t", 1.0)
-    assert completion[0].max_tokens == 16
+    assert completion[0].options.max_tokens == 16
 
 
 def test_prompt_cache_key_is_the_session() -> None:
-    assert chat(prompt_cache_key="conv-1", user="u").to_call("t", 1.0).session_id == "conv-1"
+    asked = chat(prompt_cache_key="conv-1", user="u").to_call("t", 1.0).options
+    assert asked.session_id == "conv-1"
 
 
 @pytest.mark.parametrize(
@@ -73,9 +76,9 @@ def test_prompt_cache_key_is_the_session() -> None:
 def test_what_the_client_knows_of_its_next_turn_is_a_hint(
     reuse: dict[str, object] | None, hint: ReuseHint | None
 ) -> None:
-    assert chat(reuse=reuse).to_call("t", 1.0).hint == hint
+    assert chat(reuse=reuse).to_call("t", 1.0).options.hint == hint
     completion = CompletionBody.model_validate({"prompt": "x", "reuse": reuse})
-    assert completion.to_calls("t", 1.0)[0].hint == hint
+    assert completion.to_calls("t", 1.0)[0].options.hint == hint
 
 
 @pytest.mark.parametrize(
@@ -200,12 +203,12 @@ def test_documents_are_text_or_objects_and_reach_every_call() -> None:
 
 
 def test_blending_fields() -> None:
-    plain = chat().to_call("t", 1.0)
+    plain = chat().to_call("t", 1.0).options
     assert (plain.blend, plain.recompute_ratio, plain.selector) == (None, None, None)
     fields = {"blend": True, "recompute_ratio": 0.5, "selector": "query", "chunk_separator": "#"}
-    call = chat(**fields).to_call("t", 1.0)
-    assert (call.blend, call.recompute_ratio, call.chunk_separator) == (True, 0.5, "#")
-    assert call.selector is BlendSelector.QUERY
+    asked = chat(**fields).to_call("t", 1.0).options
+    assert (asked.blend, asked.recompute_ratio, asked.chunk_separator) == (True, 0.5, "#")
+    assert asked.selector is BlendSelector.QUERY
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.fix_scheduler import EOS, chances, make_info
-from tests.fix_text import Front, running_front, text_model, write_model_folder
+from tests.fix_text import Front, running_front, text_call, text_model, write_model_folder
 from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
-from tierkv.dbfront.contracts import Message, TextAnswer, TextCall
+from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.dbfront.tokens.tokenizer import load_tokenizer
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ContextTooLongError, UdfArgumentError
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def answer(front: Front, **changes: object) -> TextAnswer:
-    call = TextCall(**{"messages": TALK} | changes)
+    call = text_call(**{"messages": TALK} | changes)
     return await front.generation.answer(await front.generation.prepare(call))
 
 
@@ -103,7 +103,7 @@ async def test_one_label_is_the_answer_without_a_request(folder: Path) -> None:
 
 async def test_labels_stream_as_text_with_their_chances_at_the_end(folder: Path) -> None:
     async with running_front(folder) as front:
-        prepared = await front.generation.prepare(TextCall(messages=TALK, labels=("yes", "no")))
+        prepared = await front.generation.prepare(text_call(messages=TALK, labels=("yes", "no")))
         first, last = [event async for event in front.generation.stream(prepared)]
         assert first.text in ("yes", "no") and first.finish_reason is None
         assert len(last.label_probabilities) == 2 and last.usage is not None
@@ -137,7 +137,7 @@ async def test_a_schema_travels_in_short_form(folder: Path) -> None:
 async def test_closing_a_walk_cancels_its_request(folder: Path) -> None:
     async with running_front(folder) as front:
         front.node.gate.clear()
-        prepared = await front.generation.prepare(TextCall(messages=TALK, labels=("yes", "no")))
+        prepared = await front.generation.prepare(text_call(messages=TALK, labels=("yes", "no")))
         stream = front.generation.stream(prepared)
         pending = asyncio.ensure_future(anext(stream))
         while not front.node.running:
@@ -170,7 +170,7 @@ async def test_what_cannot_be_answered_is_refused_before_any_model_runs(
 ) -> None:
     async with running_front(folder) as front:
         with pytest.raises(UdfArgumentError, match=reason):
-            await front.generation.prepare(TextCall(**{"messages": TALK} | changes))
+            await front.generation.prepare(text_call(**{"messages": TALK} | changes))
         assert not front.node.seen
 
 
@@ -178,13 +178,13 @@ async def test_labels_that_only_an_end_tells_apart_need_one(folder: Path) -> Non
     info = make_info(models=(text_model(folder, eos_token_ids=()),))
     async with running_front(folder, info) as front:
         with pytest.raises(UdfArgumentError, match="ends an answer"):
-            await front.generation.prepare(TextCall(messages=TALK, labels=("no", "not")))
+            await front.generation.prepare(text_call(messages=TALK, labels=("no", "not")))
         assert (await answer(front, labels=("no", "yes"))).text in ("no", "yes")
 
 
 async def test_a_prompt_that_fills_the_context_needs_no_room_for_an_answer(folder: Path) -> None:
     async with running_front(folder) as front:
-        fits = (await front.generation.prepare(TextCall(messages=TALK, embed=True))).request
+        fits = (await front.generation.prepare(text_call(messages=TALK, embed=True))).request
     model = text_model(folder, context_tokens=len(fits.token_ids))
     async with running_front(folder, make_info(models=(model,))) as front:
         assert (await answer(front, embed=True)).embedding

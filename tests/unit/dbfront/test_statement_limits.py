@@ -196,8 +196,8 @@ async def test_priority_comes_from_the_session_or_the_call(
     await session.execute(
         "SELECT ai_generate('a'), ai_embed('b'), ai_generate('c', options => '{\"priority\": 7}')"
     )
-    assert {call.messages is None: call.priority for call in generator.calls}[True] == -3
-    assert sorted(call.priority for call in generator.calls) == [-3, -3, 7]
+    assert {call.messages is None: call.options.priority for call in generator.calls}[True] == -3
+    assert sorted(call.options.priority for call in generator.calls) == [-3, -3, 7]
 
 
 async def test_dedup_is_what_happens_and_can_not_be_left_out(
@@ -325,7 +325,7 @@ async def test_a_statement_of_many_calls_is_bulk(
         await session.execute(f"SET {setting}")
     # Not streamed, so that all are asked at once.
     await session.execute(f"SELECT max(ai_generate('n' || i)) FROM range({rows}) r(i)")
-    assert [call.priority for call in generator.calls] == [priority] * rows
+    assert [call.options.priority for call in generator.calls] == [priority] * rows
 
 
 async def test_a_calls_own_priority_stands_in_bulk(
@@ -333,4 +333,4 @@ async def test_a_calls_own_priority_stands_in_bulk(
 ) -> None:
     call = """ai_generate('n' || i, options => '{"priority": 0}')"""
     await session.execute(f"SELECT max({call}) FROM range(40) r(i)")
-    assert {call.priority for call in generator.calls} == {0}
+    assert {call.options.priority for call in generator.calls} == {0}

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
-from tierkv.sql.calls.options import CallOptions, parse_options
+from tierkv.sql.calls.options import parse_options
 from tierkv.sql.plan.changes import may_change, query_writes
 from tierkv.sql.plan.parameters import parameter_types
 from tierkv.sql.plan.plan import plan_statement
@@ -118,7 +119,7 @@ def test_what_is_not_a_literal(sql: str) -> None:
 def test_options() -> None:
     text = '{"temperature": 1, "stop": "x", "cache": false, "timeout_ms": 5, "seed": null}'
     assert parse_options(text) == CallOptions(
-        temperature=1.0, stop=("x",), cache=False, timeout_ms=5
+        temperature=1.0, stop=("x",), cache=False, timeout_s=0.005
     )
     assert parse_options(None) == parse_options("null") == parse_options({}) == CallOptions()
 
