@@ -62,8 +62,9 @@ async def answers(cluster: PlanCluster, defaults: CallDefaults) -> tuple[dict[Ai
 @pytest.mark.parametrize("method", FieldReorder)
 async def test_the_cache_changes_no_answer(method: FieldReorder) -> None:
     defaults = replace(DEFAULTS, field_reorder=method)
+    uncached = replace(defaults, options=replace(defaults.options, cache=False))
     async with plan_cluster(SHAPE) as cluster:
-        want, hit_tokens = await answers(cluster, replace(defaults, cache=False))
+        want, hit_tokens = await answers(cluster, uncached)
         assert hit_tokens == 0
         got, hit_tokens = await answers(cluster, defaults)
         assert got == want
