@@ -1,1 +1,1 @@
-"""The door: PostgreSQL wire, HTTP, the executor, relational engines, tokenizer."""
+"""The front: PostgreSQL wire, HTTP, the executor, relational engines, tokenizers."""

@@ -1,12 +1,12 @@
-"""Accepts TCP clients for both doors of a front, within bounds.
+"""Accepts TCP clients for both servers of a front, within bounds.
 
-asyncio's own accept loop never stops at a number of clients, and when descriptors run out it logs
-once per slot of its backlog and tries again at once: silent strangers could take all descriptors
-of a process, its processor and its disk. This one closes what comes above a limit, keeps a reserve
-of descriptors for files and nodes, rests after each refusal, and logs a refusal once a minute.
+asyncio's accept loop has no limit on clients. When file descriptors run out, the loop logs once per
+slot of the backlog and retries at once, so idle connections could exhaust the descriptors, CPU and
+disk of a process. The Acceptor closes clients above a limit, keeps a reserve of descriptors for
+files and nodes, pauses after each refusal, and logs at most one refusal a minute.
 
-A descriptor's number is the lowest that is free, so the number of a new socket tells how many are
-in use without counting them.
+The kernel always assigns the lowest free descriptor number. The number of a new socket therefore
+approximates the number of descriptors in use, without counting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("tierkv.accept")
 
 BACKLOG: Final = 128
 REST_S: Final = 0.2
-"""No client is accepted for so long after one was refused."""
+"""Pause after a refusal, during which no client is accepted."""
 
 _LOG_EVERY_S: Final = 60.0
 _KEEPALIVE: Final = (
@@ -33,16 +33,17 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A machine that vanished is noticed after a minute of silence. TCP_USER_TIMEOUT would notice it
-while an answer is on its way too, but also cut off clients that read slowly; there the kernel gives
-up after 15 minutes."""
+"""A vanished machine is detected after one minute of silence. TCP_USER_TIMEOUT would also detect a
+vanished machine while an answer is in transit, but would disconnect slow readers; in that case the
+kernel gives up after 15 minutes.
+"""
 
 
 class Acceptor:
-    """Hands accepted sockets to protocols until it is closed.
+    """Hands accepted sockets to protocols until ``close``.
 
     Attributes:
-        refused: clients that were closed at once.
+        refused: number of clients closed right after accept.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class Acceptor:
         door: str,
         has_room: Callable[[], bool],
     ) -> None:
-        """Take over bound sockets; nothing is accepted before ``start``.
+        """Take ownership of bound sockets; accept no client before ``start``.
 
         Args:
-            listeners: bound, and closed by ``close``.
-            make_protocol: makes one client's protocol.
-            door: what log lines call it.
-            has_room: False when the door has as many connections as it may have.
+            listeners: bound sockets; ``close`` closes the sockets.
+            make_protocol: creates the protocol of one client.
+            door: name of the server in log lines.
+            has_room: returns False when the server has reached its connection limit.
         """
         self.refused = 0
         self._listeners = listeners
@@ -77,14 +78,14 @@ class Acceptor:
         return int(self._listeners[0].getsockname()[1])
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting clients."""
         for listener in self._listeners:
             listener.setblocking(False)
             listener.listen(BACKLOG)
         self._resume()
 
     def close(self) -> None:
-        """Stop accepting; accepted clients are their protocols' business."""
+        """Stop accepting clients; accepted connections stay open."""
         self._pause()
         if self._rest is not None:
             self._rest.cancel()
@@ -93,7 +94,7 @@ class Acceptor:
         self._listeners.clear()
 
     async def wait_closed(self) -> None:
-        """Wait for sockets that are being handed over; asyncio servers have the same method."""
+        """Wait for sockets that are being handed over. asyncio servers have the same method."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _resume(self) -> None:
@@ -106,7 +107,7 @@ class Acceptor:
             self._loop.remove_reader(listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take what waits, at most a backlog, so that clients that are in get their turn."""
+        """Accept pending clients, at most one backlog, so that connected clients get their turn."""
         for _ in range(BACKLOG):
             try:
                 client, _ = listener.accept()
@@ -154,7 +155,7 @@ class Acceptor:
 
 
 def descriptor_limit() -> int:
-    """Below which descriptors clients may have; those above are for files and nodes."""
+    """Return the limit for client descriptors; higher numbers are reserved for files and nodes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -165,7 +166,7 @@ async def bound_sockets(host: str, port: int) -> list[socket.socket]:
     """Bind every address of a host, as asyncio's servers do.
 
     Raises:
-        OSError: the port is taken, or the host is not this machine's.
+        OSError: the port is in use, or the host does not belong to this machine.
     """
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)

@@ -1,4 +1,4 @@
-"""What AI calls take from their session when they don't say it themselves."""
+"""Session defaults for AI calls without explicit options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tierkv.kvcore.call_options import USUAL, CallOptions
 from tierkv.sql.calls.field_reorder import FieldReorder
 
 BULK_PRIORITY: Final = 1
-"""Calls of large statements count as if they had come this many steps of priority later."""
+"""Priority of calls in large batches: this many steps behind interactive calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,13 @@ class CallDefaults:
     """Values of the session's ``tierkv.*`` settings.
 
     Attributes:
-        options: what a call's own options are put over.
-        prefix_order: run neighbours in the prefix tree one after the other.
-        plan: and plan which node runs which part of that tree, and what to keep for it.
-        max_concurrency: calls in flight.
+        options: defaults for the options of each call.
+        prefix_order: True to run neighbours in the prefix tree consecutively.
+        plan: True to also plan which node runs which part of the prefix tree, and which blocks to
+            hold.
+        max_concurrency: maximum number of calls in flight.
         field_reorder: how ``context`` fields are ordered.
-        bulk_calls: calls of a batch above which it is bulk; 0: none is.
+        bulk_calls: batches with more calls are bulk; 0 disables the bulk priority.
     """
 
     options: CallOptions = USUAL
@@ -36,9 +37,10 @@ class CallDefaults:
     bulk_calls: int = 32
 
     def for_batch(self, calls: int) -> CallDefaults:
-        """Return them for a batch of so many calls: those of bulk go after what a person waits for.
+        """Return the defaults for a batch of ``calls`` calls.
 
-        A priority that the session set stands.
+        Bulk calls get a lower priority, so interactive calls go first. A priority set by the
+        session is kept.
         """
         if self.options.priority or not 0 < self.bulk_calls < calls:
             return self

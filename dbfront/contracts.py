@@ -1,8 +1,8 @@
-"""The front's inner borders: what the doors (pgwire, http, CLI) ask of the rooms behind them.
+"""Contracts inside the front: what the servers (pgwire, http, CLI) require from other packages.
 
-SqlSession is what a SQL client talks to (implemented by dbfront/statement/executor.py);
-TextGenerator is what an AI call or a chat request talks to (implemented by
-dbfront/generation/generation.py). Values are frozen.
+TextGenerator serves AI calls and chat requests; dbfront/generation/generation.py implements the
+contract. CallPlan and RowStream are the plan of a statement's calls and the stream of a statement's
+rows. Sessions are declared in dbfront/sql_session.py. All values are frozen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
 
 if TYPE_CHECKING:
     from tierkv.scheduler.plans.forecast import (
-        Forecast,  # The command line wants Column and no scheduler.
+        Forecast,  # The command line imports Column from here, but must not import the scheduler.
     )
 
 
@@ -32,20 +32,23 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class TextCall:
-    """One call of a model with text, from SQL or REST.
+    """One text request to a model, from SQL or REST.
 
     Exactly one of ``messages`` (rendered by the model's chat template), ``prompt`` (raw completion)
     and ``prompt_token_ids`` is set. ``model`` None means the default model.
 
-    ``documents`` stand before the text of the first user message, or of the raw prompt; with
-    a ``chunk_separator`` the pieces of that text between two separators are chunks too. Chunks are
-    blended where the tenant's namespace allows blending, unless ``options`` refuse.
+    ``documents`` are placed before the text of the first user message, or before the raw prompt.
+    With a ``chunk_separator``, the pieces of this text between two separators are chunks too.
+    Chunks are blended if the tenant's namespace allows blending and ``options`` do not refuse
+    blending.
 
-    Instead of free text it may ask for JSON of a schema (``json_schema``, JSON text), for one of
-    ``labels`` with their probabilities, or for the prompt's embedding (``embed``); at most one.
-    ``origin`` names the REST route it came by, for statistics; it is empty for calls from SQL.
-    JSON that ends with FinishReason.LENGTH is not whole; it takes no ``stop``. Labels and
-    embeddings generate nothing: how tokens are chosen and how many does not matter to them.
+    Instead of free text a call may request JSON of a schema (``json_schema``, JSON text), one of
+    ``labels`` with the probabilities of all labels, or the embedding of the prompt (``embed``); at
+    most one of the three. JSON calls accept no ``stop``, and JSON that ends with
+    FinishReason.LENGTH is incomplete. Labels and embeddings generate no tokens, so sampling options
+    and ``max_tokens`` have no effect.
+
+    ``origin`` is the REST route of the call, for statistics; empty for calls from SQL.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -64,10 +67,10 @@ class TextCall:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A TextCall that was checked and turned into token ids; ``request`` goes to the scheduler.
+    """A checked and tokenized TextCall; ``request`` is the scheduler's request.
 
-    ``blend_refusal`` says why a call that asked for blending is answered exactly; else empty.
-    ``preferred_node`` is where the plan of its statement wants it, if there is a plan.
+    ``blend_refusal`` is the reason why a call with blending is answered exactly; empty otherwise.
+    ``preferred_node`` is the node chosen by the plan of the statement; None without a plan.
     """
 
     call: TextCall
@@ -81,7 +84,7 @@ class PreparedCall:
 class TextEvent:
     """A piece of an answer. The last event has finish_reason, usage and times (seconds).
 
-    It also has the readouts that were asked for; see TextAnswer.
+    The last event also has the requested readouts; see TextAnswer.
     """
 
     text: str = ""
@@ -96,14 +99,15 @@ class TextEvent:
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """A whole answer.
+    """A complete answer.
 
     Attributes:
-        label_probabilities: of the call's ``labels``, in their order; they add up to 1.0. Each is
-            the product, token by token, of the chance among the tokens that labels go on with.
-            ``text`` is the likeliest label. Labels that can't be it may share what is left evenly.
-        embedding: [hidden] of unit length, where it was asked for; ``text`` is empty then.
-        model: who answered; empty where nobody wrote it down.
+        label_probabilities: probabilities of the call's ``labels``, in order; the sum is 1.0. The
+            probability of a label is the product, token by token, of the token's probability among
+            all tokens with which labels continue. ``text`` is the most likely label. Labels ruled
+            out early may share the remaining probability evenly.
+        embedding: [hidden] of unit length, if requested; ``text`` is then empty.
+        model: name of the answering model; empty if not recorded.
     """
 
     text: str
@@ -119,7 +123,7 @@ class TextAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CallTurn:
-    """A call that is to be sent now: its index in the statement, and what to stream."""
+    """A call to send now: index of the call in the statement, and the prepared call."""
 
     index: int
     prepared: PreparedCall
@@ -127,11 +131,11 @@ class CallTurn:
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """What an order of calls is like, for EXPLAIN.
+    """Properties of a call plan, for EXPLAIN.
 
     Attributes:
-        runs: pieces the prompts' prefix tree was cut into; 0 without a plan.
-        shared_tokens: prompt tokens that another call of the statement has in common.
+        runs: number of pieces of the prompts' prefix tree; 0 without a plan.
+        shared_tokens: prompt tokens shared with another call of the statement.
     """
 
     runs: int = 0
@@ -142,12 +146,12 @@ class PlanSummary:
 
 
 class CallPlan(Protocol):
-    """In which order the calls of a statement are sent, and when.
+    """The order in which the calls of a statement are sent, and when each call is sent.
 
-    1. ``take`` gives each call once, to whichever task asks first, and waits where a call should
-       wait; it answers None when all were given.
-    2. ``prefilled`` may be told a call's first token, ``ended`` must be told its end.
-    3. ``close`` ends it wherever it is, and nothing is kept for its calls after that.
+    1. ``take`` returns each call once, to the first task that calls it, and waits while the next
+       call has to wait. ``take`` returns None when no call is left.
+    2. ``prefilled`` may be called at a call's first token. ``ended`` must be called at its end.
+    3. ``close`` ends the plan in any state and releases all blocks held for the plan.
     """
 
     @property
@@ -164,7 +168,7 @@ class CallPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of each text, special ones not counted, and what the model's context holds."""
+    """Token count of each text, without special tokens, and the model's context length."""
 
     counts: tuple[int, ...]
     context_tokens: int
@@ -172,13 +176,13 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What answering some calls would take.
+    """Forecast for a set of calls.
 
     Attributes:
-        forecast: up to the first token of each, and how fast answers grow.
-        answer_tokens: of each, as long as such answers were; the most that is allowed where there
-            was none.
-        learned: no answer's length is just the most that is allowed.
+        forecast: time to the first token of each call, and the decoding speed.
+        answer_tokens: expected answer length of each call, learned from earlier answers;
+            ``max_tokens`` if no answer was observed.
+        learned: True if every answer length was learned from earlier answers.
     """
 
     forecast: Forecast
@@ -187,18 +191,18 @@ class Prospect:
 
 
 class TextGenerator(Protocol):
-    """From text to text through the scheduler.
+    """Text in, text out, through the scheduler.
 
     1. ``prepare`` raises UnknownModelError, ContextTooLongError or UdfArgumentError and never runs
-       a model; it costs tokenisation and one namespace lookup (cached).
-    2. ``stream`` yields text as it comes (whole characters, stop strings cut off); the last event
-       has the finish_reason. Closing the iterator cancels the request.
-    3. ``answer`` is ``stream`` gathered.
-    4. ``plan`` takes all calls of a statement before the first one is sent, and says when to
-       ``stream`` which; at most ``max_in_flight`` turns have not ended at any time. It may be
-       called in another thread, for many calls take a while.
-    5. ``count_tokens`` counts with the model's own tokenizer and runs nothing.
-    6. ``forecast`` says what it would take to answer all calls of a statement, and runs nothing.
+       a model. The cost is tokenization and one namespace lookup (cached).
+    2. ``stream`` yields text as it is generated (whole characters, stop strings removed); the last
+       event has the finish_reason. Closing the iterator cancels the request.
+    3. ``answer`` collects ``stream`` into one answer.
+    4. ``plan`` receives all calls of a statement before the first call is sent, and decides when to
+       ``stream`` each call. At most ``max_in_flight`` turns are open at any time. ``plan`` may be
+       called in another thread, because planning many calls takes a while.
+    5. ``count_tokens`` counts with the model's own tokenizer and runs no model.
+    6. ``forecast`` predicts the cost of answering all calls of a statement, and runs no model.
     """
 
     async def prepare(self, call: TextCall) -> PreparedCall: ...
@@ -221,9 +225,9 @@ class Column:
     """A result column.
 
     Attributes:
-        type_name: DuckDB's, such as ``INTEGER`` or ``DECIMAL(18,3)``.
-        table_oid: the table whose column this is, as in pg_class; 0 for anything else.
-        attnum: the column's number in that table, as in pg_attribute; 0 for anything else.
+        type_name: DuckDB type, for example ``INTEGER`` or ``DECIMAL(18,3)``.
+        table_oid: OID of the column's table, as in pg_class; 0 for an expression.
+        attnum: the column's number in that table, as in pg_attribute; 0 for an expression.
     """
 
     name: str
@@ -234,7 +238,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message beside the result; ``severity`` is NOTICE or WARNING."""
+    """A message in addition to the result; ``severity`` is NOTICE or WARNING."""
 
     severity: str
     message: str
@@ -245,10 +249,11 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """What a statement gave.
+    """The result of a statement.
 
     Attributes:
-        command_tag: PostgreSQL's, such as ``SELECT 3``, ``INSERT 0 3``, ``CREATE TABLE``.
+        command_tag: PostgreSQL's command tag, for example ``SELECT 3``, ``INSERT 0 3``, ``CREATE
+            TABLE``.
         columns: None for a statement without a result set.
         rows: all rows, as Python values; empty without a result set.
         notices: warnings and notices, in order.
@@ -261,13 +266,14 @@ class StatementResult:
 
 
 class RowStream(Protocol):
-    """Rows of a statement that come while it runs.
+    """Rows of a running statement.
 
     1. ``columns`` are known from the start.
-    2. ``next_rows`` waits for the next rows; none means the end, and ``result`` is there: tag and
-       notices, without rows. An error of the statement is raised there.
-    3. Rows that are not taken stop the statement from making more.
-    4. ``close`` stops the statement, wherever it is.
+    2. ``next_rows`` waits for the next rows. An empty answer is the end; ``result`` then has the
+       tag and the notices, without rows. ``next_rows`` raises the error of a failed statement.
+    3. Back-pressure: the statement produces no further rows until the reader has taken the pending
+       rows.
+    4. ``close`` stops the statement in any state.
     """
 
     @property
@@ -283,7 +289,7 @@ class RowStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StatementDescription:
-    """Shape of a statement, found without running it or any model.
+    """Shape of a statement, determined without running the statement or any model.
 
     Attributes:
         columns: None for a statement without a result set.
@@ -296,9 +302,10 @@ class StatementDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """Who is connecting; ``user`` is also the tenant unless the server maps it.
+    """The identity of a client; ``user`` is also the tenant unless the server maps users to
+    tenants.
 
-    ``database`` is the client's name of the database; empty: the engine's name.
+    ``database`` is the client's name for the database; empty means the engine's name.
     """
 
     user: str = "default"

@@ -1,7 +1,9 @@
-"""What the doors (pgwire, http, CLI) ask of SQL: a session per client, and a server of sessions.
+"""The SQL contract of the servers (pgwire, http, CLI): one session per client, and a session
+server.
 
-Implemented by dbfront/statement/session.py (the engine's own dialect) and, around it, by
-dbfront/postgres_dialect (PostgreSQL's). The values that pass are those of dbfront/contracts.py.
+dbfront/statement/session.py implements the contract in the engine's own dialect, and
+dbfront/postgres_dialect wraps sessions for PostgreSQL's dialect. dbfront/contracts.py has the
+values.
 """
 
 from __future__ import annotations
@@ -18,23 +20,27 @@ if TYPE_CHECKING:
 class SqlSession(Protocol):
     """One client's SQL session.
 
-    1. ``split`` cuts a simple-query string into statements, comments and empty ones dropped. A
-       ``SqlStatement`` (sql/plan/statement.py) keeps its tokens and plan; any ``str`` will do.
+    1. ``split`` cuts a simple-query string into statements; comments and empty statements are
+       dropped. A ``SqlStatement`` (sql/plan/statement.py) caches its tokens and plan; any ``str``
+       is accepted.
     2. ``describe`` never runs the statement.
-    3. ``execute`` runs one statement; ``params`` bind ``$1``... Errors are those of
-       kvcore/errors.py (UserError with SQLSTATE); outside a transaction the session stays usable,
-       inside one its status becomes ``E`` until ROLLBACK.
-    4. ``cancel`` may come from another task; the running statement ends in CancelledByUserError.
-    5. ``copy_in`` loads rows of text or CSV data into a table and answers the row count.
-    6. ``execute_rows`` is ``execute`` for clients that take rows as they come; a statement that
-       can't be streamed gives its whole result. The next statement of the session runs a stream
-       that is still open to its end first, and its rows are kept.
-    7. ``execute_own`` runs a statement of the front's own: it may change what clients may not
-       (sql/plan/kept_names.py), and is not counted; its rows are returned.
-    8. ``catalogue_state`` stays the same only while the session sees the same tables by the same
-       names, and is another session's too only if both see the same. None: it can't be told.
-    9. ``on_progress`` may be set before a statement: it is told, on the event loop, how far the
-       statement's AI calls are. ``last_ai_stats`` is of the last statement that had such calls.
+    3. ``execute`` runs one statement; ``params`` bind ``$1``... Errors are defined in
+       kvcore/errors.py (UserError with SQLSTATE). After an error outside a transaction the session
+       stays usable; inside a transaction the status is ``E`` until ROLLBACK.
+    4. ``cancel`` may be called from another task; the running statement ends in
+       CancelledByUserError.
+    5. ``copy_in`` loads rows of text or CSV data into a table and returns the row count.
+    6. ``execute_rows`` is ``execute`` for clients that read rows incrementally; a statement without
+       streaming support returns the whole result. Before the next statement of the session, an open
+       stream runs to its end and keeps the remaining rows for the reader.
+    7. ``execute_own`` runs a statement of the front itself. The statement may change names reserved
+       by the front (sql/plan/kept_names.py) and is not counted in statistics; the result is the
+       rows.
+    8. ``catalogue_state`` is equal for two moments or two sessions only if both see the same tables
+       by the same names. None means unknown.
+    9. ``on_progress`` may be set before a statement and is called on the event loop with the
+       progress of the statement's AI calls. ``last_ai_stats`` belongs to the last statement with AI
+       calls.
     """
 
     on_progress: Callable[[StatementProgress], None] | None
@@ -74,7 +80,7 @@ class SqlSession(Protocol):
 
 
 class SqlServer(Protocol):
-    """Makes sessions; one per process, shared by pgwire, http and the CLI."""
+    """Opens sessions; one per process, shared by pgwire, http and the CLI."""
 
     async def open_session(self, client: ClientInfo) -> SqlSession: ...
 
