@@ -1,7 +1,9 @@
-"""One statement with AI calls, without the engine: rounds, evaluation, error policy, counters.
+"""One statement with AI calls, independent of the engine: rounds, evaluation, error policy,
+counters.
 
-The executor (DuckDB) and the relay (PostgreSQL) each run the engine their own way, as EngineRounds;
-``AiStatement.until_answered`` runs it until nothing is missing. It never sees rows.
+The executor (DuckDB) and the relay (PostgreSQL) each implement EngineRounds.
+``AiStatement.until_answered`` runs the engine repeatedly until no answer is missing. This module
+never sees rows.
 """
 
 from __future__ import annotations
@@ -48,18 +50,20 @@ Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
 
 FIRST_BUDGET = 64
-"""Calls of a filter in the first round of a LIMIT that may stop early; doubled each round."""
+"""Filter calls in the first round of a statement whose LIMIT may stop it early; doubled each round.
+"""
 
 
 class EngineRounds(Protocol[Result_co]):
-    """How an engine runs a statement again and again.
+    """Repeated runs of one statement on an engine.
 
-    1. ``run`` runs it once, with ``AiStatement.book`` behind its AI calls; None when it failed on a
-       NULL that stood for a missing answer. Any other failure is raised.
-    2. ``undo`` takes back what the last ``run`` did; called before answers are awaited, when it is
-       to run again.
-    3. ``enough`` says that the last result is final although filters are unanswered.
-    4. ``behind`` says that the last ``run`` missed answers that the book already had.
+    1. ``run`` runs the statement once and answers AI calls from ``AiStatement.book``. ``run``
+       returns None if the engine failed on a NULL in place of a missing answer, and raises any
+       other failure.
+    2. ``undo`` reverts the last ``run``. ``undo`` is called before answers are awaited if the
+       statement will run again.
+    3. ``enough`` returns True if the last result is final although filters are unanswered.
+    4. ``behind`` is True if the last ``run`` missed answers already present in the book.
     """
 
     @property
@@ -73,13 +77,13 @@ class EngineRounds(Protocol[Result_co]):
 
 
 class AiStatement:
-    """Collect, evaluate, replay: what is the same on every engine.
+    """Collects calls, evaluates calls and replays the statement, in the same way for every engine.
 
     Attributes:
-        plan: the statement's.
-        book: what is known and what was missed.
-        stats: counters, live.
-        trace: the same by call and round.
+        plan: plan of the statement.
+        book: known answers and missed calls.
+        stats: live counters.
+        trace: live counters by call and round.
     """
 
     def __init__(
@@ -115,11 +119,12 @@ class AiStatement:
         self._reducers = reducers if account is None else [account, *reducers]
 
     async def check_constants(self) -> None:
-        """Refuse unknown models and unusable options before anything runs, rows or no rows.
+        """Refuse unknown models and invalid options before the statement runs, even without rows.
 
         Raises:
-            UserError: such an argument, or a dry run of a statement that writes.
-            NoNodeError: nobody can say; not for EXPLAIN, which asks nobody.
+            UserError: an invalid argument, or a dry run of a statement that writes.
+            NoNodeError: no node can check the arguments. EXPLAIN ignores the error, since EXPLAIN
+                asks no node.
         """
         if self._policy.dry_run and self.plan.writes:
             raise FeatureNotSupportedError(
@@ -142,7 +147,7 @@ class AiStatement:
                 raise
 
     async def _check(self, example: AiCall) -> None:
-        """Prepare what a call asks first, and send nothing."""
+        """Prepare the first requests of a call without sending a request."""
         step = next(start_recipe(CallOrder(example, self._defaults)))
         if isinstance(step, CountTokens):
             await self._generator.count_tokens((), step.model)
@@ -153,11 +158,13 @@ class AiStatement:
     async def until_answered(
         self, rounds: EngineRounds[Result], *, may_stop: bool = False
     ) -> Result:
-        """Run, evaluate what was missed, run again; return the run that missed nothing.
+        """Run the statement and evaluate missed calls, until a run misses no answer; return its
+        result.
 
         Args:
-            rounds: the engine.
-            may_stop: ``rounds.enough`` is asked, and filters are answered bit by bit.
+            rounds: the engine's side.
+            may_stop: True to stop as soon as ``rounds.enough`` holds, and to answer filters in
+                small batches.
         """
         budget = FIRST_BUDGET if may_stop else None
         for _ in range(limits.MAX_REPLAY_ROUNDS):
@@ -185,7 +192,7 @@ class AiStatement:
         )
 
     async def estimate(self, rounds: EngineRounds[object]) -> Estimate:
-        """Run once, and say what it would take to answer what was missed; no model is asked."""
+        """Run the statement once and estimate the cost of the missed calls; no model is asked."""
         self.book.start_round()
         await self._round(rounds)
         if self.book.fatal is not None:
@@ -193,14 +200,16 @@ class AiStatement:
         return await estimate(self.book, self.plan, self._generator, self._defaults, self._contexts)
 
     def settled(self) -> None:
-        """Count the calls that the engine made for rows which are final."""
+        """Count the engine's calls for rows of the final result."""
         self.stats.calls += self.book.total_lookups
         if self._account is not None:
             self._account.rows.update(self._names.rows(self.book.lookups))
         self.trace.settled(self.book.lookups, self.book.answered)
 
     def discard_rows(self) -> None:
-        """Forget calls that were only made to collect; the statement itself makes them again."""
+        """Discard the counts of calls from a collecting run; the statement itself makes these calls
+        again.
+        """
         self.stats.calls = 0
         self.book.set_aside()
         if self._account is not None:
@@ -219,7 +228,7 @@ class AiStatement:
             self.trace.ran(self.book.lookups, engine_s)
 
     async def evaluate(self, batch: list[AiCall]) -> None:
-        """Answer one batch of distinct calls and note the answers in the book."""
+        """Answer one batch of distinct calls and record the answers in the book."""
         local = sum(AI_FUNCTIONS[call.function].local for call in batch)
         self._spending.add_calls(len(batch) - local, local=local)
         if self._spending.is_large and self._announced is None:
@@ -237,7 +246,9 @@ class AiStatement:
             self.trace.batch_ended(summary, model_s)
 
     async def _ask(self, calls: Sequence[AiCall]) -> PlanSummary:
-        """Ask what the calls ask, wave by wave; a dry run stops before the first wave is sent."""
+        """Send the requests of the calls, wave by wave; a dry run stops before the first wave is
+        sent.
+        """
         batch, summary = CallBatch(self._generator, self._defaults, self._ended), PlanSummary()
         try:
             await batch.start(calls, await self._contexts.written(calls))
@@ -254,7 +265,7 @@ class AiStatement:
         return summary
 
     async def _announce(self, *, all_known: bool) -> None:
-        """Tell the client how large the statement is, before its calls are made."""
+        """Tell the client the size of a large statement before its calls are sent."""
         calls = self._spending.calls
         if all_known:
             weighing = estimate(
@@ -267,7 +278,7 @@ class AiStatement:
         self.report("llm", self._announced)
 
     def report(self, phase: str, notice: Notice | None = None) -> None:
-        """Tell whoever watches how far the statement is."""
+        """Report the statement's progress to the listener, if there is one."""
         if self._on_progress is not None:
             self._on_progress(
                 StatementProgress(
@@ -281,7 +292,7 @@ class AiStatement:
             )
 
     def notices(self) -> tuple[Notice, ...]:
-        """Return what the client is told beside the rows."""
+        """Return the notices for the client."""
         notices = self._failures.notices(self._spending.calls + self._spending.local_calls)
         if self._announced is not None:
             notices.insert(0, self._announced)
@@ -308,14 +319,14 @@ class AiStatement:
         return tuple(notices)
 
     def _check_wave(self, wave: Sequence[PreparedCall]) -> None:
-        """Note what is going to be asked; raise when it is too much."""
+        """Record the requests of a wave; raise an error if the wave exceeds a limit."""
         for prepared in wave:
             self._blend_refusal = self._blend_refusal or prepared.blend_refusal
             self._names.prepared(prepared)
         self._spending.add_wave(wave)
 
     def _ended(self, call: AiCall, outcome: CallOutcome) -> None:
-        """Publish the end of a call; raise when this failure is one too many."""
+        """Publish the end of a call; raise an error if the statement has to fail."""
         ended = self._event(call, outcome)
         for reducer in self._reducers:
             reducer.take(ended)
@@ -345,7 +356,7 @@ class AiStatement:
         )
 
     def _value_of_failure(self, call: AiCall, error: TierKVError) -> Any:
-        """Return what a failed call gives; raise when its failure is one too many."""
+        """Return the value of a failed call; raise an error if the statement has to fail."""
         if AI_FUNCTIONS[call.function].returns is Returns.RESULT:
             return failed_detail(CallOrder(call, self._defaults), error)
         if isinstance(error, UserError):
@@ -355,7 +366,7 @@ class AiStatement:
 
 
 def refuse_replay(execution: str, reason: str) -> None:
-    """Refuse a statement that can't be streamed where ``tierkv.execution`` wants that.
+    """Refuse to replay a statement if ``tierkv.execution`` requires streaming.
 
     Raises:
         FeatureNotSupportedError: with ``reason``.

@@ -1,4 +1,4 @@
-"""Telling an error of an AI call's argument where in the statement the call stands."""
+"""Adds the position of an AI call, or of its argument, to an error about the argument."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tierkv.kvcore.errors import UdfArgumentError, UnknownModelError, UserError
 from tierkv.sql.plan.plan import CallSite, StatementPlan
 
 _CHECKED_LATE = ("schema", "categories", "options")
-"""Arguments that are checked per row, or by a model; the likeliest first."""
+"""Arguments checked per row or by a model, most likely cause first."""
 
 
 def blame(error: UserError, plan: StatementPlan, form_keys: Iterable[int]) -> None:
-    """Give an error without position the one of the argument, or of the call, that it is about.
+    """Set the position of an error without a position: the faulty argument's, or else the call's.
 
     Args:
-        error: changed.
-        plan: whose calls they are.
-        form_keys: of the calls that failed; the first as written is blamed.
+        error: changed in place.
+        plan: plan of the statement.
+        form_keys: forms of the failed calls; the first call in the SQL text is blamed.
     """
     keys = set(form_keys)
     site = next((site for site in plan.sites if site.form.key in keys), None)

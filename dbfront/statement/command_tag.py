@@ -1,4 +1,4 @@
-"""From the engine's raw result to what a client sees: result set or not, and the command tag."""
+"""Converts the engine's raw result to the client's result, including the command tag."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OBJECTS: Final = (
 def client_result(
     plan: StatementPlan, result: EngineResult, notices: tuple[Notice, ...] = ()
 ) -> StatementResult:
-    """Turn an engine result into the client's."""
+    """Convert an engine result to the client's result."""
     counts_only = result.columns in _COUNT_ONLY and plan.returning_sql is None
     if plan.explain is Explain.NO and plan.kind not in _ROW_KINDS and counts_only:
         count = result.rows[0][0] if result.rows else 0
@@ -50,7 +50,7 @@ def client_result(
 
 
 def command_tag(plan: StatementPlan, count: int) -> str:
-    """Return PostgreSQL's command tag of a statement that met ``count`` rows."""
+    """Return PostgreSQL's command tag for a statement with ``count`` rows."""
     if plan.explain is not Explain.NO:
         return "EXPLAIN"
     if plan.kind is StatementKind.QUERY:

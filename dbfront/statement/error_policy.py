@@ -1,4 +1,4 @@
-"""What failed calls and big statements lead to, and the books kept about it."""
+"""The policy for failed calls and large statements, with the counters for checking the policy."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ MAX_WARNED_MESSAGES = 5
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """What failed calls and big statements lead to; 0 is no limit everywhere.
+    """How to treat failed calls and large statements; each limit of 0 means no limit.
 
     Attributes:
         on_error: ``null``, ``error``, or ``auto``: null in reads, error in writes.
-        max_error_ratio: share of failures above which the statement fails anyway.
-        max_calls: most distinct calls.
-        notice_calls: of more, the client is told before they are made.
-        max_prompt_tokens: most tokens it may send.
-        max_completion_tokens: most tokens it may have generated.
-        dry_run: nothing is sent; calls are counted and give NULL.
+        max_error_ratio: share of failed calls above which the statement fails in any case.
+        max_calls: maximum number of distinct calls.
+        notice_calls: above this number of calls the client gets a notice before the calls are sent.
+        max_prompt_tokens: maximum number of prompt tokens sent.
+        max_completion_tokens: maximum number of generated tokens.
+        dry_run: calls are counted and give NULL; no request is sent.
     """
 
     on_error: str = "auto"
@@ -36,13 +36,13 @@ class ErrorPolicy:
 
 
 class Spending:
-    """What one statement needs so far, checked before anything of it is sent; a reducer.
+    """Cost of one statement so far, checked before requests are sent; a reducer of ended calls.
 
     Attributes:
-        calls: distinct calls known so far that ask models.
-        local_calls: those that ask nobody.
-        requests: what the models were or would be asked for them.
-        prompt_tokens: of these.
+        calls: distinct calls known so far that need a model.
+        local_calls: distinct calls that need no model.
+        requests: requests to models, sent or (in a dry run) only counted.
+        prompt_tokens: prompt tokens of these requests.
     """
 
     def __init__(self, policy: ErrorPolicy) -> None:
@@ -54,10 +54,10 @@ class Spending:
         self._completion_tokens = 0
 
     def add_calls(self, count: int, *, local: int = 0) -> None:
-        """Count calls of another batch.
+        """Count the calls of another batch.
 
         Raises:
-            SqlError: 53400, too many.
+            SqlError: 53400, too many calls.
         """
         self.calls += count
         self.local_calls += local
@@ -65,12 +65,12 @@ class Spending:
 
     @property
     def is_large(self) -> bool:
-        """True when the client is to be told how many calls there are."""
+        """True if the client should be told the number of calls."""
         allowed = self._policy.notice_calls
         return bool(allowed) and self.calls > allowed and not self._policy.dry_run
 
     def add_wave(self, wave: Sequence[PreparedCall]) -> None:
-        """Count requests that are about to be sent at the same time.
+        """Count requests to be sent together.
 
         Raises:
             SqlError: 53400, too many tokens.
@@ -92,11 +92,11 @@ class Spending:
         )
 
     def take(self, call: EndedCall) -> None:
-        """Count what was generated for a call."""
+        """Count the tokens generated for a call."""
         self._completion_tokens += call.cost.usage.completion_tokens
 
     def rehearsed(self) -> Notice:
-        """Say what a dry run found."""
+        """Return the notice with the result of a dry run."""
         return Notice(
             "NOTICE",
             f"dry run: {self.calls} AI calls with {self.prompt_tokens} prompt tokens in "
@@ -115,7 +115,7 @@ class Spending:
 
 
 class Failures:
-    """The failed calls of one statement that reads on; a reducer of its calls."""
+    """The failed calls of one statement that continues; a reducer of ended calls."""
 
     def __init__(self, policy: ErrorPolicy, *, writes: bool) -> None:
         self._messages: list[str] = []
@@ -124,15 +124,15 @@ class Failures:
         self._on_error = auto if policy.on_error == "auto" else policy.on_error
 
     def take(self, call: EndedCall) -> None:
-        """Keep the message of a call that failed and gives NULL."""
+        """Keep the message of a failed call that gives NULL."""
         if call.error is not None and call.is_null:
             self._messages.append(call.error.message)
 
     def check(self, error: TierKVError, calls: int) -> None:
-        """Decide after a failure among ``calls`` whether the statement goes on.
+        """Decide whether the statement continues after a failure among ``calls`` calls.
 
         Raises:
-            TierKVError: the failure is one too many.
+            TierKVError: the statement fails.
         """
         if self._on_error == "error":
             raise error
@@ -145,7 +145,7 @@ class Failures:
             )
 
     def notices(self, calls: int) -> list[Notice]:
-        """Return the warning about them, if there are any."""
+        """Return the warning about failed calls, if there are any."""
         if not self._messages:
             return []
         return [
@@ -163,7 +163,7 @@ class Failures:
 
 
 def _most_generated(prepared: PreparedCall) -> int:
-    """Return how many tokens a request can have generated; readouts generate none."""
+    """Return the maximum number of tokens a request may generate; 0 for readouts."""
     if prepared.call.labels or prepared.call.embed:
         return 0
     return prepared.request.sampling.max_tokens

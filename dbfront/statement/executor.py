@@ -1,8 +1,8 @@
-"""Hop 1 of the main job: run one SQL statement whose AI calls go to the models.
+"""Hop 1 of the main job: run one SQL statement and send its AI calls to the models.
 
-``run_statement`` collects, evaluates and replays: the engine runs the user's own statement, unknown
-AI calls are answered NULL and noted, all distinct ones are evaluated as one batch, and the engine
-runs again until it missed nothing. Types, names, row order and NULL logic stay the engine's.
+``run_statement`` collects, evaluates and replays. The engine runs the user's own statement; unknown
+AI calls return NULL and are recorded. All distinct calls are evaluated as one batch, and the engine
+runs again, until a run misses no answer. Types, names, row order and NULL logic stay the engine's.
 Statements of a simple shape are streamed instead (dbfront/statement/stream_executor.py).
 """
 
@@ -41,28 +41,28 @@ from tierkv.sql.text.statement import StatementKind, classify
 
 _SAMPLED_ROWS = 64
 _SAMPLED_SHARE = 8
-"""Each filter is asked about up to 64 rows, and no more than an eighth of them, to learn an order.
+"""To learn an order, each filter is asked about at most 64 rows, and at most an eighth of all rows.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StatementContext:
-    """Everything a statement is run with.
+    """The environment of one statement.
 
     Attributes:
-        connection: the session's way into the engine.
-        generator: the way to the models.
+        connection: the session's connection to the engine.
+        generator: access to the models.
         transaction: the client's transaction.
-        defaults: what calls take from the session.
+        defaults: call defaults of the session.
         policy: see ErrorPolicy.
-        clock: for statistics.
-        refresh_views: fills admin views before a statement reads them.
-        on_progress: told after each round and answer; None to skip.
-        on_finished: told the counters of a statement with AI calls, failed or not.
-        stats: filled while the statement runs.
-        account: told what the statement does; None where nobody keeps statistics.
+        clock: clock for statistics.
+        refresh_views: fills admin views before a statement reads the views.
+        on_progress: called after each round and answer; None to skip.
+        on_finished: called with the counters of a statement with AI calls, failed or not.
+        stats: counters, filled while the statement runs.
+        account: entry in the statistics; None if no statistics are kept.
         execution: ``auto``, ``stream`` or ``replay``.
-        sink: takes rows as they come; None where only the whole result is of use.
+        sink: receives rows as they are produced; None if the client needs the whole result.
     """
 
     connection: DuckDbConnection
@@ -85,15 +85,15 @@ async def run_statement(
 ) -> StatementResult:
     """Run one statement.
 
-    Without AI calls the engine runs it alone.
+    A statement without AI calls runs on the engine alone.
 
     Args:
         statement: exactly one statement.
         params: values by parameter name.
-        context: the session's side.
+        context: environment from the session.
 
     Raises:
-        TierKVError: with SQLSTATE; nothing of a statement that writes remains.
+        TierKVError: with SQLSTATE; the changes of a failed write are undone.
     """
     plan = statement.take_plan(context.connection.new_key_base)
     if context.account is not None:
@@ -115,7 +115,7 @@ async def run_statement(
 async def _run_alone(
     plan: StatementPlan, params: Mapping[str, Any], context: StatementContext
 ) -> EngineResult:
-    """Run a statement without AI calls; a change of a transaction is noted."""
+    """Run a statement without AI calls; a change inside a transaction is recorded."""
     change = await _prepare_change(plan, context.transaction)
     if change is None:
         return await context.connection.run(plan.engine_sql, params, last=True)
@@ -128,7 +128,7 @@ async def _run_alone(
 async def _prepare_change(
     plan: StatementPlan, transaction: ClientTransaction
 ) -> PendingChange | None:
-    """Get ready to note a change of the client's transaction; None where there is none."""
+    """Prepare the record of a change in the client's transaction; None if nothing changes."""
     if transaction.status != "T":
         return None
     tokens = tokenize(plan.text)
@@ -161,7 +161,7 @@ class _Replay:
         )
 
     async def run(self) -> StatementResult:
-        """Run the statement in one transaction: the client's, or one of its own."""
+        """Run the statement in the client's transaction, or else in a transaction of its own."""
         statement = self.statement
         await statement.check_constants()
         if self.context.account is not None:
@@ -188,7 +188,7 @@ class _Replay:
         return client_result(self.plan, result, statement.notices())
 
     async def _check_file(self) -> None:
-        """Refuse a COPY to a file that may not be written before any model is asked.
+        """Refuse a COPY to a forbidden file before any model is asked.
 
         Raises:
             SqlError: 42501.
@@ -203,7 +203,7 @@ class _Replay:
                 raise
 
     async def _streamed(self) -> StatementResult | None:
-        """Run the statement as a stream; None when it is to be replayed."""
+        """Run the statement as a stream; return None if the statement has to be replayed."""
         stream = self._stream_plan()
         if stream is None:
             return None
@@ -221,7 +221,7 @@ class _Replay:
         return StatementResult(tag, run.columns, rows, self.statement.notices())
 
     async def _top(self) -> StatementResult | None:
-        """Run a SELECT ordered by answers with a LIMIT, and ask the rest for its few rows."""
+        """Run a SELECT with a LIMIT ordered by answers; compute other outputs for few rows only."""
         plan = self.plan.top
         if plan is None:
             return None
@@ -247,7 +247,7 @@ class _Replay:
             raise CannotStreamError(error.message) from error
 
     def _stream_plan(self) -> StreamPlan | None:
-        """Return how to stream, if that is wanted and of use."""
+        """Return the stream plan if streaming is both possible and useful."""
         plan, context = self.plan, self.context
         if context.execution == "replay":
             self.statement.trace.why_not_stream = "tierkv.execution is replay"
@@ -255,8 +255,8 @@ class _Replay:
         if plan.stream is None:
             self._refuse_replay(plan.why_not_stream)
         elif context.execution == "auto":
-            # Whoever waits for the whole result gets it soonest when all prompts are planned
-            # together, and fields of contexts are ordered by all rows.
+            # For the whole result, replay is fastest: all prompts are planned together, and
+            # context fields are ordered by the statistics of all rows.
             reordered = context.defaults.field_reorder is not FieldReorder.OFF and any(
                 "context" in form.row_parameters for form in plan.forms
             )
@@ -291,14 +291,14 @@ class _Replay:
         except CancelledByUserError:
             raise
         except TierKVError as error:
-            # The base query is not the user's, so the error may not be the statement's own.
+            # The base query was made by the planner; the user's own statement may not fail.
             if not await context.transaction.start_again():
                 raise
             raise CannotStreamError(error.message) from error
         return run
 
     async def _stream_rows(self, run: StreamedStatement) -> list[tuple[Any, ...]]:
-        """Hand the rows to whoever takes them; else return them."""
+        """Pass the rows to the sink; without a sink return the rows."""
         sink, kept = self.context.sink, list[tuple[Any, ...]]()
         try:
             if sink is not None:
@@ -315,23 +315,23 @@ class _Replay:
         return kept
 
     def streams(self) -> bool:
-        """Say whether it would be streamed."""
+        """Return True if the statement would be streamed."""
         return self._stream_plan() is not None
 
     def collecting(self, sql: RewrittenSql) -> _DuckDbRounds:
-        """Return rounds that only collect; ``undo`` takes back what they write."""
+        """Return rounds that only collect calls; ``undo`` reverts their writes."""
         return self._rounds(sql, self.plan.with_writes, None)
 
     def _rounds(self, sql: RewrittenSql, writes: bool, stop_after: int | None) -> _DuckDbRounds:
         return _DuckDbRounds(self.statement, self.context, sql, self.params, writes, stop_after)
 
     async def _ordered_sql(self) -> RewrittenSql:
-        """Write the statement with its AI filters in the best order, learned from some rows."""
+        """Return the statement with its AI filters in the best order, learned from sampled rows."""
         filters = self.plan.filters
         if filters is None or filters.count is None or self.context.policy.dry_run:
             return self.plan.engine_sql
         if not self.context.transaction.may_try:
-            return self.plan.engine_sql  # DuckDB gives a transaction up at any error.
+            return self.plan.engine_sql  # DuckDB aborts a transaction at any error.
         order = FilterOrder(len(filters.filters))
         self.statement.trace.filter_order = order
         rounds = self._rounds(filters.count, False, None)
@@ -351,20 +351,20 @@ class _Replay:
         return filters.ordered(order.order())
 
     async def _only_collecting(self, error: TierKVError, rounds: _DuckDbRounds) -> bool:
-        """Say whether an error may be ignored: the engine's, about a query of our own making."""
+        """Return True if an error can be ignored: the engine refused a query from this module."""
         if error is not rounds.engine_error or isinstance(error, CancelledByUserError):
             return False
         return await self.context.transaction.start_again()
 
     async def _collect(self, sql: RewrittenSql) -> None:
-        """Learn the answers a write needs, with the SELECT that meets the same calls."""
+        """Collect the answers for a write by running a SELECT with the same calls."""
         rounds = self._rounds(sql, self.plan.with_writes, None)
         try:
             await self.statement.until_answered(rounds)
             await rounds.undo()
         except TierKVError as error:
-            # The SELECT is only a way to collect; what the engine has against it may not hold for
-            # the statement itself, which will say what is wrong.
+            # The SELECT serves only to collect calls. The statement itself may succeed where the
+            # SELECT fails; otherwise the statement reports its own error.
             if not await self._only_collecting(error, rounds):
                 raise
         self.statement.discard_rows()
@@ -372,11 +372,11 @@ class _Replay:
 
 @dataclass(slots=True)
 class _DuckDbRounds:
-    """EngineRounds over DuckDB, which has no savepoints: undoing begins the transaction anew.
+    """EngineRounds over DuckDB. DuckDB has no savepoints, so undo restarts the transaction.
 
     Attributes:
-        engine_error: what the engine said last, right or wrong.
-        change: what the statement changes, where its transaction must know.
+        engine_error: last error of the engine, genuine or caused by a missing answer.
+        change: the statement's change, if the transaction has to record the change.
     """
 
     statement: AiStatement
@@ -391,7 +391,7 @@ class _DuckDbRounds:
 
     @property
     def behind(self) -> bool:
-        """DuckDB reads the book itself."""
+        """Always False: DuckDB reads the book directly."""
         return False
 
     async def run(self) -> EngineResult | None:
@@ -404,7 +404,7 @@ class _DuckDbRounds:
         except CancelledByUserError:
             raise
         except TierKVError as error:
-            # NULL stands where an answer is missing, so the error may not be the statement's own.
+            # NULL replaces missing answers, so the complete statement may not fail.
             self.engine_error = error
             if not self.statement.book.has_misses:
                 raise
@@ -419,7 +419,7 @@ class _DuckDbRounds:
         return result if change is None else change.unwrap(result)
 
     async def undo(self) -> None:
-        """See EngineRounds; a read has nothing to take back."""
+        """See EngineRounds; a read needs no undo."""
         if not self.writes or self._rows is None:
             return
         if not await self.context.transaction.start_again():

@@ -1,8 +1,8 @@
-"""EXPLAIN of statements with AI calls on DuckDB: its plan, what it would take, or what it took.
+"""EXPLAIN of statements with AI calls on DuckDB: the plan, an estimate, or the measured cost.
 
-``run_statement`` comes here. EXPLAIN asks no model; neither does AI_ESTIMATE, which runs the
-statement once with NULL for every answer, or the SELECT of a statement that writes. EXPLAIN ANALYZE
-runs the statement as it would be run without EXPLAIN, writes included, as PostgreSQL does.
+``run_statement`` calls this module. EXPLAIN asks no model. AI_ESTIMATE asks no model either: it
+runs the statement once with NULL for every answer, or the SELECT of a statement that writes.
+EXPLAIN ANALYZE runs the statement as without EXPLAIN, including writes, as in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOT_COLLECTED: Final = "its calls can't be known without writing"
 
 
 class ExplainedRun(Protocol):
-    """What the executor runs a statement with."""
+    """One run of a statement by the executor."""
 
     @property
     def statement(self) -> AiStatement: ...
@@ -65,11 +65,11 @@ async def explain_statement(
     """Explain a statement.
 
     Args:
-        plan: of the EXPLAIN.
-        explained: of the statement behind it.
+        plan: plan of the EXPLAIN.
+        explained: plan of the statement behind EXPLAIN.
         params: values by parameter name.
-        context: the session's side.
-        start: makes what runs a statement; nothing is run by that.
+        context: environment from the session.
+        start: creates the run of a statement without starting the run.
     """
     explain = _Explain(plan, explained, params, context, start)
     if plan.explain is Explain.ANALYZE:
@@ -80,7 +80,7 @@ async def explain_statement(
 
 
 class _Discarded:
-    """Takes rows that nobody wants to see."""
+    """Discards rows."""
 
     async def begin(self, columns: tuple[Column, ...]) -> None:
         """See RowSink."""
@@ -107,15 +107,15 @@ class _Explain:
         self.start = start
 
     async def show(self) -> StatementResult:
-        """Show the engine's plan and ours; unknown calls are NULL."""
+        """Show the engine's plan and the AI plan; unknown answers are NULL."""
         run = self.start(self.explained, self.params, self.context)
-        with suppress(NoNodeError):  # Nobody is asked.
+        with suppress(NoNodeError):  # EXPLAIN asks no node.
             await run.statement.check_constants()
         engine = await self._engine_plan(run.statement.book)
         return self._result(engine, self._told(run, streams=run.streams()))
 
     async def estimate(self) -> StatementResult:
-        """Collect what would be asked first, and say what that would take."""
+        """Collect the statement's first calls and estimate their cost."""
         run = self.start(self.explained, self.params, self.context)
         await run.statement.check_constants()
         told = self._told(run, streams=run.streams())
@@ -132,9 +132,9 @@ class _Explain:
         return self._result(engine, told)
 
     async def analyze(self) -> StatementResult:
-        """Run the statement and say what it took."""
+        """Run the statement and show the measured cost."""
         writes = self.explained.writes
-        # The engine analyzes a write while it writes; a read is run again, from the answers.
+        # The engine analyzes a write during the write. A read is run again with known answers.
         explained = self.explained
         if writes:
             explained = replace(explained, engine_sql=self.plan.engine_sql)
@@ -154,9 +154,10 @@ class _Explain:
         return self._result(engine, told, result.notices)
 
     def _collecting(self) -> RewrittenSql | None:
-        """Choose the text that meets the statement's calls; None where it would leave something.
+        """Choose the SQL text for collecting calls; None if running the text would leave changes.
 
-        A WITH that writes is taken back with the transaction, unless that is the client's.
+        A WITH that writes is undone with its transaction, unless the transaction belongs to the
+        client.
         """
         explained = self.explained
         if not explained.writes:
@@ -184,11 +185,11 @@ class _Explain:
         return await self.context.connection.run(sql, self.params, book)
 
     async def _bounded(self, estimate: Estimate) -> Estimate:
-        """Find for how many rows the calls can be made that depend on answers."""
+        """Add the maximum number of rows for calls that depend on answers."""
         if self.plan.rows_sql is None or estimate.total.known:
             return estimate
         result = await self.context.connection.run(self.plan.rows_sql, self.params)
-        # Without any row an aggregate still has one group.
+        # Even without rows an aggregate has one group.
         return replace(estimate, rows=max(1, int(result.rows[0][0])))
 
     def _result(
@@ -203,7 +204,7 @@ class _Explain:
 
 
 def _engine_json(engine: EngineResult) -> Any:
-    """Read the engine's plan; several of them are told by name."""
+    """Parse the engine's plan; several plans are returned by name."""
     plans = {str(key): _json_value(value) for key, value in engine.rows}
     return next(iter(plans.values())) if len(plans) == 1 else plans
 

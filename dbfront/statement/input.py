@@ -1,4 +1,4 @@
-"""What a client sends with a statement, checked and in one form: its text and its parameters."""
+"""Checks and normalizes client input for a statement: SQL text and parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def named_parameters(params: Sequence[Any] | Mapping[str, Any] | None) -> dict[s
     """Return the values by name; ``$1`` and the first ``?`` are "1".
 
     Raises:
-        SqlError: 22021, text in a value holds a NUL, which no client of ours could be sent.
+        SqlError: 22021, a text value contains a NUL byte, which could not be sent to a client.
     """
     if params is None:
         return {}
@@ -28,7 +28,7 @@ def named_parameters(params: Sequence[Any] | Mapping[str, Any] | None) -> dict[s
 
 
 def _holds_nul(value: Any) -> bool:
-    """Whether text of a value, or of what it is made of, holds a NUL."""
+    """Return True if a text value, or any text inside a container, contains a NUL byte."""
     left = [value]
     while left:
         one = left.pop()
@@ -43,7 +43,7 @@ def _holds_nul(value: Any) -> bool:
 
 
 def check_length(sql: str) -> None:
-    """Refuse text that is too long, or not text.
+    """Refuse SQL that is too long or is not valid text.
 
     Raises:
         UserError: too long.

@@ -1,17 +1,17 @@
-"""The changes of an open transaction, kept so that they can be made again.
+"""The changes of an open transaction, recorded so that the transaction can be rebuilt.
 
-DuckDB has no savepoints and gives a transaction up at its first error. To go back to a savepoint,
-or to run a statement again that still missed AI answers, the engine's transaction is rolled back
-and the changes that must remain are made again, in order:
+DuckDB has no savepoints and aborts a transaction at its first error. To return to a savepoint, or
+to rerun a statement that still missed AI answers, the engine's transaction is rolled back and the
+remaining changes are repeated in order:
 
     BEGIN  c1  c2  SAVEPOINT a  c3  ROLLBACK TO a   ->   ROLLBACK  BEGIN  c1  c2
 
-A change is made again by its own statement, with the answers it had. Where that would give other
-values (a sequence's next number, now(), random()), an INSERT is made to return the rows it
-inserts, as text, and those are inserted again; any other such statement can't be repeated. A
-change that reads tables is repeated only while no other session has committed anything since the
-transaction began, and each repetition must change as many rows, and return the same ones, as the
-first time. Whatever does not hold ends in a clear error and a transaction that has failed.
+A change is repeated by running its own statement with the recorded answers. If the statement would
+produce different values (the next number of a sequence, now(), random()), an INSERT returns the
+inserted rows as text, and these rows are inserted again. Any other statement with changing values
+cannot be repeated. A change that reads tables is repeated only if no other session has committed
+since the transaction began. Each repetition must change as many rows, and return the same rows, as
+the first run. Any violation raises a clear error and leaves the transaction failed.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change, and how to make it again.
+    """One change, and how to repeat the change.
 
     Attributes:
-        sql: the statement that the engine ran.
-        params: its parameters, by name.
-        book: answers of its AI calls; None without any.
-        outcome: the rows or the count that the engine gave.
-        inserted: rows to insert instead of running ``sql`` again; None to run it.
-        reads: what it changes may depend on rows in tables.
-        why_once: why it can't be made again, in words; empty when it can.
+        sql: statement run by the engine.
+        params: parameters by name.
+        book: answers of the statement's AI calls; None without AI calls.
+        outcome: rows or count returned by the engine.
+        inserted: rows to insert instead of rerunning ``sql``; None to rerun ``sql``.
+        reads: True if the change may depend on rows in tables.
+        why_once: reason why the change cannot be repeated; empty if repeatable.
     """
 
     sql: RewrittenSql
@@ -70,10 +70,10 @@ class Change:
     why_once: str = ""
 
     async def again(self, connection: DuckDbConnection) -> None:
-        """Make it again.
+        """Repeat the change.
 
         Raises:
-            SqlError: 40001, it came out differently.
+            SqlError: 40001, the result differs from the first run.
             TierKVError: the engine's error.
         """
         if self.inserted is not None:
@@ -87,12 +87,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class InsertedRows:
-    """Rows that an INSERT or COPY put into a table.
+    """Rows inserted into a table by INSERT or COPY.
 
     Attributes:
-        table: as SQL writes it.
-        columns: names; empty for all columns in order.
-        rows: texts that cast to the columns' types.
+        table: table name as written in SQL.
+        columns: column names; empty for all columns in order.
+        rows: texts castable to the column types.
     """
 
     table: str
@@ -101,20 +101,21 @@ class InsertedRows:
 
     @property
     def cells(self) -> int:
-        """How many values are kept."""
+        """Number of stored values."""
         return len(self.rows) * max(len(self.rows[0]) if self.rows else 0, 1)
 
 
 @dataclass(slots=True)
 class PendingChange:
-    """A change that is about to be made.
+    """A change about to be made.
 
-    ``wrap`` what the engine is to run, ``unwrap`` what it answered, then ``RedoLog.add`` it.
+    Usage: ``wrap`` the engine's statement, ``unwrap`` the engine's result, then call
+    ``RedoLog.add``.
 
     Attributes:
-        text: what the statement's text says.
-        table_columns: of the table whose inserted rows are returned; empty to return none.
-        why_once: why it can't be made again; empty when it can.
+        text: facts from the statement's text.
+        table_columns: columns of the table, if inserted rows are returned; empty otherwise.
+        why_once: reason why the change cannot be repeated; empty if repeatable.
     """
 
     text: ChangeText
@@ -123,14 +124,14 @@ class PendingChange:
     _inserted: list[tuple[str | None, ...]] = field(default_factory=list)
 
     def wrap(self, sql: RewrittenSql) -> RewrittenSql:
-        """Have an INSERT return its rows as text, behind what it returns anyway."""
+        """Make an INSERT also return its rows as text, after the columns of its own RETURNING."""
         if not self.table_columns:
             return sql
         items = ", ".join(f"CAST({_quoted(name)} AS VARCHAR)" for name in self.table_columns)
         return joined((sql, f"{',' if self.text.returns else ' RETURNING'} {items}"))
 
     def unwrap(self, result: EngineResult) -> EngineResult:
-        """Take the returned rows out of the engine's answer."""
+        """Remove the additional columns from the engine's result and keep the inserted rows."""
         width = len(self.table_columns)
         if not width:
             return result
@@ -146,7 +147,7 @@ class PendingChange:
         book: AnswerBook | None,
         result: EngineResult,
     ) -> Change:
-        """Return the change that was made."""
+        """Return the completed change."""
         inserted = None
         if self.table_columns:
             inserted = InsertedRows(self.text.insert_into, self.table_columns, self._inserted)
@@ -165,7 +166,7 @@ class RedoLog:
     """The changes of one session's open transaction.
 
     Attributes:
-        changes: in the order they were made.
+        changes: changes in the order of execution.
     """
 
     def __init__(self, connection: DuckDbConnection) -> None:
@@ -178,13 +179,13 @@ class RedoLog:
         self._tables: dict[str, tuple[tuple[str, ...], bool]] = {}
 
     def begin(self) -> None:
-        """Start with no changes."""
+        """Start an empty log."""
         self.changes.clear()
         self._cells = 0
         self._seen_commits = self._connection.engine_changes.commits
 
     async def prepare(self, text: ChangeText) -> PendingChange:
-        """Find out how a change that is about to be made could be made again."""
+        """Determine how a change about to be made can be repeated."""
         await self._learn_functions()
         named = text.functions & (self._volatile | _BY_THE_CLOCK)
         defaults = [table for table in text.tables if await self._differs_by_default(table)]
@@ -198,7 +199,7 @@ class RedoLog:
     async def loaded(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> None:
-        """Note rows of a COPY."""
+        """Record the rows of a COPY."""
         once = ""
         known = await self._columns(table)
         if len(columns or known) < len(known) and await self._differs_by_default(table):
@@ -208,7 +209,7 @@ class RedoLog:
         self.add(Change(empty, {}, None, (), inserted, reads=False, why_once=once))
 
     def add(self, change: Change) -> None:
-        """Note a change that was made; one that is too large is noted as one that can't repeat."""
+        """Record a completed change; a change with too many rows is recorded as not repeatable."""
         self._cells += change.inserted.cells if change.inserted is not None else 0
         if self._cells > MAX_REDO_CELLS and change.inserted is not None:
             why = f"more than {MAX_REDO_CELLS:,} values were inserted"
@@ -216,19 +217,19 @@ class RedoLog:
         self.changes.append(change)
 
     def why_not(self, count: int) -> str:
-        """Say why the first ``count`` changes can never be made again; empty when they can."""
+        """Return why one of the first ``count`` changes cannot be repeated; empty if all can."""
         return next((change.why_once for change in self.changes[:count] if change.why_once), "")
 
     def outdated(self, count: int) -> bool:
-        """Say whether the first ``count`` changes read what another session may have changed."""
+        """Return True if other sessions may have changed data read by the first changes."""
         commits = self._connection.engine_changes.commits
         return self._seen_commits != commits and any(c.reads for c in self.changes[:count])
 
     async def redo(self, count: int) -> None:
-        """Make the first ``count`` changes again, in a transaction that has just begun.
+        """Repeat the first ``count`` changes in a new transaction.
 
         Raises:
-            SqlError: 40001, something else came out of it.
+            SqlError: 40001, a repetition gave a different result.
         """
         del self.changes[count:]
         self._cells = sum(c.inserted.cells for c in self.changes if c.inserted is not None)
@@ -246,7 +247,7 @@ class RedoLog:
         self._seen_commits = commits
 
     async def _learn_functions(self) -> None:
-        """Learn which functions give other values each time, after each change of the schema."""
+        """Refresh the set of volatile functions after each change of the schema."""
         schema = self._connection.engine_changes.schema
         if schema != self._seen_schema:
             rows = (await self._connection.command(_OTHER_EACH_TIME)).rows
@@ -261,7 +262,7 @@ class RedoLog:
         return (await self._table(table))[1]
 
     async def _table(self, table: str) -> tuple[tuple[str, ...], bool]:
-        """Return a table's columns, and whether a default gives other values each time."""
+        """Return a table's columns, and True if a default gives different values each time."""
         await self._learn_functions()
         found = self._tables.get(table)
         if found is None:
@@ -270,9 +271,10 @@ class RedoLog:
         return found
 
     async def _read_table(self, table: str) -> tuple[tuple[str, ...], bool]:
-        """Read a table's columns from the catalogue: a query that can't fail.
+        """Read a table's columns from the catalogue with a query that cannot fail.
 
-        An error, such as DESCRIBE has for an unknown table, would end the client's transaction.
+        DESCRIBE would raise an error for an unknown table, and the error would end the client's
+        transaction.
         """
         *schema, name = [name_value(token) for token in tokenize(table) if token.text != "."]
         sql = RewrittenSql(_COLUMNS, (), ("1", "2"))

@@ -1,7 +1,8 @@
-"""Notices early that the prompts of a RETURNING clause are new in every round.
+"""Detects early that the prompts of a RETURNING clause change in every round.
 
-A write is run and taken back until its answers are known. Defaults such as a sequence, a random
-UUID or the clock give other values in each run, so prompts over them are never answered.
+A write is run and undone until all answers are known. Column defaults such as a sequence, a random
+UUID or the clock give different values in each run, so prompts with these values are never
+answered.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from tierkv.kvcore.errors import FeatureNotSupportedError
 from tierkv.sql.plan.plan import StatementPlan
 
 _ROUNDS: Final = 3
-"""Rounds in a row that miss new questions of the same calls; a call's own answers need one."""
+"""Consecutive rounds with new questions from the same calls. Nested calls need one more round each.
+"""
 
 
 class ReturningWatch:
-    """Looks at what each round missed, before it is asked."""
+    """Checks the missed calls of each round before the calls are sent."""
 
     def __init__(self, plan: StatementPlan) -> None:
         elsewhere = {site.form.key for site in plan.sites if site.clause != "RETURNING"}
@@ -30,10 +32,10 @@ class ReturningWatch:
         self._rounds = 0
 
     def check(self, missed: Iterable[int]) -> None:
-        """Note the form of each question that a round missed.
+        """Record the form of each missed question of a round.
 
         Raises:
-            FeatureNotSupportedError: RETURNING asks something new each time.
+            FeatureNotSupportedError: RETURNING asks new questions in every round.
         """
         keys = sorted(missed)
         same = keys == self._last and all(key in self._position for key in keys)

@@ -1,7 +1,8 @@
-"""Rows of a running statement, handed from its task to whoever reads them.
+"""Hands rows of a running statement from the statement's task to the reader.
 
-The statement puts rows and waits until they are taken, so that a slow reader slows the statement
-down; the reader waits for rows or for the end. Sessions make one per streamed statement.
+Back-pressure: the statement puts rows and waits until the reader has taken the rows, so a slow
+reader slows the statement down. The reader waits for rows or for the end. Sessions create one
+StatementRows per streamed statement.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ Rows = Sequence[tuple[Any, ...]]
 
 
 class RowsNotWantedError(Exception):
-    """Nobody takes further rows; the statement may end. It never leaves the executor."""
+    """The reader takes no further rows, so the statement may end. Never leaves the executor."""
 
 
 class StatementRows:
-    """See the contract RowStream; ``begin`` and ``put`` are the statement's side.
+    """Implements RowStream for the reader; the statement calls ``begin`` and ``put``.
 
     Attributes:
-        columns: known once it has begun.
-        result: the statement's, without rows; None until it ended.
+        columns: set by ``begin``.
+        result: result of the statement, without rows; None until the statement has ended.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class StatementRows:
         self._begun = self._keeping = self._closing = False
 
     async def begin(self, columns: tuple[Column, ...]) -> None:
-        """Rows of these columns will come; returns when the first are wanted.
+        """Announce rows with these columns; return when the reader wants the first rows.
 
         Raises:
             RowsNotWantedError: the reader closed.
@@ -47,7 +48,7 @@ class StatementRows:
         await self._until_wanted()
 
     async def put(self, rows: Rows) -> None:
-        """Hand rows over; returns when they were taken and more are wanted.
+        """Hand rows over; return when the reader has taken the rows and wants more.
 
         Raises:
             RowsNotWantedError: the reader closed.
@@ -64,9 +65,9 @@ class StatementRows:
             raise RowsNotWantedError
 
     async def started(self, task: asyncio.Task[StatementResult]) -> StatementResult | None:
-        """Wait until the statement of ``task`` has begun to give rows; else return its result.
+        """Wait until the statement of ``task`` produces rows, else return the statement's result.
 
-        Whoever is cancelled while waiting stops the statement.
+        Cancelling the wait stops the statement.
         """
         self._task = task
         try:
@@ -78,10 +79,10 @@ class StatementRows:
         return None if self._begun else await task
 
     async def next_rows(self) -> Rows:
-        """Wait for rows and take them; none are left when the answer is empty.
+        """Wait for rows and return them; an empty answer is the end.
 
         Raises:
-            TierKVError: the statement failed; rows that were taken before were right.
+            TierKVError: the statement failed; rows returned earlier are valid.
         """
         assert self._task is not None, "started comes first"
         while not self._ready and not self._task.done():
@@ -93,9 +94,9 @@ class StatementRows:
         return ()
 
     async def keep_rest(self) -> None:
-        """Run the statement to its end now and keep its rows for the reader.
+        """Run the statement to its end now and keep the remaining rows for the reader.
 
-        Its error, if it has one, is the reader's too.
+        An error of the statement is kept for the reader as well.
         """
         assert self._task is not None, "started comes first"
         self._keeping = True
@@ -103,7 +104,7 @@ class StatementRows:
         await asyncio.wait([self._task])
 
     async def close(self) -> None:
-        """Stop the statement: gently while it waits for its reader, else wherever it is."""
+        """Stop the statement: let it end if it waits for the reader, otherwise cancel its task."""
         if self._task is None:
             return
         if not self._task.done():
@@ -114,10 +115,10 @@ class StatementRows:
                 self._task.cancel()
             await asyncio.wait([self._task])
         if not self._task.cancelled():
-            self._task.exception()  # Nobody else asks for it.
+            self._task.exception()  # Mark the exception as retrieved.
 
     async def _change(self, task: asyncio.Task[StatementResult]) -> None:
-        """Wait until rows come or the statement ends."""
+        """Wait until rows arrive or the statement ends."""
         self._changed.clear()
         change = asyncio.ensure_future(self._changed.wait())
         try:
@@ -127,7 +128,7 @@ class StatementRows:
 
 
 def release(task: asyncio.Task[Any], work: Coroutine[Any, Any, Any]) -> None:
-    """Free what a statement leaves when its task ends, whether or not its client is still there."""
-    work.close()  # A task that is cancelled before its first step never comes to its work.
+    """Release the resources of a finished statement, even if the client is gone."""
+    work.close()  # A task cancelled before its first step never starts the coroutine.
     if not task.cancelled():
-        task.exception()  # After a hang-up no code asks for it, and asyncio would log it.
+        task.exception()  # After a hang-up asyncio would log the exception as never retrieved.

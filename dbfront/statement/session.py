@@ -1,7 +1,7 @@
-"""SQL sessions over the embedded engine, and the server that opens them.
+"""SQL sessions over the embedded engine, and the server for opening sessions.
 
-pgwire, the CLI and ``tierkv.connect()`` talk to ``DuckDbSqlServer`` and its sessions (contracts:
-SqlServer, SqlSession). Transactions and ``tierkv.*`` settings are handled here; every other
+pgwire, the CLI and ``tierkv.connect()`` use ``DuckDbSqlServer`` and its sessions (contracts:
+SqlServer, SqlSession). This module handles transactions and ``tierkv.*`` settings; every other
 statement goes to dbfront/statement/executor.py.
 """
 
@@ -57,11 +57,12 @@ class DuckDbSession:
     """One client's session.
 
     Attributes:
-        last_ai_stats: of the last statement that had AI calls, or the running one.
-        total_ai_stats: of the whole session.
-        on_progress: set it to be told how far a statement is; called on the event loop.
+        last_ai_stats: counters of the running statement with AI calls, or else of the last such
+            statement.
+        total_ai_stats: counters of the whole session.
+        on_progress: progress callback, called on the event loop; may be set by the client.
         settings: the session's tierkv settings.
-        activity: what it is doing.
+        activity: current activity, for the admin views.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class DuckDbSession:
 
     @property
     def pid(self) -> int:
-        """The session's number, as clients see it."""
+        """Number of the session, as shown to clients."""
         return self._pid
 
     @property
@@ -104,7 +105,7 @@ class DuckDbSession:
         return split_statements(SqlStatement.of(sql))
 
     async def describe(self, sql: str) -> StatementDescription:
-        """Say what columns and parameters a statement has; nothing is run, no model called."""
+        """Return columns and parameters of a statement without running the statement or a model."""
         check_length(sql)
         statement = SqlStatement.of(sql)
         account = self._account(statement)
@@ -135,20 +136,20 @@ class DuckDbSession:
     async def execute(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult:
-        """Run one statement; see the contract."""
+        """Run one statement; see SqlSession."""
         check_length(sql)
         return await self._exclusively(
             self._execute(SqlStatement.of(sql), named_parameters(params))
         )
 
     async def execute_own(self, sql: str) -> Sequence[tuple[Any, ...]]:
-        """Run a statement of the front's own; see the contract."""
+        """Run a statement of the front itself; see SqlSession."""
         return (await self._exclusively(self._connection.command(sql))).rows
 
     async def execute_rows(
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult | RowStream:
-        """Run one statement whose rows are taken as they come; see the contract."""
+        """Run one statement and stream its rows; see SqlSession."""
         check_length(sql)
         rows = StatementRows()
         task = await self._start(
@@ -167,13 +168,13 @@ class DuckDbSession:
         return await self._exclusively(self._copy_in(table, columns, rows))
 
     async def cancel(self) -> None:
-        """Stop the running statement, if there is one."""
+        """Cancel the running statement, if any."""
         if self._running is not None and not self._running.done():
             self._cancelling = True
             self._running.cancel()
 
     async def close(self) -> None:
-        """Stop what runs, roll back, and free the session; who asks again waits for the first."""
+        """Cancel the running statement, roll back, and free the session; repeated calls wait."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -186,7 +187,7 @@ class DuckDbSession:
         self._server.forget(self)
 
     async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work as the session's one running task, so that ``cancel`` can reach it."""
+        """Run a coroutine as the session's only running task, so ``cancel`` can stop the task."""
         return await (await self._start(work))
 
     async def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -200,7 +201,7 @@ class DuckDbSession:
         return task
 
     async def _keep_rows(self) -> None:
-        """Run a stream that is still open to its end: the engine is needed for something else."""
+        """Run an open stream to its end, because another statement needs the engine."""
         if self._rows is not None:
             rows, self._rows = self._rows, None
             await rows.keep_rest()
@@ -333,7 +334,7 @@ class DuckDbSession:
         if plan.kind is StatementKind.QUERY:
             return await self._connection.describe(plan.engine_sql, book)
         if plan.kind is StatementKind.SHOW or plan.shows:
-            # These only read the catalogue, and the engine describes no other way.
+            # SHOW only reads the catalogue, and the engine cannot describe it without a run.
             return (await self._connection.run(plan.engine_sql)).columns
         await self._connection.check(plan.engine_sql)
         return None
@@ -352,10 +353,10 @@ class DuckDbSqlServer:
     """Opens sessions on one embedded database.
 
     Attributes:
-        generator: the way to the models.
-        clock: times of statistics and views.
-        statements: what is counted of statements; closed with the server.
-        tenant_of: whose KV namespace a client's calls belong to.
+        generator: access to the models.
+        clock: clock for statistics and views.
+        statements: statement statistics; stopped when the server closes.
+        tenant_of: maps a client to the owner of its KV namespace.
     """
 
     def __init__(
@@ -372,17 +373,17 @@ class DuckDbSqlServer:
         """Open the database.
 
         Args:
-            config: where and how.
+            config: location and options of the database.
             generator: answers AI calls.
-            cluster: what the admin views show; None shows the front's own only.
+            cluster: data source of the admin views; None shows only the front's own data.
             session_defaults: defaults of ``tierkv.*`` settings, by full name.
-            clock: the system's by default.
-            statements: where statements are counted; in memory by default.
-            tenant_of: maps a client to its tenant; its user name by default.
+            clock: the system clock by default.
+            statements: statement statistics; in memory by default.
+            tenant_of: maps a client to its tenant; by default the user name is the tenant.
 
         Raises:
-            ConfigError: the database can't be opened.
-            UserError: a session default that can't be used.
+            ConfigError: the database cannot be opened.
+            UserError: an invalid session default.
         """
         self.generator = generator
         self.clock = clock or SystemClock()
@@ -401,10 +402,10 @@ class DuckDbSqlServer:
         self._pids = itertools.count(1)
 
     async def open_session(self, client: ClientInfo) -> DuckDbSession:
-        """Open a session; ``client.options`` may hold ``tierkv.*`` settings.
+        """Open a session; ``client.options`` may contain ``tierkv.*`` settings.
 
         Raises:
-            UserError: such a setting is unknown or unusable.
+            UserError: an unknown or invalid setting.
         """
         options = {
             name: text for name, text in client.options.items() if name.startswith("tierkv.")
@@ -417,7 +418,7 @@ class DuckDbSqlServer:
         return session
 
     def _cancel_session(self, pid: int) -> bool:
-        """Stop a session's statement, asked on an engine thread; False when there is none."""
+        """Cancel a session's statement, from an engine thread; False for an unknown session."""
         session = self._sessions.get(pid)
         if session is None or self._loop is None:
             return False
@@ -425,16 +426,16 @@ class DuckDbSqlServer:
         return True
 
     def _reset_statistics(self, what: str | None) -> str:
-        """Reset what was counted, asked on an engine thread; the time of it."""
+        """Reset statistics, from an engine thread; return the time of the reset."""
         assert self._loop is not None, "a session asks"
         resetting = asyncio.run_coroutine_threadsafe(self.reset(what), self._loop)
         return resetting.result()
 
     async def reset(self, what: str | None) -> str:
-        """Reset what was counted, all of it or one group; the time of it.
+        """Reset all statistics or one group; return the time of the reset.
 
         Raises:
-            UserError: there is no such group.
+            UserError: unknown group.
         """
         nodes = None
         if self._cluster is not None and what in (None, "kvcache"):
@@ -442,7 +443,7 @@ class DuckDbSqlServer:
         return timestamp(await self.statements.reset(what, nodes))
 
     def forget(self, session: DuckDbSession) -> None:
-        """Drop a closed session."""
+        """Remove a closed session."""
         self._sessions.pop(session.pid, None)
 
     async def close(self) -> None:
@@ -453,7 +454,7 @@ class DuckDbSqlServer:
         await self.statements.stop()
 
     async def view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
-        """Return an admin view's rows, as ``asking`` may see them; each says as of when it is."""
+        """Return an admin view's rows with their time, as visible to the session ``asking``."""
         now = timestamp(self.clock.wall())
         return [{"as_of": now} | row for row in await self._view_rows(view, asking)]
 

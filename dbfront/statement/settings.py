@@ -1,7 +1,7 @@
-"""A session's ``tierkv.*`` settings: values, where each came from, and transactions.
+"""A session's ``tierkv.*`` settings: values, sources and transactions.
 
-SET inside a transaction that is rolled back is undone, and SET LOCAL ends with its transaction,
-as in PostgreSQL. What a setting may be is sql/settings.py's business.
+As in PostgreSQL, a rollback undoes SET inside the transaction, and SET LOCAL ends with its
+transaction. sql/settings.py defines valid names and values.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class SessionSettings:
     def __init__(
         self, defaults: Mapping[str, str] | None = None, client: Mapping[str, str] | None = None
     ) -> None:
-        """Start from the server's defaults and what the client asked for when it connected.
+        """Start from the server's defaults and the client's connection options.
 
         Raises:
-            UserError: an unknown name or unusable value.
+            UserError: an unknown name or invalid value.
         """
         self._server = {name: parse_setting(name, text) for name, text in (defaults or {}).items()}
         self._values: dict[str, SettingValue] = {
@@ -52,7 +52,7 @@ class SessionSettings:
         return show_value(self.get(name))
 
     def set(self, name: str, text: str | None, *, local: bool = False) -> None:
-        """Change a setting; ``text`` None goes back to the default."""
+        """Change a setting; ``text`` None restores the default."""
         spec = setting_spec(name)
         if text is None:
             self._values.pop(spec.name, None)
@@ -62,16 +62,16 @@ class SessionSettings:
             self._local.add(spec.name)
 
     def reset_all(self) -> None:
-        """Go back to the server's defaults."""
+        """Restore the server's defaults."""
         self._values.clear()
 
     def begin(self) -> None:
-        """Remember the values for a rollback."""
+        """Save the values for a rollback."""
         self._at_begin = dict(self._values)
         self._local.clear()
 
     def remember(self) -> Callable[[], None]:
-        """Return what puts the values back as they are now, for a savepoint."""
+        """Return a function that restores the present values, for a savepoint."""
         values, local = dict(self._values), set(self._local)
 
         def restore() -> None:
@@ -99,7 +99,7 @@ class SessionSettings:
         ]
 
     def error_policy(self) -> ErrorPolicy:
-        """Return what failed calls and big statements of this session lead to."""
+        """Return the policy for failed calls and large statements of this session."""
         return ErrorPolicy(
             on_error=str(self.get("tierkv.on_error")),
             max_error_ratio=float(self.get("tierkv.max_error_ratio") or 0),
@@ -111,7 +111,7 @@ class SessionSettings:
         )
 
     def call_defaults(self, tenant: str) -> CallDefaults:
-        """Return what this session's AI calls take when they don't say it themselves."""
+        """Return the session's defaults for options that AI calls leave unset."""
         return CallDefaults(
             options=self._call_options(),
             model=str(self.get("tierkv.model")) or None,

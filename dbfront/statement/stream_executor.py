@@ -1,11 +1,11 @@
-"""Runs a statement with AI calls as a stream: rows go out while later ones are not read yet.
+"""Runs a statement with AI calls as a stream: rows are returned before later rows are read.
 
-The engine streams the base query (sql/plan/stream_plan.py); window by window, AI filters are asked
-about its rows, the one that promises to save most first, and outputs about the rows that passed. A
-window is collected, evaluated and replayed like a statement. Nothing of a window stays but the
-answers. Windows are small at first, so that the first row comes early, and double up to a size at
-which prompts are worth sorting; with a LIMIT a window aims at the rows that are still wanted, so
-that few calls are made for nothing.
+The engine streams the base query (sql/plan/stream_plan.py) in windows. For each window the AI
+filters are evaluated first, in order of expected savings, then the outputs for rows that passed. A
+window is collected, evaluated and replayed like a statement; only the answers are kept after the
+window. The first windows are small, so that the first row comes early. Window sizes double up to a
+size at which sorting prompts pays off. With a LIMIT a window aims at the number of rows still
+needed, so that few calls are wasted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIRST_LIMITED: Final = 16
 _FIRST: Final = 64
 _MOST: Final = 4096
 _MOST_REPEATING: Final = 65_536
-"""Rows of a window while its rows hardly ask anything new."""
+"""Maximum rows of a window while few rows need new calls."""
 
 
 class WindowSize:
@@ -39,14 +39,14 @@ class WindowSize:
         self._seen = self._given = 0
 
     def next(self, remaining: int | None) -> int:
-        """Return the rows of the next window; ``remaining`` rows are still wanted."""
+        """Return the number of rows for the next window; ``remaining`` rows are still needed."""
         if remaining is None or not self._given:
             return self._size
         share = self._given / self._seen
         return max(1, min(self._size, math.ceil(1.25 * remaining / share)))
 
     def ran(self, *, rows: int, given: int, calls: int) -> None:
-        """Note a window: its rows, those it gave, and the distinct calls it made."""
+        """Record a window: its rows, the rows returned, and its distinct calls."""
         self._seen += rows
         self._given += given
         self._most = _MOST_REPEATING if 8 * calls < rows else _MOST
@@ -54,7 +54,9 @@ class WindowSize:
 
 
 KEPT_ANSWERS: Final = 100_000
-"""Distinct calls whose answers are kept; older ones are asked again, which bounds the memory."""
+"""Number of distinct calls whose answers are kept. The limit bounds memory; older calls are asked
+again.
+"""
 
 _MEANING: Final = (
     "default_collation",
@@ -62,26 +64,28 @@ _MEANING: Final = (
     "ieee_floating_point_ops",
     "search_path",
 )
-"""Engine settings on which the value of an expression around AI calls may depend."""
+"""Engine settings with influence on expressions around AI calls."""
 
 _COLLATED: Final = (
     r"SELECT EXISTS (SELECT 1 FROM duckdb_tables() WHERE regexp_matches(sql, '\bCOLLATE\b', 'i')) "
     r"OR EXISTS (SELECT 1 FROM duckdb_views() WHERE NOT internal "
     r"AND regexp_matches(sql, '\bCOLLATE\b', 'i'))"
 )
-"""Whether any column has a collation, which the answer to a call about it would have, too.
+"""Query: does any column have a collation? The answer to a call about the column would inherit it.
 
-The whole word: every session on the wire has a catalogue table with a column ``datcollate``.
+The pattern matches the whole word, because every session on the wire has a catalogue table with a
+column ``datcollate``.
 """
 
 Row = tuple[Any, ...]
 
 
 class RowSink(Protocol):
-    """Who takes a statement's rows as they come.
+    """Receives a statement's rows as they are produced.
 
-    1. ``begin`` is called once, before the first rows and before anything is asked for them.
-    2. Both return when rows are wanted, and raise RowsNotWantedError when none are.
+    1. ``begin`` is called once, before the first rows and before any call for the rows is sent.
+    2. ``begin`` and ``put`` return when the reader wants rows, and raise RowsNotWantedError when
+       the reader has closed.
     """
 
     async def begin(self, columns: tuple[Column, ...]) -> None: ...
@@ -90,18 +94,18 @@ class RowSink(Protocol):
 
 
 class CannotStreamError(Exception):
-    """The data or the session is such that the statement is replayed instead; says why.
+    """The statement has to be replayed because of its data or the session; the message says why.
 
-    Raised before anything is asked or given; never leaves the executor.
+    Raised before a call is sent or a row is returned. Never leaves the executor.
     """
 
 
 class StreamedStatement:
-    """One statement as a stream, in a transaction that is open already.
+    """One statement as a stream, in an open transaction.
 
     Attributes:
-        columns: of its rows; known after ``open``.
-        count: rows given so far.
+        columns: columns of the statement's rows; set by ``open``.
+        count: rows returned so far.
     """
 
     def __init__(
@@ -128,20 +132,20 @@ class StreamedStatement:
         self._size = WindowSize(max_concurrency, limited=stream.limit is not None)
 
     async def open(self) -> None:
-        """Start the base query and find the columns; no call is made yet.
+        """Start the base query and determine the columns; no call is made yet.
 
         Raises:
-            CannotStreamError: it has to be replayed.
-            TierKVError: the engine refuses the base query; it may not refuse the statement.
+            CannotStreamError: the statement has to be replayed.
+            TierKVError: the engine refuses the base query, although it may accept the statement.
         """
         await self.prepare()
         self.based_on(await self._connection.open_rows(self._stream.base_sql, self._params))
 
     async def prepare(self) -> None:
-        """Find the types that window statements read and give.
+        """Determine the input and output types of the window statements.
 
         Raises:
-            CannotStreamError: they can't run over windows.
+            CannotStreamError: the statement cannot run over windows.
             TierKVError: the engine refuses the base query.
         """
         stream, connection = self._stream, self._connection
@@ -162,10 +166,10 @@ class StreamedStatement:
         self._outputs = await self._describe_window_statements()
 
     def based_on(self, base: Sequence[Column]) -> None:
-        """Take the columns of the base query.
+        """Set the columns of the base query.
 
         Raises:
-            CannotStreamError: one of them has a name of ours.
+            CannotStreamError: a column has the name of a placeholder.
         """
         names = [column.name for column in base]
         taken = [name for name in self._stream.placeholders if names.count(name) > 1]
@@ -177,7 +181,7 @@ class StreamedStatement:
         self.columns = tuple(columns)
 
     async def rows(self) -> AsyncGenerator[list[Row]]:
-        """Give the rows, a window at a time."""
+        """Yield the rows, one window at a time."""
         remaining = self._stream.limit
         ended = remaining == 0
         while not ended:
@@ -207,7 +211,7 @@ class StreamedStatement:
         return await self.with_outputs([base[index] for index in alive[skipped:end]])
 
     async def with_outputs(self, base: list[Row]) -> list[Row]:
-        """Turn rows of the base query into rows of the statement."""
+        """Convert rows of the base query to rows of the statement."""
         width = len(self.columns)
         if self._stream.outputs_sql is None or not base:
             return [row[:width] for row in base]
@@ -223,7 +227,7 @@ class StreamedStatement:
         alive = list(range(len(base)))
         measuring = self._filters.measuring
         for number in self._filters.order():
-            # While nothing is known of the filters, each is asked about every row.
+            # While the filters are unmeasured, each filter is asked about every row.
             asked = list(range(len(base))) if measuring else alive
             if not asked:
                 break
@@ -250,7 +254,7 @@ class StreamedStatement:
         return window_statement(sql, self._stream.bound, self._types, key_base=base, rows=rows)
 
     async def _describe_window_statements(self) -> tuple[Column, ...]:
-        """Return the output columns; the helper connection must understand every statement."""
+        """Return the output columns; check that the helper connection accepts every statement."""
         try:
             for sql in self._stream.filters:
                 await self._connection.describe_window(self._over_window(sql, 0))
@@ -271,7 +275,7 @@ class StreamedStatement:
 
 @dataclass(slots=True)
 class _WindowRounds:
-    """EngineRounds over one window; nothing it does has to be undone."""
+    """EngineRounds over one window; a run changes nothing, so ``undo`` does nothing."""
 
     statement: AiStatement
     connection: DuckDbConnection
@@ -282,7 +286,7 @@ class _WindowRounds:
 
     @property
     def behind(self) -> bool:
-        """DuckDB reads the book itself."""
+        """Always False: DuckDB reads the book directly."""
         return False
 
     async def run(self) -> EngineResult | None:
@@ -298,7 +302,7 @@ class _WindowRounds:
         except CancelledByUserError:
             raise
         except TierKVError:
-            # NULL stands where an answer is missing, so the error may not be the statement's own.
+            # NULL replaces missing answers, so the complete statement may not fail.
             if not self.statement.book.has_misses:
                 raise
             return None

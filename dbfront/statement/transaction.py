@@ -1,9 +1,9 @@
-"""The client's transaction: its state, its savepoints, and running a statement in several rounds.
+"""The client's transaction: state, savepoints, and statements with several rounds.
 
-DuckDB has no savepoints and gives a transaction up at its first error. So a statement outside a
-transaction gets one of its own, in which it may start again. Inside the client's transaction,
-starting again and going back to a savepoint mean: roll the engine's transaction back, begin
-another, and make the changes that must remain again (redo_log.py).
+DuckDB has no savepoints and aborts a transaction at its first error. A statement outside a
+transaction therefore gets a transaction of its own, in which the statement can restart. Inside the
+client's transaction, a restart and a return to a savepoint both roll the engine's transaction back,
+begin another transaction, and repeat the remaining changes (redo_log.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DATA: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """A savepoint; ``changes`` is how many changes the transaction had made before it."""
+    """A savepoint; ``changes`` is the number of earlier changes in the transaction."""
 
     name: str
     changes: int
@@ -45,8 +45,8 @@ class ClientTransaction:
 
     Attributes:
         status: ``I`` outside, ``T`` inside, ``E`` inside and failed.
-        changed: something may have been written since it began.
-        used: a statement ran in it, which chose the rows that the client sees.
+        changed: True if data may have been written since the transaction began.
+        used: True if a statement ran in the transaction and thereby fixed the client's snapshot.
     """
 
     def __init__(self, connection: DuckDbConnection, pid: int = 0) -> None:
@@ -80,7 +80,7 @@ class ClientTransaction:
     async def block_statement(
         self, kind: StatementKind, tokens: list[Token], settings: SessionSettings
     ) -> StatementResult:
-        """Run the client's BEGIN, COMMIT or ROLLBACK, with what it means for settings."""
+        """Run the client's BEGIN, COMMIT or ROLLBACK, and update the settings accordingly."""
         if kind is StatementKind.BEGIN:
             self.check_usable()
             if self.status != "I":
@@ -109,7 +109,7 @@ class ClientTransaction:
         self._reset("T")
 
     async def finish(self, *, commit: bool) -> bool:
-        """End the client's transaction; return whether it was committed."""
+        """End the client's transaction; return True if the transaction was committed."""
         commit = commit and self.status == "T"
         schema_changed = self._schema_changed
         self._count_commit(committed=commit and self.changed)
@@ -117,14 +117,14 @@ class ClientTransaction:
         if commit:
             try:
                 await self._connection.settle("COMMIT", last=True)
-            finally:  # What another session looked up during the COMMIT may be of before it.
+            finally:  # Lookups by other sessions during the COMMIT may have seen the old schema.
                 self._connection.engine_changes.schema += schema_changed
         else:
             await self._roll_back()
         return commit
 
     async def _roll_back(self) -> None:
-        """Roll back; a transaction that is gone already, as after a failed COMMIT, is no error."""
+        """Roll back; a transaction already ended, for example by a failed COMMIT, is no error."""
         try:
             await self._connection.settle("ROLLBACK", last=True)
         except SqlError as error:
@@ -133,11 +133,11 @@ class ClientTransaction:
 
     @property
     def may_try(self) -> bool:
-        """Whether an error of a query that is only worth trying would cost the client nothing."""
+        """True if the client loses nothing when an optional query fails."""
         return self._own or not self.used
 
     def ran(self, kind: StatementKind, *, changed: bool) -> None:
-        """Note that a statement ran."""
+        """Record a completed statement."""
         inside = self.status == "T"
         if changed and kind not in _DATA:
             self._schema_changed = True
@@ -149,9 +149,9 @@ class ClientTransaction:
 
     @contextmanager
     def running(self, sql: str, kind: StatementKind, *, changed: bool) -> Iterator[None]:
-        """Note what a statement did; names may mean other tables from then on, even if it fails.
+        """Record the effects of a statement; names may then mean other tables, even on failure.
 
-        Temporary tables and the search path are the session's own.
+        Temporary tables and the search path belong to the session.
         """
         lowered = sql.lower()
         path = kind not in _DATA and ("search_path" in lowered or "schema" in lowered)
@@ -166,9 +166,9 @@ class ClientTransaction:
         self.ran(kind, changed=changed)
 
     def catalogue_state(self) -> tuple[int, ...] | None:
-        """What tells apart the catalogues that sessions see; None in a failed transaction.
+        """Identify the catalogue visible to the session; return None in a failed transaction.
 
-        A transaction sees the shared catalogue of its begin until the schema changes.
+        A transaction sees the shared catalogue of its start until the schema changes.
         """
         if self.status == "E":
             return None
@@ -178,16 +178,16 @@ class ClientTransaction:
         return schema, pid, self._own_names, apart
 
     def fail(self) -> None:
-        """Note that a statement failed inside the client's transaction."""
+        """Record a failed statement inside the client's transaction."""
         if self.status == "T":
             self.status = "E"
 
-    # Changes, and making them again.
+    # Recording and repeating changes.
 
     async def prepare_change(
         self, text: str, tokens: list[Token], kind: StatementKind
     ) -> PendingChange | None:
-        """Get ready for a statement that changes something; None outside a transaction."""
+        """Prepare the record of a change; None outside a transaction."""
         if self.status != "T":
             return None
         return await self._log.prepare(change_text(text, tokens, kind))
@@ -200,17 +200,17 @@ class ClientTransaction:
         result: EngineResult,
         book: AnswerBook | None = None,
     ) -> None:
-        """Note a change that was made."""
+        """Record a completed change."""
         self._log.add(change.made(sql, params, book, result))
 
     async def copied(self, table: str, columns: Any, rows: Any) -> None:
-        """Note rows that a COPY is about to bring."""
+        """Record the rows of a COPY before the rows are inserted."""
         if self.status == "T":
             await self._log.loaded(table, columns, rows)
 
     @asynccontextmanager
     async def for_statement(self) -> AsyncIterator[None]:
-        """Run a statement of several rounds in one transaction."""
+        """Run the rounds of one statement in one transaction."""
         if self.status != "I":
             yield
             return
@@ -227,10 +227,10 @@ class ClientTransaction:
             self._own = False
 
     async def start_again(self) -> bool:
-        """Undo what the running statement did; False where that would undo the client's changes.
+        """Undo the running statement; return False if earlier changes of the client would be lost.
 
         Raises:
-            SqlError: 40001, the client's earlier changes came out differently.
+            SqlError: 40001, an earlier change gave a different result when repeated.
         """
         if self._own:
             await self._connection.settle("ROLLBACK")
@@ -257,13 +257,13 @@ class ClientTransaction:
         """Run SAVEPOINT, RELEASE or ROLLBACK TO.
 
         Args:
-            tokens: of the statement.
-            remember_settings: returns what puts the session's settings back as they are now.
+            tokens: tokens of the statement.
+            remember_settings: returns a function that restores the session's present settings.
 
         Raises:
-            SqlError: 25P01 outside a transaction, 25P02 in a failed one, 3B001 without such a
-                savepoint, 40001 where earlier changes came out differently.
-            FeatureNotSupportedError: earlier changes can't be made again.
+            SqlError: 25P01 outside a transaction, 25P02 in a failed transaction, 3B001 for an
+                unknown savepoint, 40001 if a repeated change gave a different result.
+            FeatureNotSupportedError: an earlier change cannot be repeated.
         """
         verb, name = tokens[0].upper, _savepoint_name(tokens)
         told = {"ROLLBACK": "ROLLBACK TO SAVEPOINT", "RELEASE": "RELEASE SAVEPOINT"}
@@ -312,7 +312,7 @@ class ClientTransaction:
         self._log.begin()
 
     def _count_commit(self, *, committed: bool) -> None:
-        """Count what other sessions may see from now on."""
+        """Count changes that other sessions may see from now on."""
         changes = self._connection.engine_changes
         changes.commits += committed
         changes.schema += self._schema_changed
@@ -328,5 +328,5 @@ def _savepoint_name(tokens: list[Token]) -> str:
 
 
 def warned(tag: str, message: str, sqlstate: str) -> StatementResult:
-    """Say that a statement was run but changed nothing, and why."""
+    """Return a result with a warning for a statement without effect."""
     return StatementResult(tag, notices=(Notice("WARNING", message, sqlstate=sqlstate),))
