@@ -1,8 +1,8 @@
 """The recipes of ``ai_agg`` and ``ai_summarize_agg``: one answer about all rows of a group.
 
-All rows go into one prompt if they fit the model's context. Otherwise the rows are packed in order
-into as few prompts as possible; the answers take the place of the rows, and the step repeats until
-one answer is left. A row that is longer than a prompt is cut into pieces first.
+All rows go into one prompt if the rows fit the model's context. Otherwise the rows are packed in
+order into as few prompts as possible; the answers replace the rows, and the step repeats until only
+one answer is left. A row longer than a prompt is first cut into pieces.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _BETWEEN: Final = "\n"
 _TOKENS_BETWEEN: Final = 2
 _SLACK_TOKENS: Final = 32
 _SLACK_SHARE: Final = 32
-"""What the chat template takes, and texts that have more tokens together than apart."""
+"""Reserve for the chat template, and for texts with more tokens in one prompt than counted
+separately.
+"""
 
 
 def aggregate(order: CallOrder) -> Recipe:
@@ -62,7 +64,7 @@ def _answer(order: CallOrder, instruction: str) -> Recipe:
 
 
 def _room(order: CallOrder, instruction: str) -> Generator[Step, Any, int]:
-    """Find out how many tokens of rows a prompt can hold."""
+    """Return the number of tokens of rows that fit into a prompt."""
     call, defaults = order.call, order.defaults
     system = defaults.system_prompt if call.system_prompt is None else call.system_prompt
     counted: TokenCounts = yield CountTokens(
@@ -82,7 +84,7 @@ def _room(order: CallOrder, instruction: str) -> Generator[Step, Any, int]:
 
 
 def _prompts(order: CallOrder, texts: Sequence[str], room: int) -> Generator[Step, Any, list[str]]:
-    """Put neighbouring texts together as long as they fit."""
+    """Join neighbouring texts into prompts of at most ``room`` tokens."""
     prompts: list[list[str]] = []
     filled = room
     for piece in (yield from _pieces(order, texts, room - _TOKENS_BETWEEN)):
@@ -104,7 +106,7 @@ class _TextPiece:
 def _pieces(
     order: CallOrder, texts: Sequence[str], most: int
 ) -> Generator[Step, Any, list[_TextPiece]]:
-    """Count texts, and cut those of more than ``most`` tokens until none is left to be cut."""
+    """Count the tokens of texts, and cut texts of more than ``most`` tokens until all fit."""
     pieces = yield from _counted(order, texts)
     while any(_too_long(piece, most) for piece in pieces):
         cut = [_cut(piece, most) if _too_long(piece, most) else () for piece in pieces]
@@ -128,7 +130,7 @@ def _too_long(piece: _TextPiece, most: int) -> bool:
 
 
 def _cut(piece: _TextPiece, most: int) -> list[str]:
-    """Cut a text into pieces of about equal length, between words where one ends nearby."""
+    """Cut a text into pieces of about equal length, between words if a word ends nearby."""
     text = piece.text
     size = -(-len(text) // -(-piece.tokens // most))
     cut: list[str] = []

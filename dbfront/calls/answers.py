@@ -1,8 +1,8 @@
-"""The answers of one statement: which calls are answered, and which ones the engine missed.
+"""The answers of one statement: answered calls, and calls the engine missed.
 
-The engine's AI functions call ``look_up`` for every row, from the engine's own threads. The
-executor takes the misses between two rounds and adds their answers, as text that the engine casts
-to the function's type. This module never talks to a model.
+The engine's AI functions call ``look_up`` for every row, from the engine's own threads. Between two
+rounds the executor reads the missed calls and adds their answers as text, which the engine casts to
+the function's type. This module never calls a model.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ _REPLACEMENT: Final = "\ufffd"
 
 
 def answer_text(value: Any, returns: Returns, dialect: Dialect) -> str | None:
-    """Write an answer for the engine.
+    """Convert an answer to text for the engine.
 
-    What a model may say and an engine can't hold (NUL, half a surrogate pair) becomes U+FFFD.
+    Characters that a model may generate but an engine cannot store (NUL, half a surrogate pair)
+    become U+FFFD.
 
     Args:
-        value: text, bool, a number, a list, or what JSON may hold; None is NULL.
-        returns: the function's type.
-        dialect: of the engine that casts the text.
+        value: text, bool, a number, a list, or any JSON value; None is NULL.
+        returns: return type of the function.
+        dialect: dialect of the engine that casts the text.
     """
     if value is None:
         return None
@@ -39,7 +40,7 @@ def answer_text(value: Any, returns: Returns, dialect: Dialect) -> str | None:
 
 
 def _clean(text: str) -> str:
-    """Replace what is no text to an engine."""
+    """Replace characters that the engine does not accept."""
     if "\0" in text:
         text = text.replace("\0", _REPLACEMENT)
     if text.isascii():
@@ -58,7 +59,7 @@ def _clean_json(value: Any) -> Any:
 
 
 def _array(items: list[Any]) -> str:
-    """Write PostgreSQL's array text; every item of text is quoted."""
+    """Return PostgreSQL's array text; every text item is quoted."""
     return f"{{{','.join(_item(item) for item in items)}}}"
 
 
@@ -70,21 +71,22 @@ def _item(item: Any) -> str:
 
 
 _UNKNOWN: Final = "\0 no answer yet"
-"""Stands for a missing memo entry; compared by identity, so that no answer can equal it."""
+"""Sentinel for a missing memo entry, compared by identity, so no answer can equal the sentinel."""
 
 
 class AnswerBook:
     """Answers and misses of one statement.
 
     Attributes:
-        fatal: the first per-row argument that can't be used; the statement must fail with it.
-        fatal_form: key of the form that got it.
-        lookups: calls that the engine made in this round, by form key.
-        answered: distinct calls among all it made whose answer is known, by form key.
-        aside: texts that were asked about before ``set_aside``, by form key.
-        unmet: those of them that the engine has not met in this round.
-        unanswered: calls of this round whose answer was not known; with a LIMIT that is reached,
-            some are never asked.
+        fatal: error about the first invalid per-row argument; the statement must fail with the
+            error.
+        fatal_form: key of the form with the invalid argument.
+        lookups: calls made by the engine in this round, by form key.
+        answered: distinct calls with a known answer, over all rounds, by form key.
+        aside: texts asked before ``set_aside``, by form key.
+        unmet: texts of ``aside`` not yet called by the engine in this round.
+        unanswered: calls of this round without a known answer. If a LIMIT stops the statement
+            early, some of the calls are never asked.
     """
 
     def __init__(self, forms: Iterable[CallForm], dialect: Dialect = Dialect.DUCKDB) -> None:
@@ -93,8 +95,8 @@ class AnswerBook:
         self.lookups: dict[int, int] = {}
         self._dialect = dialect
         self._forms = {form.key: form for form in forms}
-        # By form and the row's text: a million rows may ask for the same few answers, so that a
-        # row must cost no more than a dictionary lookup, missed or not.
+        # By form and the row's text. A million rows may need the same few answers, so a row must
+        # cost no more than a dictionary lookup, hit or miss.
         self._memos: dict[int, dict[str, str | None]] = {key: {} for key in self._forms}
         self.answered: dict[int, int] = dict.fromkeys(self._forms, 0)
         self._missed: dict[int, dict[str, AiCall]] = {}
@@ -108,7 +110,7 @@ class AnswerBook:
         self.start_round()
 
     def look_up(self, key: int, text: str | None) -> str | None:
-        """Answer a call; an unknown one is recorded and answered NULL."""
+        """Return the answer to a call; an unknown call is recorded and answered NULL."""
         if text is None:
             return None
         self.lookups[key] += 1
@@ -125,11 +127,11 @@ class AnswerBook:
 
     @property
     def first_key(self) -> int | None:
-        """Key of the first form; all forms of a statement have keys of one number."""
+        """Key of the first form; all forms of a statement have keys from one base number."""
         return next(iter(self._forms), None)
 
     def start_round(self, budget: int | None = None) -> None:
-        """Forget the misses; record at most ``budget`` of each filtering form in this round."""
+        """Clear the misses; record at most ``budget`` misses per filtering form in this round."""
         self._budget = budget
         self.lookups = dict.fromkeys(self._forms, 0)
         self._missed = {key: {} for key in self._forms}
@@ -137,7 +139,7 @@ class AnswerBook:
         self.unanswered = 0
 
     def set_aside(self) -> None:
-        """What was asked so far was asked to learn something: the statement itself comes now."""
+        """Mark all calls so far as preparatory; the statement itself runs next."""
         self.aside = {
             key: frozenset() if self._forms[key].function.local else frozenset(texts)
             for key, texts in self._memos.items()
@@ -145,29 +147,30 @@ class AnswerBook:
 
     @property
     def has_misses(self) -> bool:
-        """Whether the engine was answered NULL for want of an answer."""
+        """True if the engine got NULL in place of a missing answer."""
         return any(self._missed.values())
 
     @property
     def missed_keys(self) -> tuple[int, ...]:
-        """Forms of which calls were missed in this round."""
+        """Keys of the forms with missed calls in this round."""
         return tuple(key for key, missed in self._missed.items() if missed)
 
     @property
     def total_lookups(self) -> int:
-        """Answered calls that the engine made: in this round, or only before it."""
+        """Number of answered calls made by the engine, in this round or only before this round."""
         before = sum(map(len, self.unmet.values()))
         return sum(self.lookups.values()) - self.unanswered + before
 
     def next_batch(self, *, without_filters: bool = False) -> list[AiCall]:
-        """Return the distinct missed calls of the lowest stage that has any.
+        """Return the distinct missed calls of the lowest stage with misses.
 
-        Calls of higher stages are guarded by these, and may turn out not to be needed. Where a
-        LIMIT may stop early it is the other way round for filters: a row that passed one is asked
-        about by the next before further rows are by the first.
+        Calls of higher stages depend on the results of lower stages, and may turn out to be
+        unnecessary. For filters with a LIMIT that may stop early, the highest stage comes first: a
+        row that passed one filter is asked about by the next filter before further rows reach the
+        first filter.
 
         Args:
-            without_filters: leave calls aside that only decide about further rows.
+            without_filters: True to skip calls that only decide about further rows.
         """
         waiting = [
             form
@@ -190,37 +193,37 @@ class AnswerBook:
     def answers(
         self, questions: Iterable[tuple[int, str]]
     ) -> Iterator[tuple[int, str, str | None]]:
-        """Give those questions, by form key and the row's text, that have an answer."""
+        """Yield the questions (form key, the row's text) with known answers, with the answers."""
         for key, text in questions:
             answer = self._memos[key].get(text, _UNKNOWN)
             if answer is not _UNKNOWN:
                 yield key, text, answer
 
     def missed_forms(self, call: AiCall) -> tuple[int, ...]:
-        """Return the keys of the forms that missed a call, by stage.
+        """Return the keys of the forms that missed a call, in order of stage.
 
-        The first is what it is asked for: one of a higher stage may have made the same call only
-        because another's answer was missing.
+        The first form is the reason for the call. A form of a higher stage may have made the same
+        call only because the answer to another call was missing.
         """
         keys = dict.fromkeys(key for key, _ in self._texts.get(call, ()))
         return tuple(sorted(keys, key=lambda key: self._forms[key].stage))
 
     def add(self, call: AiCall, value: Any) -> None:
-        """Note an answer as a Python value; None is NULL."""
+        """Record an answer as a Python value; None is NULL."""
         self._values[call] = value
         for key, text in self._texts.pop(call, ()):
             self._memos[key][text] = self._text(key, value)
             self.answered[key] += 1
 
     def forget_oldest(self, most: int) -> None:
-        """Keep the latest ``most`` answers of each kind; the others may be missed again."""
+        """Keep the latest ``most`` answers of each form; dropped calls may be missed again."""
         kept: list[dict[Any, Any]] = [self._values, *self._memos.values()]
         for answers in kept:
             for _ in range(len(answers) - most):
                 del answers[next(iter(answers))]
 
     def _first_seen(self, form: CallForm, text: str) -> str | None:
-        """Resolve a text the form has not sent before; answer it if another form was answered."""
+        """Resolve a new text of a form; return the answer if another form already has it."""
         limited = form.filters and self._budget is not None
         if limited and len(self._missed[form.key]) >= (self._budget or 0):
             return None

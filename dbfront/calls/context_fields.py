@@ -1,8 +1,8 @@
-"""The contexts of a statement's calls: fields are read, ordered and written as lines of a prompt.
+"""The contexts of a statement's calls: reads, orders and writes fields as lines of a prompt.
 
-dbfront/statement/ai_statement.py holds one ``ContextFields`` per statement, and
-dbfront/calls/evaluation.py asks it for each batch. The written text can be read back in one way
-only, so no value can pass for a field. The order of fields changes the prompt, not the call.
+dbfront/statement/ai_statement.py keeps one ``ContextFields`` per statement and calls ``written``
+for each batch. The written text can be parsed in only one way, so no value can pass for a field.
+The order of fields changes the prompt, not the call.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ _INDENT: Final = "  "
 
 
 def render_context(fields: Mapping[str, str], order: Iterable[str]) -> str:
-    """Write fields as lines, one after the other in the order given; no fields are no text.
+    """Write fields as lines in the given order; without fields the text is empty.
 
-    Lines of a value behind its first are indented by two spaces, and a key that could be taken for
-    something else is written as a JSON string. Equal fields in equal order give equal text, others
-    never do.
+    The second and later lines of a value are indented by two spaces. An ambiguous key is written as
+    a JSON string. Equal fields in equal order give equal text; different fields or orders never do.
 
     Args:
         fields: values by key.
-        order: keys of ``fields``, each once.
+        order: keys of ``fields``, each key once.
     """
     return "\n".join(f"{_key(name)}: {_value(fields[name])}" for name in order)
 
@@ -42,28 +41,29 @@ def _key(name: str) -> str:
 def _value(value: str) -> str:
     lines = value.splitlines(keepends=True)
     if lines and lines[-1].splitlines()[0] != lines[-1]:
-        lines.append("")  # A break at the end begins a line, too.
+        lines.append("")  # A line break at the end starts another line.
     return _INDENT.join(lines)
 
 
 _WRITTEN_AT_ONCE: Final = 256
-"""Contexts written in the event loop, a few milliseconds of work; more are in a thread."""
+"""Contexts written in the event loop, a few milliseconds of work; larger batches use a thread."""
 
 _NOT_BEFORE: Final = frozenset({CONTEXT, "options"})
-"""Arguments that say nothing about the text before the fields."""
+"""Arguments without influence on the text before the fields."""
 
 _BEHIND: Final = frozenset({"input", "predicate", "criteria", "instruction", "categories"})
-"""Where a call has an input, it and what is asked about it follow the fields."""
+"""Arguments placed after the fields, if a call has an input: the input and the question about it.
+"""
 
 
 class ContextFields:
-    """Writes contexts so that the calls of a statement share long beginnings."""
+    """Writes contexts so that the calls of a statement share long prefixes."""
 
     def __init__(self, method: FieldReorder = FieldReorder.STATS) -> None:
         self._orders = FieldOrders(method)
 
     async def written(self, calls: Sequence[AiCall]) -> dict[AiCall, str]:
-        """Write the context of each call of a batch that has one."""
+        """Return the text of the context for each call of a batch with a context."""
         given = [call for call in calls if call.get(CONTEXT) is not None]
         if len(given) <= _WRITTEN_AT_ONCE:
             return self._write(given)
@@ -83,6 +83,6 @@ class ContextFields:
 
 
 def _head(call: AiCall) -> Hashable:
-    """Name what stands before a call's context; calls that differ in it share no field."""
+    """Identify the text before a call's context; calls with different heads share no field."""
     after = _NOT_BEFORE if call.get("input") is None else _NOT_BEFORE | _BEHIND
     return tuple(argument for argument in call.arguments if argument[0] not in after)

@@ -1,9 +1,10 @@
-"""Running a batch of distinct AI calls: start their recipes, ask in waves what they ask, gather.
+"""Runs a batch of distinct AI calls: starts recipes, asks their questions in waves, collects
+answers.
 
-dbfront/statement/ai_statement.py makes a CallBatch for each batch and asks its waves; whatever a
-recipe asks goes through the TextGenerator like a chat request (dbfront/calls/question_runner.py).
-A call that fails for reasons of its own has an outcome with an error; any other error ends the
-batch.
+dbfront/statement/ai_statement.py creates a CallBatch for each batch and asks its waves. The
+questions of a recipe go through the TextGenerator like chat requests
+(dbfront/calls/question_runner.py). An error specific to one call becomes the call's outcome; any
+other error ends the batch.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _PREPARED_BETWEEN_YIELDS = 64
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What came of a call.
+    """The result of a call.
 
     Attributes:
-        value: of the function; None is NULL.
-        answers: the models' answers that it was made of, or that a failed call had before it
-            failed; each answer is counted by one call only.
-        retries: how often something that the call asked was sent again.
-        error: what the call failed with by itself, while the others go on.
+        value: value of the function; None is NULL.
+        answers: model answers charged to the call, also if the call failed later. Each answer is
+            charged to exactly one call.
+        retries: number of requests of the call that were sent again.
+        error: error specific to this call, which does not end the batch; None if successful.
     """
 
     value: Any = None
@@ -56,13 +57,13 @@ class CallOutcome:
 
 @dataclass(slots=True, eq=False)
 class _Asking:
-    """One call's recipe, and what it waits for.
+    """One call's recipe and its open questions.
 
     Attributes:
-        pending: what it asked and has no answer to yet.
-        answers: to what it asked last.
-        used: all answers it is charged for.
-        retries: how often what it asked was sent again.
+        pending: questions without an answer yet.
+        answers: answers to the latest questions.
+        used: all answers charged to the call.
+        retries: number of requests sent again.
     """
 
     call: AiCall
@@ -76,14 +77,14 @@ class _Asking:
 
 
 class CallBatch:
-    """The recipes of a batch, and the Asker of their questions; equal ones are asked once.
+    """The recipes of a batch, and the Asker of their questions; equal questions are asked once.
 
-    ``start`` the calls, then ``ask`` every wave that ``next_wave`` prepares. An error that leaves
-    one of these ends the batch.
+    Usage: ``start`` the calls, then ``ask`` every wave prepared by ``next_wave``. An error raised
+    by any of these methods ends the batch.
 
     Attributes:
-        wave: the questions that are asked now; ``_askers`` has who asked which, in the same order.
-        refused: the call whose argument the error speaks of that ended the batch, if it does.
+        wave: questions of the current wave; ``_askers`` has the asking recipes in the same order.
+        refused: the call whose argument caused the error that ended the batch; None otherwise.
     """
 
     def __init__(
@@ -92,12 +93,13 @@ class CallBatch:
         defaults: CallDefaults,
         ended: Callable[[AiCall, CallOutcome], None],
     ) -> None:
-        """Make an empty batch.
+        """Create an empty batch.
 
         Args:
-            generator: the way to the models.
-            defaults: what calls take from the session.
-            ended: told the outcome of each call, once; an error that it raises ends the batch.
+            generator: access to the models.
+            defaults: call defaults of the session.
+            ended: called once with the outcome of each call; an error raised by ``ended`` ends the
+                batch.
         """
         self.wave: list[PreparedCall] = []
         self.refused: AiCall | None = None
@@ -109,7 +111,7 @@ class CallBatch:
         self._counting: list[tuple[_Asking, CountTokens]] = []
 
     async def start(self, calls: Sequence[AiCall], contexts: Mapping[AiCall, str]) -> None:
-        """Start the recipes of distinct calls, up to the first thing each asks."""
+        """Start the recipes of distinct calls, up to the first step of each recipe."""
         defaults = self._defaults.for_batch(len(calls))
         for index, call in enumerate(calls):
             if index % _PREPARED_BETWEEN_YIELDS == 0:
@@ -119,10 +121,10 @@ class CallBatch:
         await self._count_all_tokens()
 
     async def ask(self) -> PlanSummary:
-        """Ask the wave, and say what the plan it ran by was like.
+        """Ask the wave; return the summary of the plan.
 
         Raises:
-            TierKVError: whatever is not one call's own failure; calls in flight are cancelled.
+            TierKVError: any error not specific to one call; calls in flight are cancelled.
         """
         defaults = self._defaults
         pace = ResendPace(defaults.max_concurrency, defaults.prefix_order, defaults.plan)
@@ -131,9 +133,10 @@ class CallBatch:
         return summary
 
     async def next_wave(self) -> bool:
-        """Prepare the distinct questions that recipes wait for; False when none does.
+        """Prepare the distinct questions of waiting recipes; return False if no recipe waits.
 
-        Those that can't be asked fail here, and recipes that go on all the same may ask more.
+        Questions that cannot be prepared fail here. Recipes may ask more questions in the next
+        wave.
         """
         asked, self._next = self._next, {}
         self.wave, self._askers = [], []
@@ -153,7 +156,7 @@ class CallBatch:
         return bool(asked)
 
     def patience(self, index: int) -> RetryPatience:
-        """Give a question the longest time, and the most tries, of those who ask it."""
+        """Return the longest timeout and the most retries among the calls with this question."""
         session = self._defaults.options
         asked = [asking.call.options.over(session) for asking in self._askers[index]]
         times = [options.timeout_s for options in asked if options.timeout_s]
@@ -163,13 +166,13 @@ class CallBatch:
         )
 
     def retried(self, index: int) -> None:
-        """Charge another try to the first of those who asked."""
+        """Charge a retry to the first call with this question."""
         self._askers[index][0].retries += 1
 
     def answered(self, index: int, answer: TextAnswer) -> None:
-        """Tell an answer to all calls that asked; the first of them is charged for it.
+        """Pass an answer to all calls with this question; only the first call is charged.
 
-        A call that failed meanwhile is told nothing; its event is already published.
+        A call that failed in the meantime is skipped, because its event is already published.
         """
         question = self.wave[index].call
         charged = False
@@ -185,17 +188,17 @@ class CallBatch:
                 self._go_on(asking, tuple(asking.answers[one] for one in asking.asked))
 
     def failed(self, index: int, error: TierKVError) -> None:
-        """Fail everyone who asked."""
+        """Fail all calls with this question."""
         self._fail(self._askers[index], error)
 
     def abandon(self) -> None:
-        """Answer NULL to everyone who still asks."""
+        """Answer NULL to all calls with open questions."""
         for asking in (asking for askers in self._askers for asking in askers):
             if not asking.ended:
                 self._end(asking, CallOutcome())
 
     async def _count_all_tokens(self) -> None:
-        """Count for all recipes that ask for it, until none does."""
+        """Count tokens for all recipes waiting for counts, until no recipe waits."""
         while self._counting:
             counting, self._counting = self._counting, []
             by_model: dict[str | None, list[tuple[_Asking, CountTokens]]] = {}

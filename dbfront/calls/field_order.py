@@ -1,8 +1,8 @@
-"""The order of the context fields of a call's rows, chosen so that rows share long beginnings.
+"""Chooses the order of context fields so that the rows of a call share long prefixes.
 
-Pure. A statement keeps one ``FieldOrders``; each batch of calls asks it before prompts are written.
-``FieldTable`` holds the fields of a batch as columns of small numbers, and its statistics do not
-depend on the order of rows. Fields are never added, dropped or changed.
+Pure. A statement keeps one ``FieldOrders``, consulted for each batch of calls before prompts are
+written. ``FieldTable`` stores the fields of a batch as columns of small numbers; its statistics do
+not depend on the order of rows. Fields are never added, dropped or changed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from operator import add
 from tierkv.sql.calls.field_reorder import FieldReorder
 
 ABSENT = 0
-"""The number of a value that a row does not have; it is no text."""
+"""Number for a missing value; no text has this number."""
 
 _GLANCE_ROWS = 64
-"""So many rows are enough to see of most pairs of columns that none determines the other."""
+"""A sample of this size is usually enough to see that neither column of a pair determines the
+other.
+"""
 
 
 class FieldTable:
-    """Rows by column.
+    """Rows as columns of numbers.
 
     Attributes:
-        names: the fields, in the order of the rows that name them earliest.
-        values: per column the number of each row's value; ABSENT where it has none.
-        lengths: per column the characters of each number's line, key and line break included.
+        names: the fields, ordered by their earliest position in any row.
+        values: per column the number of each row's value; ABSENT for a missing value.
+        lengths: per column the characters of each number's line, including key and line break.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
@@ -49,7 +51,7 @@ class FieldTable:
 
     @cached_property
     def characters(self) -> list[int]:
-        """Per column the characters that all rows have of it."""
+        """Per column the total characters of its lines over all rows."""
         return [
             sum(map(lengths.__getitem__, values))
             for values, lengths in zip(self.values, self.lengths, strict=True)
@@ -57,10 +59,10 @@ class FieldTable:
 
     @cached_property
     def scores(self) -> list[float]:
-        """Per column the characters a row has of it, times the share of its rows that repeat.
+        """Per column its average characters per row, times the share of its rows that repeat.
 
-        Ref: Liu et al., "Optimizing LLM Queries in Relational Data Analytics Workloads"
-        (MLSys '25, arXiv 2403.05821): average length x (1 - distinct values / rows).
+        Ref: Liu et al., "Optimizing LLM Queries in Relational Data Analytics Workloads" (MLSys '25,
+        arXiv 2403.05821): average length x (1 - distinct values / rows).
         """
         scores: list[float] = []
         for column, values in enumerate(self.values):
@@ -71,13 +73,13 @@ class FieldTable:
 
     @cached_property
     def distinct(self) -> list[int]:
-        """Per column how many values it has; having none counts as one."""
+        """Per column the number of distinct values; a missing value counts as a value."""
         return [len(set(values)) for values in self.values]
 
     def determines(self, column: int, other: int) -> bool:
-        """Say whether rows that are equal in ``column`` are equal in ``other``, in these rows.
+        """Return True if rows equal in ``column`` are always equal in ``other``, within this table.
 
-        A column without equal values determines none: nothing follows from it.
+        A column without repeated values determines no column.
         """
         pair = (self._alike[column], self._alike[other])
         if pair not in self._determines:
@@ -86,9 +88,10 @@ class FieldTable:
 
     @cached_property
     def _alike(self) -> list[int]:
-        """Per column the first one whose rows are equal and different where its own are.
+        """Per column the first column with the same partition of rows into equal values.
 
-        Values are numbered as they appear, so such columns have the same numbers.
+        Values are numbered in order of appearance, so columns with the same partition have the same
+        numbers.
         """
         first: dict[tuple[int, ...], int] = {}
         return [first.setdefault(tuple(values), at) for at, values in enumerate(self.values)]
@@ -103,27 +106,28 @@ class FieldTable:
         return len(set(zip(left, right, strict=True))) == self.distinct[column]
 
     def beginnings(self, heads: Sequence[Hashable]) -> Sequence[int]:
-        """Number what stands before the first field of each row; no heads are equal heads.
+        """Number the text before the first field of each row; empty ``heads`` means equal text.
 
-        A number is a multiple of the widest column's width, so that a value's can be added to it.
+        Each number is a multiple of the widest column's width, so a value's number can be added.
         """
         if not heads:
             return [0] * self.rows
         return self._numbered(heads, dict.fromkeys(heads))
 
     def tree_characters(self, order: Sequence[int], beginnings: Sequence[int]) -> int:
-        """Count the characters that have to be computed with every row in the same order.
+        """Count the characters to compute if every row uses the same order.
 
-        That is the size of the prefix tree of the rows' lines; all others are shared.
+        The count is the size of the prefix tree of the rows' lines; all remaining characters are
+        shared.
 
         Args:
             order: columns.
-            beginnings: of the rows, before their fields.
+            beginnings: numbers of the text before each row's fields.
         """
         total = sum(self.characters)
         for column in order:
             if self.distinct[column] == self.rows:
-                break  # Rows that all differ share nothing that comes later.
+                break  # If all rows differ, later columns share nothing.
             branches = self._branches(column, beginnings)
             distinct = dict.fromkeys(branches)
             total -= self._shared(column, distinct)
@@ -133,16 +137,16 @@ class FieldTable:
         return total
 
     def saved(self, column: int, beginnings: Sequence[int]) -> int:
-        """Count the characters of a column that rows with equal beginnings share."""
+        """Count the characters of a column that are shared by rows with equal beginnings."""
         return self._shared(column, set(self._branches(column, beginnings)))
 
     def behind(self, column: int, beginnings: Sequence[int]) -> Sequence[int]:
-        """Number the beginnings that end with this column."""
+        """Number the beginnings extended by this column."""
         branches = self._branches(column, beginnings)
         return self._numbered(branches, dict.fromkeys(branches))
 
     def all_differ(self, beginnings: Sequence[int]) -> bool:
-        """Say whether no two rows begin alike, so that nothing more is shared."""
+        """Return True if no two rows have equal beginnings, so that nothing more can be shared."""
         return len(set(beginnings)) == self.rows
 
     @cached_property
@@ -153,7 +157,7 @@ class FieldTable:
         return list(map(add, beginnings, self.values[column]))
 
     def _shared(self, column: int, branches: Collection[int]) -> int:
-        """Subtract from a column's characters those of distinct branches, one each."""
+        """Subtract one line per distinct branch from a column's characters."""
         numbers = map(self._width.__rmod__, branches)
         return self.characters[column] - sum(map(self.lengths[column].__getitem__, numbers))
 
@@ -163,7 +167,7 @@ class FieldTable:
 
 
 def _names(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Order the fields by the earliest place a row gives them, then by name."""
+    """Order the fields by their earliest position in any row, then by name."""
     places: dict[str, int] = {}
     for keys in {tuple(row): None for row in rows}:
         for place, name in enumerate(keys):
@@ -175,37 +179,37 @@ Order = tuple[str, ...]
 Fields = Mapping[str, str]
 
 _DECIDE_AGAIN = 4
-"""A batch so many times as large as the one that decided an order decides it anew."""
+"""A batch this many times as large as the batch behind the last decision triggers a new decision.
+"""
 
 
 def order_fields(
     rows: Sequence[Fields], *, method: FieldReorder, heads: Sequence[Hashable] = ()
 ) -> list[Order]:
-    """Say for each row in which order its fields should stand.
+    """Return for each row the order of its fields.
 
-    Equal rows get equal orders, and a row's order is the same in whatever order the rows come.
-    STATS is never worse than the order as written, counted in characters of lines that rows have
-    in common from their beginning; where no row leaves fields out and all write theirs in the same
-    order.
+    Equal rows get equal orders, and a row's order does not depend on the order of rows. If no row
+    leaves fields out and all rows write their fields in the same order, STATS is never worse than
+    the order as written, measured in characters of shared leading lines.
 
     Args:
         rows: fields by key, as written.
-        method: how to decide.
-        heads: per row what names the text before its fields: rows with different ones share no
-            field. Empty: the same for all.
+        method: method of deciding.
+        heads: per row an identifier of the text before its fields; rows with different heads share
+            no field. Empty means equal text for all rows.
 
-    Cost: one pass over rows x fields for each pair of fields where one may determine the other.
+    Cost: one pass over rows x fields for each pair of fields in which one may determine the other.
     """
     return FieldOrders(method).arrange(0, rows, heads=heads)
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """How the rows of a call site are ordered.
+    """The field order of a call site.
 
     Attributes:
-        rows: how many rows decided.
-        order: of all rows.
+        rows: number of rows behind the decision.
+        order: order for all rows.
     """
 
     rows: int
@@ -213,10 +217,10 @@ class _Decision:
 
 
 class FieldOrders:
-    """The orders of one statement's call sites.
+    """The field orders of one statement's call sites.
 
-    A site keeps the order that its first batch decided, so that later batches find what earlier
-    ones computed; only a batch that is several times as large decides again.
+    A site keeps the order decided by its first batch, so later batches reuse the KV of earlier
+    batches. Only a batch several times as large triggers a new decision.
     """
 
     def __init__(self, method: FieldReorder) -> None:
@@ -226,7 +230,7 @@ class FieldOrders:
     def arrange(
         self, site: Hashable, rows: Sequence[Fields], *, heads: Sequence[Hashable] = ()
     ) -> list[Order]:
-        """Order a batch of one call site's rows; see ``order_fields``."""
+        """Return the field orders of one call site's batch; see ``order_fields``."""
         if self._method is FieldReorder.OFF or not rows:
             return [tuple(row) for row in rows]
         before = self._decisions.get(site)
@@ -237,13 +241,13 @@ class FieldOrders:
         return _restricted(order, rows)
 
     def order(self, site: Hashable) -> Order | None:
-        """Return the order that a site's rows have in common, for EXPLAIN; None if not decided."""
+        """Return the common order of a site's rows, for EXPLAIN; None if undecided."""
         decision = self._decisions.get(site)
         return None if decision is None else decision.order
 
 
 def _restricted(order: Order, rows: Sequence[Fields]) -> list[Order]:
-    """Take each row's own fields out of an order; those it does not know come last, by name."""
+    """Restrict an order to each row's own fields; unknown fields come last, by name."""
     found: dict[Order, Order] = {}
     for written in {tuple(row): None for row in rows}:
         known = tuple(name for name in order if name in written)
@@ -252,7 +256,7 @@ def _restricted(order: Order, rows: Sequence[Fields]) -> list[Order]:
 
 
 def _best_for_all(table: FieldTable, heads: Sequence[Hashable]) -> Order:
-    """Return the best of some orders for all rows, the first of equals."""
+    """Return the best candidate order for all rows; ties go to the earlier candidate."""
     roots = table.beginnings(heads)
     columns = range(len(table.names))
     candidates = (
@@ -265,17 +269,19 @@ def _best_for_all(table: FieldTable, heads: Sequence[Hashable]) -> Order:
 
 
 def statistics_order(table: FieldTable, roots: Sequence[int]) -> list[int]:
-    """Put the column next that saves most behind those before it, each behind what it determines.
+    """Order columns greedily by characters saved, each column right after the columns it
+    determines.
 
-    A column that another one determines costs nothing right before it: rows that are equal in the
-    one are equal in the other. Behind it, or further back, it would be computed at least as often.
+    A column determined by another column costs nothing right before it: rows equal in the
+    determining column are equal in the determined column. In any later position the determined
+    column would be computed at least as often.
     """
     return _arranged(table, range(len(table.names)), roots)
 
 
 def _arranged(table: FieldTable, columns: Iterable[int], beginnings: Sequence[int]) -> list[int]:
-    # What a column saves only gets less behind more columns. So the best of the old numbers is the
-    # best of all once it has been counted again.
+    # The savings of a column only shrink when more columns precede it (lazy greedy). So an entry
+    # that is still the best after recounting is the best of all.
     waiting = [(-table.saved(column, beginnings), column, 0) for column in columns]
     heapq.heapify(waiting)
     order: list[int] = []

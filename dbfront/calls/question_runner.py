@@ -1,8 +1,8 @@
-"""Runs the prepared questions of a batch: in plan order, with bounded concurrency and retries.
+"""Runs the prepared questions of a batch in plan order, with bounded concurrency and retries.
 
-dbfront/calls/evaluation.py uses it for the questions that recipes ask at the same time. With
-``tierkv.plan = off`` there is no plan: ``SortedCalls`` then sorts calls by token ids, and a call
-waits until the first one with the same prefix has computed that prefix.
+dbfront/calls/evaluation.py calls ``run_questions`` for the questions of one wave. With
+``tierkv.plan = off`` there is no plan: ``SortedCalls`` sorts calls by token ids, and a call waits
+until the first call with the same prefix has computed the prefix.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from tierkv.kvcore.errors import (
 
 
 class SortedCalls:
-    """Implements CallPlan: one list, whoever is free takes the next call of it."""
+    """Implements CallPlan: one list; each free worker takes the next call."""
 
     def __init__(self, calls: Sequence[PreparedCall], *, sort: bool) -> None:
         """Order calls.
 
         Args:
-            calls: all of a batch.
-            sort: by token ids, and wait for whoever computes a prefix; else as they come.
+            calls: all calls of a batch.
+            sort: True to sort by token ids, and to let a call wait while another call computes its
+                prefix; False to keep the given order.
         """
         self._calls = calls
         self._order = list(range(len(calls)))
@@ -53,11 +54,11 @@ class SortedCalls:
 
     @property
     def summary(self) -> PlanSummary:
-        """Nothing was planned."""
+        """Empty: there is no plan."""
         return PlanSummary()
 
     async def take(self) -> CallTurn | None:
-        """See CallPlan. A call's leader was always taken earlier, so waiting ends."""
+        """See CallPlan. A call's leader was always taken earlier, so the wait ends."""
         if self._next == len(self._order):
             return None
         at, self._next = self._next, self._next + 1
@@ -76,7 +77,7 @@ class SortedCalls:
         self._prefilled[index].set()
 
     async def close(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing: no blocks are held."""
 
 
 def _leaders(calls: Sequence[PreparedCall]) -> list[int | None]:
@@ -89,7 +90,7 @@ def _leaders(calls: Sequence[PreparedCall]) -> list[int | None]:
 
 
 def prefix_leaders(prompts: Sequence[Sequence[int]], *, block_tokens: int) -> list[int | None]:
-    """Say whose prefill each prompt should wait for.
+    """Return for each prompt the prompt whose prefill it should wait for.
 
     Only whole blocks count, because only whole blocks are shared.
 
@@ -98,11 +99,11 @@ def prefix_leaders(prompts: Sequence[Sequence[int]], *, block_tokens: int) -> li
         block_tokens: tokens per KV block.
 
     Returns:
-        Per prompt the index of the first prompt that has its longest shared prefix, always lower
-        than its own; None when no whole block is shared with an earlier one.
+        Per prompt the index of the first prompt with its longest shared prefix, always lower than
+            the prompt's own index; None if no whole block is shared with an earlier prompt.
     """
     leaders: list[int | None] = []
-    path: list[tuple[int, int]] = []  # (blocks, first prompt that has them), blocks ascending
+    path: list[tuple[int, int]] = []  # (blocks, first prompt with these blocks), blocks ascending
     for index, prompt in enumerate(prompts):
         shared = _shared_blocks(prompts[index - 1], prompt, block_tokens) if index else 0
         popped: tuple[int, int] | None = None
@@ -128,21 +129,21 @@ def _shared_blocks(left: Sequence[int], right: Sequence[int], block_tokens: int)
 
 MAX_OVERLOAD_RETRIES = 5
 _PLANNED_AT_ONCE = 256
-"""Calls that are planned in the event loop, about 20 ms of work; more are in a thread."""
+"""Calls planned in the event loop, about 20 ms of work; larger batches are planned in a thread."""
 
 ROW_ERRORS: Final = (ContextTooLongError, RowLevelError, DeadlineError)
-"""What one question may fail with while the others go on."""
+"""Errors specific to one question, which do not end the batch."""
 
 _MAY_PASS: Final = (DeadlineError, NodeLostError)
-"""What may not happen when a question is asked again."""
+"""Errors that may not recur on a retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPatience:
-    """How long a question is waited for, and how often it is asked again.
+    """Timeout and retry budget of a question.
 
     Attributes:
-        timeout_s: time for one try; None is no limit.
+        timeout_s: time limit of each try; None is no limit.
         retries: tries after the first.
     """
 
@@ -152,11 +153,11 @@ class RetryPatience:
 
 @dataclass(frozen=True, slots=True)
 class ResendPace:
-    """How many questions are in flight, and in which order they go.
+    """Concurrency and order of questions.
 
     Attributes:
-        prefix_order: neighbours in the prefix tree one after the other.
-        plan: and planned, see CallPlan.
+        prefix_order: True to run neighbours in the prefix tree consecutively.
+        plan: True to also plan the questions, see CallPlan.
     """
 
     max_concurrency: int
@@ -165,7 +166,7 @@ class ResendPace:
 
 
 class Asker(Protocol):
-    """Whoever has the questions, which are told by their number; ``retried``: one is sent again."""
+    """Owner of the questions, addressed by index; ``retried`` reports a question sent again."""
 
     def patience(self, index: int) -> RetryPatience: ...
 
@@ -179,11 +180,11 @@ class Asker(Protocol):
 async def run_questions(
     questions: Sequence[PreparedCall], generator: TextGenerator, pace: ResendPace, asker: Asker
 ) -> PlanSummary:
-    """Ask every question, and tell ``asker`` each answer or failure as it comes.
+    """Ask every question, and report each answer or failure to ``asker`` on arrival.
 
     Raises:
-        TierKVError: what is not one question's own failure, or what ``asker`` raised; questions in
-            flight are cancelled.
+        TierKVError: an error not specific to one question, or an error raised by ``asker``;
+            questions in flight are cancelled.
     """
     plan = await _plan(questions, generator, pace)
     worker = _Worker(plan, generator, asker)
@@ -213,23 +214,23 @@ async def _plan(
 
 @dataclass(slots=True)
 class Sent:
-    """The calls of a statement that the scheduler has now, and those it refused.
+    """Calls of a statement at the scheduler, and calls refused by the scheduler.
 
     Attributes:
-        now: how many it has.
-        refused: one event for each that waits for another try.
+        now: number of calls at the scheduler.
+        refused: one event for each refused call that waits for another try.
     """
 
     now: int = 0
     refused: deque[asyncio.Event] = field(default_factory=deque)
 
     def make_room(self) -> None:
-        """A call was answered: let one that was refused try again at once."""
+        """Wake one refused call, because another call was answered."""
         if self.refused:
             self.refused.popleft().set()
 
     async def room(self, timeout_s: float) -> None:
-        """Wait until a call of the same statement was answered, but no longer than told."""
+        """Wait until a call of the same statement was answered, at most ``timeout_s``."""
         answered = asyncio.Event()
         self.refused.append(answered)
         try:
@@ -238,13 +239,13 @@ class Sent:
         except TimeoutError:
             pass
         finally:
-            if not answered.is_set():  # It may have been, just when the time was over.
+            if not answered.is_set():  # The event may be set right at the timeout.
                 self.refused.remove(answered)
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """Asks questions when their turn comes; several of its ``run`` share one plan."""
+    """Asks questions in plan order; several ``run`` tasks share one plan."""
 
     plan: CallPlan
     generator: TextGenerator
@@ -252,7 +253,7 @@ class _Worker:
     sent: Sent = field(default_factory=Sent)
 
     async def run(self) -> None:
-        """Take turns until none is left."""
+        """Take turns until the plan is empty."""
         while (turn := await self.plan.take()) is not None:
             answer: TextAnswer | None = None
             failure: TierKVError | None = None
@@ -292,9 +293,10 @@ class _Worker:
             ) from None
 
     async def _gather_when_there_is_room(self, turn: CallTurn) -> TextAnswer:
-        """Try again when told to; for ever while the statement's own calls are before it.
+        """Retry after each refusal, without limit while other calls of the statement are in flight.
 
-        A statement fails for its size only if others leave it no room at all, again and again.
+        A statement fails for its size only if the load of other clients repeatedly leaves no room
+        at all.
         """
         refusals = 0
         while True:

@@ -1,10 +1,10 @@
-"""What a recipe is, and how an AI call becomes the text that a model is asked with.
+"""Recipes: how an AI call becomes questions to a model.
 
-A recipe is a generator: it yields questions, is sent the answers and returns the function's value.
-dbfront/calls/evaluation.py runs all recipes of a batch side by side, so questions that are asked at
-the same time share one plan. A recipe never awaits and never sees a node. A prompt begins with the
-context that rows share and ends with the question, so several questions about one document share
-the document's KV.
+A recipe is a generator: it yields questions, receives the answers and returns the function's value.
+dbfront/calls/evaluation.py runs all recipes of a batch concurrently, so questions asked at the same
+time share one plan. A recipe never awaits and never sees a node. A prompt begins with the context
+shared by rows and ends with the question, so several questions about one document share the
+document's KV.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tierkv.sql.calls.ai_call import AiCall
 
 @dataclass(frozen=True, slots=True)
 class ModelQuestions:
-    """Asks the models; the recipe goes on with the answers, in the same order."""
+    """Asks the models; the recipe receives the answers in the same order."""
 
     calls: tuple[TextCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """Asks how long texts are for a model; the recipe goes on with TokenCounts."""
+    """Counts the tokens of texts for a model; the recipe receives TokenCounts."""
 
     texts: tuple[str, ...]
     model: str | None
@@ -37,7 +37,7 @@ class CountTokens:
 Step = ModelQuestions | CountTokens
 Reply = Sequence[TextAnswer] | TokenCounts
 Recipe = Generator[Step, Any, Any]
-"""Yields steps, is sent a Reply for each, returns the function's value; None is NULL."""
+"""Yields steps, receives a Reply for each step, returns the function's value; None is NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class CallOrder:
 
     Attributes:
         call: the call.
-        defaults: what the session adds.
-        context: its order-free fields as text, in the order chosen for the batch.
+        defaults: session defaults.
+        context: the call's context fields as text, in the order chosen for the batch.
     """
 
     call: AiCall
@@ -56,7 +56,7 @@ class CallOrder:
 
     @property
     def options(self) -> CallOptions:
-        """The call's options, with what they leave open taken from the session."""
+        """The call's options, completed by the session's options."""
         return self.call.options.over(self.defaults.options)
 
 
@@ -71,12 +71,12 @@ def ask_model(
     """Make the model call for a prompt, with the call's options and the session's settings.
 
     Args:
-        order: whose settings it takes.
-        prompt: without a question, what the user message begins with; the order's context fields
-            follow it. With one, the row's own text, which follows the context.
-        question: what it ends with, if anything.
-        json_schema: what the answer is held to.
-        labels: what the answer is one of.
+        order: the call, with its settings.
+        prompt: without a question, the beginning of the user message, followed by the order's
+            context fields. With a question, the row's own text, which follows the context.
+        question: end of the user message, if not empty.
+        json_schema: JSON schema of the answer.
+        labels: the possible answers.
     """
     call, defaults = order.call, order.defaults
     system = defaults.system_prompt if call.system_prompt is None else call.system_prompt
@@ -84,7 +84,7 @@ def ask_model(
     if system:
         messages = (Message("system", system), *messages)
     asked = order.options
-    # Equal questions of several calls are asked once, whatever time each call gives its answer.
+    # Equal questions of several calls are asked once, even if their timeouts differ.
     options = replace(
         asked, max_tokens=1 if labels else asked.max_tokens, timeout_s=None, retries=None
     )
@@ -100,7 +100,7 @@ def ask_model(
 
 
 def embed_text(order: CallOrder, text: str) -> TextCall:
-    """Make the model call for a text's embedding; no template stands around the text."""
+    """Make the model call for a text's embedding; no chat template is applied to the text."""
     defaults = order.defaults
     session = defaults.options
     return TextCall(

@@ -1,7 +1,7 @@
 """The recipe of each AI function, by its canonical name.
 
-dbfront/calls/evaluation.py starts recipes here; dbfront/explain/estimate.py starts the same ones to
-estimate their cost. A new AI function needs a row here and a row in sql/calls/functions.py.
+dbfront/calls/evaluation.py starts recipes here; dbfront/explain/estimate.py starts the same recipes
+to estimate their cost. A new AI function needs a row here and a row in sql/calls/functions.py.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ RECIPES: Final[dict[str, Callable[[CallOrder], Recipe]]] = {
 
 
 def start_recipe(order: CallOrder) -> Recipe:
-    """Begin answering a call."""
+    """Start the recipe of a call."""
     return RECIPES[order.call.function](order)

@@ -1,10 +1,10 @@
-"""The recipes of all AI functions that answer one row.
+"""The recipes of all AI functions over a single row.
 
 ``ai_generate`` and its JSON and detail forms generate text. ``ai_extract`` asks one question per
-field, or one for JSON of a schema. ``ai_embed`` and ``ai_similarity`` compute vectors of unit
-length. ``ai_filter``, ``ai_classify``, ``ai_classify_multi`` and ``ai_score`` generate no text: the
-probabilities of a few labels are read. ``ai_count_tokens`` needs only the tokenizer.
-dbfront/calls/recipe_table.py lists the recipes by function name.
+field, or one question for JSON of a schema. ``ai_embed`` and ``ai_similarity`` compute vectors of
+unit length. ``ai_filter``, ``ai_classify``, ``ai_classify_multi`` and ``ai_score`` generate no
+text: these functions read the probabilities of a few labels. ``ai_count_tokens`` needs only the
+tokenizer. dbfront/calls/recipe_table.py lists the recipes by function name.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from tierkv.sql.text.exact_json import exact_value
 
 _YES: Final = ("yes", "Yes")
 _YES_OR_NO: Final = (*_YES, "no", "No")
-"""Models differ in how they begin an answer; the spellings of a word share its probability."""
+"""Models start an answer differently; the spellings of a word share its probability."""
 
 _DIGITS: Final = tuple("0123456789")
 SCORE_DIGITS: Final = 5
-"""Digits of a score behind the point: further ones depend on who shared its batch."""
+"""Decimal places of a score; further digits depend on the composition of the batch."""
 
 _HOLE: Final = "{0}"
 _CERTAIN: Final = 0.5
 
 
 def filter_rows(order: CallOrder) -> Recipe:
-    """Return whether yes is likelier than no."""
+    """Return True if yes is more likely than no."""
     call = order.call
     (answer,) = yield ModelQuestions((_yes_or_no(order, call.text("predicate")),))
     return _chance_of_yes(answer) > _CERTAIN
 
 
 def classify(order: CallOrder) -> Recipe:
-    """Return the likeliest category."""
+    """Return the most likely category."""
     call = order.call
     categories = call.texts("categories")
     instruction = call.text("instruction") or _which_of(categories)
@@ -59,7 +59,7 @@ def classify(order: CallOrder) -> Recipe:
 
 
 def classify_multi(order: CallOrder) -> Recipe:
-    """Return the categories that fit, in the order of the list; each is a question of its own."""
+    """Return the matching categories, in the order of the list; each category is one question."""
     call = order.call
     categories = call.texts("categories")
     instruction = call.text("instruction") or f"Is it about {_HOLE}?"
@@ -118,7 +118,7 @@ def _about(instruction: str, category: str) -> str:
 
 
 def count_tokens(order: CallOrder) -> Recipe:
-    """Return the tokens of a text, without those a chat template puts around it."""
+    """Return the number of tokens of a text, without tokens of the chat template."""
     model = order.call.model or order.defaults.model
     counted = yield CountTokens((order.call.text("input"),), model)
     return counted.counts[0]
@@ -135,7 +135,7 @@ def similarity(order: CallOrder) -> Recipe:
     """Return the cosine of the angle between two texts' vectors, 1.0 for equal texts."""
     texts = [_not_empty(order.call.text(name)) for name in ("a", "b")]
     one, other = yield ModelQuestions(tuple(embed_text(order, text) for text in texts))
-    # Vectors are of unit length up to rounding; equal ones shall give 1.0.
+    # Vectors have unit length up to rounding; equal vectors must give 1.0.
     length = math.sqrt(_product(one, one) * _product(other, other))
     return min(max(_product(one, other) / (length or 1.0), -1.0), 1.0)
 
@@ -157,7 +157,7 @@ def generate(order: CallOrder) -> Recipe:
 
 
 def generate_json(order: CallOrder) -> Recipe:
-    """Return the JSON value of an answer held to a schema."""
+    """Return the JSON value of an answer constrained to a schema."""
     call = order.call
     asked = ask_model(order, call.text("prompt"), json_schema=call.text("schema"))
     (answer,) = yield ModelQuestions((asked,))
@@ -165,7 +165,7 @@ def generate_json(order: CallOrder) -> Recipe:
 
 
 def generate_detail(order: CallOrder) -> Recipe:
-    """Return the answer with what it cost."""
+    """Return the answer with its cost."""
     asked = ask_model(order, order.call.text("prompt"))
     (answer,) = yield ModelQuestions((asked,))
     return {
@@ -183,7 +183,7 @@ def generate_detail(order: CallOrder) -> Recipe:
 
 
 def failed_detail(order: CallOrder, error: TierKVError) -> dict[str, Any]:
-    """Return what ``ai_generate_detail`` answers for a call that failed."""
+    """Return the value of ``ai_generate_detail`` for a failed call."""
     return {
         "value": None,
         "error": error.message,
@@ -202,12 +202,12 @@ def parsed_json(answer: TextAnswer) -> Any:
     """Return an answer's JSON value.
 
     Raises:
-        RowLevelError: it was cut before its end.
+        RowLevelError: the answer was cut off, or is not JSON.
     """
     cut = answer.finish_reason is FinishReason.LENGTH
     with suppress(ValueError):
         value = exact_value(answer.text)
-        # Of a number that was cut, digits may be missing.
+        # A number that was cut off may lack digits.
         if not cut or isinstance(value, bool) or not isinstance(value, int | float):
             return value
     raise RowLevelError(
@@ -218,7 +218,7 @@ def parsed_json(answer: TextAnswer) -> Any:
 
 _AS_JSON: Final = "Extract the data as JSON."
 _NOTHING: Final = frozenset({"", "none", "null", "unknown", "n/a"})
-"""Answers, in lower case and without a last stop, that say there is no value."""
+"""Answers that mean there is no value, in lower case and without a final full stop."""
 
 
 def extract(order: CallOrder) -> Recipe:
