@@ -1,5 +1,4 @@
-"""Runs a batch of distinct AI calls: starts recipes, asks their questions in waves, collects
-answers.
+"""Runs a batch of AI calls: starts their recipes, asks their questions in waves, collects answers.
 
 dbfront/statement/ai_statement.py creates a CallBatch for each batch and asks its waves. The
 questions of a recipe go through the TextGenerator like chat requests

@@ -269,8 +269,7 @@ def _best_for_all(table: FieldTable, heads: Sequence[Hashable]) -> Order:
 
 
 def statistics_order(table: FieldTable, roots: Sequence[int]) -> list[int]:
-    """Order columns greedily by characters saved, each column right after the columns it
-    determines.
+    """Order columns greedily by saved characters, each right after the columns determined by it.
 
     A column determined by another column costs nothing right before it: rows equal in the
     determining column are equal in the determined column. In any later position the determined

@@ -90,7 +90,7 @@ def _leaders(calls: Sequence[PreparedCall]) -> list[int | None]:
 
 
 def prefix_leaders(prompts: Sequence[Sequence[int]], *, block_tokens: int) -> list[int | None]:
-    """Return for each prompt the prompt whose prefill it should wait for.
+    """Return for each prompt the prompt whose prefill should come first.
 
     Only whole blocks count, because only whole blocks are shared.
 

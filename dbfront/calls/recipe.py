@@ -21,14 +21,14 @@ from tierkv.sql.calls.ai_call import AiCall
 
 @dataclass(frozen=True, slots=True)
 class ModelQuestions:
-    """Asks the models; the recipe receives the answers in the same order."""
+    """Questions to the models; the recipe receives the answers in the same order."""
 
     calls: tuple[TextCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """Counts the tokens of texts for a model; the recipe receives TokenCounts."""
+    """Request for the token counts of texts; the recipe receives TokenCounts."""
 
     texts: tuple[str, ...]
     model: str | None
