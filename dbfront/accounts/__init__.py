@@ -1,1 +1,1 @@
-"""What statements and calls cost: log, trace and statistics."""
+"""The cost of statements and calls: log, trace and statistics."""

@@ -1,10 +1,10 @@
-"""The events of the accounts: one value for each request to a model, and one for each AI call.
+"""The events of the accounts: one value for each request to a model, and for each AI call.
 
-A LiveCall (dbfront/generation/live_call.py) makes the EndedRequest of a request, AiStatement
-(dbfront/statement/ai_statement.py) the EndedCall of a call in SQL; each is published once, to
-reducers that add it up. A request that is tried again, or that several calls share, is one event of
-its own, so requests and calls are counted apart. Rows that are answered from a statement's memo
-make no event, because a row may cost no more than a dictionary lookup; their number is settled at
+A LiveCall (dbfront/generation/live_call.py) creates the EndedRequest of a request; AiStatement
+(dbfront/statement/ai_statement.py) creates the EndedCall of a call in SQL. Each event is published
+once, to reducers that sum up events. A retried request, or a request shared by several calls, is a
+single event, so requests and calls are counted separately. Rows answered from a statement's memo
+create no event, because a row may cost no more than a dictionary lookup; their number is counted at
 the end of a round.
 """
 
@@ -24,7 +24,7 @@ _NOTHING: Final = Usage(0, 0)
 
 
 class CallEnd(StrEnum):
-    """How a call, or a request, ended."""
+    """The way a call or a request ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -34,16 +34,16 @@ class CallEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """What models did for a call: the sums over the answers that the call is charged for.
+    """The models' work for a call: sums over the answers charged to the call.
 
-    A failed call is charged for the answers that it had before it failed. A call is charged for
-    nothing when other calls are charged for the answers that it shares with them.
+    A failed call is charged for its answers before the failure. An answer shared by several calls
+    is charged to only one call, so a call may be charged for nothing.
 
     Attributes:
-        usage: tokens by source; only counters are added up.
-        first_tokens_s: time to first token of each answer; 0.0 where there was no token.
-        total_s: seconds of all answers, added up.
-        nodes: which node gave each answer.
+        usage: tokens by source; only counters are summed up.
+        first_tokens_s: time to first token of each answer; 0.0 without a token.
+        total_s: sum of the durations of all answers.
+        nodes: answering node of each answer.
     """
 
     usage: Usage = _NOTHING
@@ -53,7 +53,7 @@ class CallCost:
 
     @staticmethod
     def of(answers: Sequence[TextAnswer]) -> CallCost:
-        """Add up answers."""
+        """Sum up answers."""
         if len(answers) == 1:
             (only,) = answers
             return CallCost(only.usage, (only.ttft_s,), only.total_s, (only.node_id,))
@@ -81,26 +81,26 @@ def _sum(one: Usage, other: Usage) -> Usage:
 
 
 def end_of(answers: Sequence[TextAnswer]) -> CallEnd:
-    """Return how an answered call ended: cut, if any of its answers was."""
+    """Return the end of an answered call: LENGTH if any of its answers was cut off."""
     cut = any(answer.finish_reason is FinishReason.LENGTH for answer in answers)
     return CallEnd.LENGTH if cut else CallEnd.STOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedCall:
-    """An AI call that was answered or failed: one of a statement, or one that came by REST.
+    """An AI call that was answered or failed: a call of a statement, or a call by REST.
 
     Attributes:
-        statement: id of the run of the statement, or of the request by REST.
+        statement: id of the statement's run, or of the REST request.
         function: SQL name of the function, or the REST route.
-        model: which model was asked.
-        end: how the call ended.
-        cost: what it is charged for.
-        form: key of its form in the statement; -1 by REST.
-        error: what a call of a statement failed with.
-        is_null: the call gives NULL, answered or not.
-        is_local: the function asks no model.
-        retries: requests that were sent again for it.
+        model: name of the model.
+        end: the way the call ended.
+        cost: cost charged to the call.
+        form: key of the call's form in the statement; -1 for REST.
+        error: error of a failed call of a statement.
+        is_null: True if the call gives NULL, answered or not.
+        is_local: True if the function asks no model.
+        retries: requests sent again for the call.
         ended_s: monotonic time.
     """
 
@@ -118,7 +118,7 @@ class EndedCall:
 
     @property
     def failed(self) -> bool:
-        """True when there is no answer."""
+        """True if there is no answer."""
         return self.end is CallEnd.FAILED
 
 
@@ -127,17 +127,17 @@ class EndedRequest:
     """A request to a model that was answered, failed or was cancelled.
 
     Attributes:
-        request_id: of the request.
-        model: which model was asked.
-        tenant: whose namespace the request used.
-        kind: what was asked for, see ``kind_of``.
+        request_id: id of the request.
+        model: name of the model.
+        tenant: owner of the request's namespace.
+        kind: kind of answer requested, see ``kind_of``.
         origin: the REST route; empty for a request of a statement.
-        end: how the request ended.
-        usage: tokens by source; None where no node told any.
-        ttft_s: time to first token; 0.0 where there was no token.
+        end: the way the request ended.
+        usage: tokens by source; None if no node reported usage.
+        ttft_s: time to first token; 0.0 without a token.
         total_s: seconds from the call to the end.
-        node_id: which node answered.
-        error_code: of the error that ended it.
+        node_id: the answering node.
+        error_code: code of the error that ended the request.
     """
 
     request_id: RequestId
@@ -153,7 +153,7 @@ class EndedRequest:
     error_code: str = ""
 
     def as_call(self) -> EndedCall:
-        """Return the call by REST that the request is."""
+        """Return the request as an EndedCall, for a call by REST."""
         cost = CallCost(self.usage or _NOTHING, (self.ttft_s,), self.total_s, (self.node_id,))
         return EndedCall(
             statement=self.request_id,
@@ -165,7 +165,7 @@ class EndedRequest:
 
 
 def kind_of(call: TextCall) -> str:
-    """Return what a request asks for: ``embedding``, ``label``, ``json`` or ``text``."""
+    """Return the kind of answer requested: ``embedding``, ``label``, ``json`` or ``text``."""
     if call.embed:
         return "embedding"
     if call.labels:
@@ -174,9 +174,9 @@ def kind_of(call: TextCall) -> str:
 
 
 class CallReducer(Protocol):
-    """Adds up the calls of a statement.
+    """Sums up the calls of a statement.
 
-    1. ``take`` is told each call once, when the call ended; it neither raises nor waits.
+    1. ``take`` is called once for each call, at the end of the call, and neither raises nor waits.
     """
 
     def take(self, call: EndedCall) -> None: ...

@@ -1,7 +1,7 @@
-"""In which order the AI filters of a statement are asked: the one that saves most per cost first.
+"""The order in which the AI filters of a statement are asked: largest saving per cost first.
 
-Pure: told what each filter cost and let pass, it ranks them by cost / (1 - selectivity), the
-order that is cheapest when filters are independent.
+Pure. ``ran`` records the cost and the passed rows of each filter. Filters are ranked by cost / (1 -
+selectivity), the cheapest order if filters are independent.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from typing import Final
 from tierkv.dbfront.accounts.statistics import AiStats
 
 _SAMPLED_ROWS: Final = 16
-"""Rows that each filter is asked about before any order is chosen."""
+"""Number of rows each filter is asked about before an order is chosen."""
 
 _TOKEN_DECODED: Final = 8.0
-"""What decoding a token costs, in prompt tokens: prompts are computed many tokens at a time."""
+"""Cost of decoding a token, in prompt tokens. Prompt tokens are cheaper because many are computed
+at once.
+"""
 
 
 def cost_tokens(stats: AiStats) -> float:
-    """Return what answers have cost so far, in prompt tokens that were computed."""
+    """Return the cost of all answers so far, in computed prompt tokens."""
     computed = stats.prompt_tokens - stats.hit_tokens.total
     return computed + _TOKEN_DECODED * stats.completion_tokens
 
 
 @dataclass(slots=True)
 class FilterRecord:
-    """What is known of one filter: rows it was asked about, that passed, and the tokens it took."""
+    """Observations of one filter: rows asked about, rows passed, and the cost in tokens."""
 
     rows: int = 0
     passed: int = 0
@@ -34,7 +36,7 @@ class FilterRecord:
 
     @property
     def rank(self) -> float:
-        """Cost per row that it drops; estimates are drawn to the middle while rows are few."""
+        """Cost per dropped row; with few rows the selectivity is shrunk towards one half."""
         dropped = (self.rows - self.passed + 0.5) / (self.rows + 1)
         return (self.cost / self.rows if self.rows else 0.0) / dropped
 
@@ -43,7 +45,7 @@ class FilterOrder:
     """The filters of one statement, by number.
 
     Attributes:
-        records: of each filter.
+        records: observations of each filter.
     """
 
     def __init__(self, count: int) -> None:
@@ -51,15 +53,15 @@ class FilterOrder:
 
     @property
     def measuring(self) -> bool:
-        """Whether every filter is to be asked about every row, to learn what they are like."""
+        """True if every filter should be asked about every row, to measure all filters."""
         return len(self.records) > 1 and any(record.rows < _SAMPLED_ROWS for record in self.records)
 
     def order(self) -> list[int]:
-        """Return the filters' numbers, first to ask first; ties stay as written."""
+        """Return the filters' numbers in the order of asking; ties keep the written order."""
         return sorted(range(len(self.records)), key=lambda number: self.records[number].rank)
 
     def ran(self, number: int, *, rows: int, passed: int, cost: float) -> None:
-        """Note what a filter did with some rows."""
+        """Record the result of a filter on some rows."""
         record = self.records[number]
         record.rows += rows
         record.passed += passed

@@ -1,7 +1,8 @@
-"""The account of one statement: what its AI calls cost, and how the statement ended.
+"""The account of one statement: the cost of its AI calls, and the way the statement ended.
 
-Sessions of both doors report events here; dbfront/accounts/statement_log.py opens the account.
-Literals, answers and error texts are never kept, because they may hold prompts and data.
+SQL sessions (DuckDB and the PostgreSQL relay) report events here; dbfront/accounts/statement_log.py
+opens the account. Literals, answers and error texts are never kept, because these texts may contain
+prompts and data.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ from tierkv.sql.text.lexer import tokenize
 from tierkv.sql.text.normal_form import normal_form, query_id
 
 _SHORT: Final = 65_536
-"""A longer text gets its normal form off the event loop, or none where nobody waits for it."""
+"""The normal form of a longer text is computed off the event loop, or omitted if the statement has
+no AI calls or failed before its start.
+"""
 
 _INTERNAL_ERROR: Final = "XX000"
 
 
 class LoggedStatements(StrEnum):
-    """Which statements are in the log."""
+    """The statements to log."""
 
     AI = "ai"
     ALL = "all"
@@ -48,7 +51,7 @@ class LoggedStatements(StrEnum):
 
 
 class LogEvent(StrEnum):
-    """What a row of the log says; the names are ClickHouse's."""
+    """Event type of a log row; the names are ClickHouse's."""
 
     START = "QueryStart"
     FINISH = "QueryFinish"
@@ -60,10 +63,10 @@ class StatementEntry:
     """One statement's account; a reducer of its calls.
 
     Attributes:
-        query_id: of this run, a UUID that sorts by time.
-        queryid: of the statement without its literals; None until it began.
-        kind: what it does, such as ``query`` or ``insert``.
-        rows: final rows that the engine asked for, by function and model.
+        query_id: id of this run, a UUID that sorts by time.
+        queryid: id of the statement without its literals; None until the statement began.
+        kind: statement kind, for example ``query`` or ``insert``.
+        rows: calls by the engine for final rows, by function and model.
     """
 
     def __init__(
@@ -94,11 +97,11 @@ class StatementEntry:
         self._usage_keys: dict[tuple[Any, ...], None] = {}
 
     def planned(self, kind: str, *, holds_calls: bool) -> None:
-        """It is known what the statement does, and whether it has AI calls."""
+        """Record the kind of the statement, and whether the statement has AI calls."""
         self.kind, self._holds_calls = kind, holds_calls
 
     async def began(self) -> None:
-        """A statement with AI calls is about to run; returns when the log has its start."""
+        """Record the start of a statement with AI calls; return when the start is in the log."""
         if len(self._text) > _SHORT:
             self.queryid, self._query = await asyncio.to_thread(identify, self._text)
         else:
@@ -109,14 +112,14 @@ class StatementEntry:
             await asyncio.to_thread(self._store.flush, self._clock.wall())
 
     def take(self, call: EndedCall) -> None:
-        """Count a call that ended; a call that asks no model is not counted."""
+        """Count an ended call; a call without a model is not counted."""
         if call.is_local:
             return
         facts = {"user_name": self._client.user, "query_tag": self._tag, "is_completed": 0}
         self._usage_keys[count_call(self._store, call, self._clock.wall(), facts)] = None
 
     def ended(self, stats: AiStats, error: BaseException | None = None) -> None:
-        """The statement is over, with these counters of its AI calls."""
+        """Record the end of the statement, with the counters of its AI calls."""
         if self.queryid is not None:
             self._count_statement(stats, failed=error is not None)
             self._complete_usage()
@@ -126,7 +129,7 @@ class StatementEntry:
     def _is_logged(self, error: BaseException | None) -> bool:
         if self._logged is not LoggedStatements.AI:
             return self._logged is LoggedStatements.ALL
-        if self._holds_calls is None:  # It could not be planned.
+        if self._holds_calls is None:  # The statement could not be planned.
             return error is not None and "ai_" in self._text.lower()
         if isinstance(error, UnknownUdfError):
             return True
@@ -165,7 +168,7 @@ class StatementEntry:
         if self.queryid is not None:
             row |= {"rounds": stats.rounds, "ai_calls": stats.calls, **_costs(stats)}
             self._store.append(lambda: row)
-        else:  # Whoever writes finds its normal form, so that it costs the statement nothing.
+        else:  # The writer computes the normal form, at no cost to the statement.
             text = self._text if len(self._text) <= _SHORT else ""
             self._store.append(lambda: row | dict(zip(_IDENTITY, identify(text), strict=True)))
 
@@ -174,7 +177,7 @@ class StatementEntry:
             return LogEvent.FINISH
         if self.queryid is not None:
             return LogEvent.FAILED
-        # Of class 42 are the errors that an engine finds before it runs anything.
+        # Class 42 has the errors raised by an engine before it runs a statement.
         early = self._holds_calls is not False or code.startswith("42")
         return LogEvent.FAILED_BEFORE if early else LogEvent.FAILED
 
@@ -194,7 +197,7 @@ class StatementEntry:
 
 
 def new_query_id(wall_s: float) -> str:
-    """Return a UUID of version 7: it sorts by the time it was made at."""
+    """Return a UUID of version 7, which sorts by its creation time."""
     value = int.from_bytes(os.urandom(10), "big")
     milliseconds = int(wall_s * 1000) & (1 << 48) - 1
     high, low = value >> 62 & 0xFFF, value & (1 << 62) - 1
@@ -202,7 +205,7 @@ def new_query_id(wall_s: float) -> str:
 
 
 def hour_of(wall_s: float) -> int:
-    """Return the Unix time at which the hour of usage_history began."""
+    """Return the Unix time of the start of the hour, as in usage_history."""
     return int(wall_s // HOUR_S) * HOUR_S
 
 
@@ -212,13 +215,13 @@ def count_call(
     """Count a call by function, by time to first token and by hour.
 
     Args:
-        store: changed.
-        call: of a statement or by REST.
-        wall_s: Unix time of its end.
-        facts: of its row of ``USAGE``.
+        store: updated in place.
+        call: a call of a statement or by REST.
+        wall_s: Unix time of the call's end.
+        facts: facts for the row of ``USAGE``.
 
     Returns:
-        the key of that row.
+        the key of the row of ``USAGE``.
     """
     cost, function = call.cost, (call.function, call.model)
     begun = [ttft_s for ttft_s in cost.first_tokens_s if ttft_s > 0.0]
@@ -248,7 +251,7 @@ _IDENTITY: Final = ("queryid", "query")
 
 
 def identify(text: str) -> tuple[int | None, str | None]:
-    """Return the id and the normal form of a statement; None of what can't be cut into tokens."""
+    """Return the id and the normal form of a statement; None if the text cannot be tokenized."""
     try:
         tokens = tokenize(text)
     except SqlSyntaxError:
@@ -266,17 +269,17 @@ def _costs(stats: AiStats) -> dict[str, float]:
 
 
 def _code(error: BaseException) -> str:
-    """Return the SQLSTATE a client was told."""
+    """Return the SQLSTATE sent to the client."""
     if isinstance(error, asyncio.CancelledError):
         return CancelledByUserError.sqlstate
     return error.sqlstate if isinstance(error, TierKVError) else _INTERNAL_ERROR
 
 
 class CallNames:
-    """Which function and which model the calls of a statement are counted for.
+    """Function and model names for the statistics of a statement's calls.
 
     Attributes:
-        _models: names of the models that answer, by what was asked for.
+        _models: names of answering models, by requested name.
     """
 
     def __init__(self, forms: Sequence[CallForm], defaults: CallDefaults) -> None:
@@ -285,18 +288,18 @@ class CallNames:
         self._models: dict[str | None, str] = {}
 
     def prepared(self, prepared: PreparedCall) -> None:
-        """Learn which model a name, or none, stands for."""
+        """Record the answering model for a requested name; without a name, for the default."""
         self._models[prepared.call.model] = prepared.model.name
 
     def model_of(self, call: AiCall) -> str:
-        """Name the model that answers a call; what was asked for when none ever was prepared."""
+        """Return the answering model of a call, or the requested name if no call was prepared."""
         asked = call.model or self._defaults.model
         return self._models.get(asked, asked or "")
 
     def rows(self, lookups: Mapping[int, int]) -> Mapping[tuple[str, str], int]:
-        """Add up the rows of forms by function and model.
+        """Sum up the rows of forms by function and model.
 
-        The model is empty where each row names its own.
+        The model is empty if each row names its own model.
 
         Args:
             lookups: rows by form key.

@@ -1,8 +1,8 @@
-"""The account of a front's statements: entries are opened here, written and forgotten.
+"""The account of a front's statements: opens entries, writes and resets statistics.
 
-Sessions of both doors ``open`` a StatementEntry for each statement
-(dbfront/accounts/statement_entry.py). What is kept goes to dbfront/accounts/statistic_store.py;
-dbfront/views/statistics.py shows it.
+SQL sessions (DuckDB and the PostgreSQL relay) ``open`` a StatementEntry for each statement
+(dbfront/accounts/statement_entry.py). dbfront/accounts/statistic_store.py stores the statistics;
+dbfront/views/statistics.py shows the statistics.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class StatementLog:
     """Counters and log of one front.
 
     Attributes:
-        store: where they are.
-        clock: the front's.
-        logged: which statements the log is for.
-        scheduler_counts: what the scheduler counted; set by whoever has one.
+        store: storage of the counters and the log.
+        clock: clock of the front.
+        logged: the statements to log.
+        scheduler_counts: returns the scheduler's counters; set by the owner of the scheduler.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class StatementLog:
         logged: LoggedStatements = LoggedStatements.AI,
         flush_s: float = 5.0,
     ) -> None:
-        """Make the account.
+        """Create the account.
 
         Args:
-            store: open.
-            clock: for durations, and times for people.
+            store: an open store.
+            clock: clock for durations and wall-clock times.
             logged: see the attribute.
-            flush_s: seconds between writes; so much is lost with a front that is killed.
+            flush_s: seconds between writes; a killed front loses statistics of at most this period.
         """
         self.store = store
         self.clock = clock
@@ -65,11 +65,11 @@ class StatementLog:
         self._writer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Write from time to time."""
+        """Start writing periodically."""
         self._writer = asyncio.create_task(self._write(), name="statistics")
 
     async def stop(self) -> None:
-        """Write what is left and close the store."""
+        """Write pending statistics and close the store."""
         if self._writer is not None:
             self._writer.cancel()
             with suppress(asyncio.CancelledError):
@@ -87,16 +87,17 @@ class StatementLog:
                 _log.exception("statistics could not be written")
 
     async def flush(self) -> None:
-        """Write what is new; a file that can't be written is tried again the next time."""
+        """Write pending statistics; after a write error the next flush tries again."""
         self._count_scheduling()
         await asyncio.to_thread(self.store.flush, self.clock.wall())
 
     async def select(
         self, sql: str, finish: Callable[[dict[str, Any]], None] = lambda row: None
     ) -> list[dict[str, Any]]:
-        """Return the rows of a query over the store, all that happened included.
+        """Return the rows of a query over the store, including pending statistics.
 
-        ``finish`` may change each; it runs off the event loop like the query: there may be many.
+        ``finish`` may change each row. Both run off the event loop, because the result may be
+        large.
         """
         self._count_scheduling()
         return await asyncio.to_thread(self._select, sql, finish)
@@ -108,29 +109,29 @@ class StatementLog:
         return rows
 
     async def resets(self) -> dict[str, float]:
-        """Return since when each group counts, in Unix time."""
+        """Return the start of counting of each group, in Unix time."""
         return await asyncio.to_thread(self.store.resets, self.clock.wall())
 
     async def kvcache_baseline(self) -> tuple[dict[str, float], float | None]:
-        """Return what nodes had counted at the last reset, and its Unix time; None: never."""
+        """Return the nodes' counters at the last reset, and its Unix time; None if never reset."""
         now_s = self.clock.wall()
         baseline = await asyncio.to_thread(self.store.baseline, now_s)
         return baseline, (await self.resets())["kvcache"] if baseline else None
 
     async def reset(self, what: str | None, nodes: Mapping[str, float] | None = None) -> float:
-        """Forget what one group counted, or all counters.
+        """Reset the counters of one group, or of all groups.
 
-        The log of statements is forgotten only when it is named.
+        The log of statements is cleared only if named.
 
         Args:
-            what: the group; None: all.
-            nodes: what nodes have counted by now, where that is to be forgotten.
+            what: the group; None for all groups.
+            nodes: present counters of the nodes, if the counters are to be reset.
 
         Returns:
             the Unix time of the reset.
 
         Raises:
-            UdfArgumentError: there is no such group.
+            UdfArgumentError: unknown group.
         """
         if what is not None and what not in GROUPS:
             raise UdfArgumentError(
@@ -144,7 +145,7 @@ class StatementLog:
         return now_s
 
     def open(self, client: ClientInfo, pid: int, text: str, query_tag: str = "") -> StatementEntry:
-        """Begin the account of one statement; cheap."""
+        """Open the account of one statement; cheap."""
         return StatementEntry(
             self.store,
             self.clock,
@@ -156,13 +157,13 @@ class StatementLog:
         )
 
     def take(self, request: EndedRequest) -> None:
-        """Count a request that came by REST; requests of SQL are counted by their statement."""
+        """Count a request by REST; requests of SQL are counted by their statement."""
         if request.origin:
             facts = {"user_name": request.tenant, "query_tag": "", "is_completed": 1}
             count_call(self.store, request.as_call(), self.clock.wall(), facts)
 
     def _count_scheduling(self) -> None:
-        """Add what the scheduler counted since the last look."""
+        """Add the increase of the scheduler's counters since the last call."""
         seen, self._scheduler_seen = self._scheduler_seen, self.scheduler_counts()
         for model, counts in self._scheduler_seen.items():
             before = seen.get(model, {})

@@ -1,9 +1,9 @@
-"""What became of each AI call as written, round by round, for EXPLAIN ANALYZE and the views.
+"""The trace of a statement's AI calls, round by round, for EXPLAIN ANALYZE and the views.
 
-Filled by dbfront/statement/ai_statement.py while a statement runs, read by dbfront/explain/plan.py.
-The engine can't tell calls of equal text apart, so what is counted is a form
-(sql/calls/ai_call.py); each distinct call is on the account of one form, of the lowest stage that
-asked, and the forms add up to AiStats.
+dbfront/statement/ai_statement.py fills the trace while a statement runs; dbfront/explain/plan.py
+reads the trace. The engine cannot distinguish calls of equal text, so calls are counted by form
+(sql/calls/ai_call.py). Each distinct call is charged to one form, of the lowest stage among the
+asking forms, and the sum over all forms equals AiStats.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from tierkv.dbfront.contracts import PlanSummary
 from tierkv.kvcore.request import HitTokens
 
 MOST_ROUNDS = 256
-"""Rounds that are told one by one; what comes after is added to the last."""
+"""Maximum number of separate rounds; later rounds are added to the last round."""
 
 
 @dataclass(slots=True)
 class FormTrace:
-    """Counters of the calls that are written alike.
+    """Counters of calls with the same form.
 
     Attributes:
-        rows: calls with a prompt that the engine made for the final rows.
-        distinct: different calls among all it ever made that were answered, or failed.
-        asked: of those, how many were on its account; others had asked for the rest before.
-        requests: what models were asked for these.
-        errors: of those asked, how many failed.
-        retries: requests that were sent again after a failure.
-        prompt_tokens: of answered requests; so are ``completion_tokens`` and ``hit_tokens``.
+        rows: calls with a prompt made by the engine for the final rows.
+        distinct: distinct calls, answered or failed, over all rounds.
+        asked: distinct calls charged to the form; the remaining calls were asked earlier by other
+            forms.
+        requests: requests to models for the charged calls.
+        errors: charged calls that failed.
+        retries: requests sent again after a failure.
+        prompt_tokens: of answered requests, like ``completion_tokens`` and ``hit_tokens``.
         ttft_s: times to first token of answered requests.
-        wall_s: from the beginning of each batch with its calls to the last answer to them.
+        wall_s: sum over batches of the time from the batch's start to the last answer for the form.
     """
 
     rows: int = 0
@@ -53,17 +54,17 @@ class FormTrace:
 
     @property
     def dedup_ratio(self) -> float:
-        """Share of the rows that needed no call of their own."""
+        """Share of the rows without a call of their own."""
         return max(0.0, 1.0 - self.distinct / self.rows) if self.rows else 0.0
 
     def ttft_quantile_s(self, quantile: float) -> float:
-        """Return a quantile of the times to first token, one that occurred; 0.0 without any."""
+        """Return a quantile of the times to first token, as an observed value; 0.0 without any."""
         if not self.ttft_s:
             return 0.0
         return sorted(self.ttft_s)[math.ceil(quantile * len(self.ttft_s)) - 1]
 
     def take(self, call: EndedCall) -> None:
-        """Count one of its calls."""
+        """Count a call of the form."""
         cost = call.cost
         self.requests += len(cost.nodes)
         self.errors += call.failed
@@ -76,15 +77,15 @@ class FormTrace:
 
 @dataclass(slots=True)
 class RoundTrace:
-    """One run of the engine, and what was asked after it.
+    """One run of the engine, and the calls evaluated after the run.
 
     Attributes:
-        lookups: calls with a prompt that the engine made, by form key.
-        asked: distinct calls that were evaluated then, by form key.
+        lookups: calls with a prompt made by the engine, by form key.
+        asked: distinct calls evaluated after the run, by form key.
         engine_s: seconds in the engine.
         model_s: seconds waiting for answers.
-        plan: what the order of the questions was like.
-        runs: how many runs of the engine it stands for.
+        plan: summary of the call plan.
+        runs: number of engine runs in this entry.
     """
 
     lookups: Counter[int]
@@ -96,17 +97,17 @@ class RoundTrace:
 
 
 class StatementTrace:
-    """What became of a statement's calls; a reducer of them.
+    """The trace of a statement's calls; a reducer of ended calls.
 
-    Mutated only by the AiStatement it belongs to.
+    Mutated only by the AiStatement that owns the trace.
 
     Attributes:
         forms: counters by form key, in the order of the text.
-        rounds: in order.
-        nodes: requests answered, by node.
+        rounds: traces of the rounds, in order.
+        nodes: answered requests by node.
         executor: ``replay``, or ``stream``.
-        filter_order: what was learned of several AI filters, and in which order they were asked.
-        why_not_stream: what kept it from being streamed although its text did not.
+        filter_order: observations and order of several AI filters.
+        why_not_stream: reason for replaying a statement whose text allows streaming.
     """
 
     def __init__(self, keys: Sequence[int]) -> None:
@@ -120,7 +121,7 @@ class StatementTrace:
         self._batch_walls: dict[int, float] = {}
 
     def ran(self, lookups: Mapping[int, int], engine_s: float) -> None:
-        """The engine ran once."""
+        """Record one run of the engine."""
         if len(self.rounds) < MOST_ROUNDS:
             self.rounds.append(RoundTrace(Counter(lookups), engine_s))
             return
@@ -130,21 +131,21 @@ class StatementTrace:
         last.runs += 1
 
     def settled(self, lookups: Mapping[int, int], answered: Mapping[int, int]) -> None:
-        """The rows of the last run are final; ``answered`` counts distinct calls since the start.
+        """Record the last run's rows as final; ``answered`` counts distinct calls since the start.
 
-        A statement that is run piece by piece settles several times.
+        A statement run in pieces settles several times.
         """
         for key, form in self.forms.items():
             form.rows += lookups[key]
             form.distinct = answered[key]
 
     def discard_rows(self) -> None:
-        """What ran so far only collected; the statement itself makes its calls again."""
+        """Discard the rows of collecting runs; the statement itself makes these calls again."""
         for form in self.forms.values():
             form.rows = 0
 
     def batch_begins(self, keys: Sequence[int], now_s: float) -> None:
-        """Calls are evaluated after the last run, each on the account of one form."""
+        """Record the start of a batch after the last run; each call is charged to one form."""
         self._batch_began_s, self._batch_walls = now_s, {}
         if self.rounds:
             self.rounds[-1].asked.update(keys)
@@ -152,13 +153,13 @@ class StatementTrace:
             self.forms[key].asked += 1
 
     def take(self, call: EndedCall) -> None:
-        """Count a call that ended."""
+        """Count an ended call."""
         self.forms[call.form].take(call)
         self.nodes.update(call.cost.nodes)
         self._batch_walls[call.form] = call.ended_s - self._batch_began_s
 
     def batch_ended(self, plan: PlanSummary, model_s: float) -> None:
-        """All of them were."""
+        """Record the end of the batch."""
         for key, wall_s in self._batch_walls.items():
             self.forms[key].wall_s += wall_s
         if self.rounds:

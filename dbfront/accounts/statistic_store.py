@@ -1,8 +1,8 @@
-"""The front's statistics at rest: one SQLite file, or memory, behind sums of what is new.
+"""Persistent statistics of the front: one SQLite file, or memory, with pending sums in memory.
 
 Called by dbfront/accounts/statement_log.py, from any thread. ``add`` and ``append`` only touch
-memory; whatever waits for a disk is meant to be called off the event loop. Nothing here ever stops
-the front: a damaged file is set aside, a full disk is told once and tried again.
+memory; methods with disk access are meant to be called off the event loop. Errors never stop the
+front: a damaged file is moved aside, and a full disk is logged once and retried.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tierkv.kvcore import limits
 _log = logging.getLogger("tierkv.statistics")
 
 DAMAGED: Final = ".damaged"
-"""Ending of a file that was set aside; an older one of that name is replaced."""
+"""Suffix of a damaged file that was moved aside; an older file of this name is replaced."""
 
 _CHANGES_BETWEEN_PRUNES: Final = 1_000
 
@@ -49,7 +49,7 @@ LogRow = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Change:
-    """What happened to one row since the last write."""
+    """Pending changes of one row."""
 
     facts: dict[str, Any]
     counts: dict[str, float]
@@ -68,7 +68,7 @@ class _Change:
 
 @dataclass(slots=True)
 class _UnwrittenRows:
-    """What is not written yet; a log row may be made by a function, when it is written."""
+    """Pending changes; a log row is a function called at the time of writing."""
 
     changes: dict[str, dict[Key, _Change]] = field(
         default_factory=lambda: {table.name: {} for table in TABLES}
@@ -82,17 +82,17 @@ class StatisticStore:
     """Counters and a log of statements.
 
     Attributes:
-        path: the file; empty: in memory.
-        keep_s: age at which usage and log are forgotten.
-        _pending: what is not written yet; guarded by ``_lock``.
-        _database: guarded by ``_writing``, which is taken before ``_lock``.
+        path: path of the file; empty for memory.
+        keep_s: age at which usage and log rows are deleted.
+        _pending: pending changes; guarded by ``_lock``.
+        _database: guarded by ``_writing``, which is acquired before ``_lock``.
     """
 
     def __init__(self, path: str = "", *, now_s: float, keep_s: float = 30 * 86_400.0) -> None:
-        """Open or make the file; one that can't be used is set aside, or left alone.
+        """Open or create the file; a damaged file is moved aside, an unusable file is left alone.
 
         Args:
-            path: where; empty keeps everything in memory.
+            path: path of the file; empty keeps all statistics in memory.
             now_s: Unix time.
             keep_s: see the attribute.
         """
@@ -106,7 +106,7 @@ class StatisticStore:
         self._closed = False
         self._database = self._open(now_s)
 
-    # -- what happened
+    # -- adding
 
     def add(
         self,
@@ -117,7 +117,7 @@ class StatisticStore:
         at_s: float,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add to a row's counters; cheap, and never waits for a disk."""
+        """Add to a row's counters; cheap, without disk access."""
         with self._lock:
             rows = self._pending.changes[table.name]
             known = rows.get(key)
@@ -127,19 +127,19 @@ class StatisticStore:
                 known.more(counts, at_s, facts or _NO_FACTS)
 
     def append(self, row: Callable[[], LogRow]) -> None:
-        """Add a row to the log of statements; it is made when it is written."""
+        """Add a row to the log of statements; ``row`` is called when the log is written."""
         with self._lock:
             self._pending.log.append(row)
 
-    # -- reading, writing, forgetting
+    # -- reading, writing, resetting
 
     def flush(self, now_s: float) -> None:
-        """Write what is new; keeps it for later where that fails."""
+        """Write pending changes; after an error the changes stay pending."""
         with self._writing:
             self._flush(now_s)
 
     def select(self, sql: str, now_s: float) -> list[dict[str, Any]]:
-        """Return the rows of a query over all there is, what is new included."""
+        """Return the rows of a query over all statistics, including pending changes."""
         with self._writing:
             self._flush(now_s)
             try:
@@ -151,24 +151,25 @@ class StatisticStore:
                 return []
 
     def resets(self, now_s: float) -> dict[str, float]:
-        """Return since when each group counts, in Unix time."""
+        """Return the start of counting of each group, in Unix time."""
         rows = self.select("SELECT name, value FROM resets", now_s)
         return dict.fromkeys(GROUPS, now_s) | {row["name"]: row["value"] for row in rows}
 
     def baseline(self, now_s: float) -> dict[str, float]:
-        """Return what others had counted when ``reset`` was told so."""
+        """Return the external counters recorded at the last ``reset`` with a baseline."""
         rows = self.select("SELECT name, value FROM baselines", now_s)
         return {row["name"]: row["value"] for row in rows}
 
     def reset(
         self, groups: Iterable[str], now_s: float, baseline: Mapping[str, float] | None = None
     ) -> None:
-        """Forget what some groups counted.
+        """Reset the counters of some groups.
 
         Args:
-            groups: of dbfront/accounts/statistic_tables.py.
+            groups: groups of dbfront/accounts/statistic_tables.py.
             now_s: Unix time.
-            baseline: what others, who can't be reset, have counted by now; None keeps the old one.
+            baseline: present values of external counters that cannot be reset; None keeps the old
+                values.
         """
         chosen = set(groups)
         with self._writing:
@@ -190,7 +191,7 @@ class StatisticStore:
                 self._failed(error, now_s)
 
     def close(self, now_s: float) -> None:
-        """Write what is new and close the file."""
+        """Write pending changes and close the file."""
         with self._writing:
             if not self._closed:
                 self._flush(now_s)
@@ -226,7 +227,7 @@ class StatisticStore:
                 self._prune(database, now_s)
 
     def _prune(self, database: sqlite3.Connection, now_s: float) -> None:
-        """Forget what is too old, and the oldest of what is too much."""
+        """Delete rows past their age, and the oldest rows above the size limits."""
         self._changes_since_prune = 0
         oldest_s = now_s - self.keep_s
         database.execute(f"DELETE FROM {USAGE.name} WHERE {LAST} < ?", (oldest_s,))
@@ -242,7 +243,7 @@ class StatisticStore:
         )
 
     def _put_back(self, pending: _UnwrittenRows) -> None:
-        """What could not be written comes before what came since."""
+        """Return unwritten changes to the pending changes, before newer changes."""
         with self._lock:
             newer, self._pending = self._pending, pending
             for name, changes in newer.changes.items():
@@ -257,7 +258,7 @@ class StatisticStore:
     # -- the file
 
     def _failed(self, error: sqlite3.Error, now_s: float) -> None:
-        """A broken file is replaced; anything else, such as a full disk, may pass."""
+        """Replace a damaged file; any other error, for example a full disk, may be temporary."""
         if is_damage(error):
             self._database.close()
             self._set_aside(error)

@@ -1,8 +1,8 @@
 """The SQLite file of the front's statistics, and its tables of counters.
 
 A table has key columns, facts about the key (the newest value is kept) and counters. New counts are
-added up in memory and then added to the table, so a restarted front goes on counting.
-dbfront/accounts/statistic_store.py keeps the file; dbfront/accounts/statement_log.py fills the
+summed in memory and then added to the table, so counters survive a restart of the front.
+dbfront/accounts/statistic_store.py owns the file; dbfront/accounts/statement_log.py fills the
 tables.
 """
 
@@ -17,7 +17,9 @@ from typing import Final
 from tierkv.kvcore import limits
 
 LAST: Final = "last_s"
-"""Fact of every table: Unix time of its last change. What is oldest by it goes first."""
+"""Fact of every table: Unix time of the row's last change. The rows with the oldest change are
+deleted first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,11 @@ class CounterTable:
     """A table of counters; each column has a name and an SQLite type.
 
     Attributes:
-        keys: columns that name a row.
-        facts: columns that the newest value of is kept; ``LAST`` is added.
-        counters: columns that are added up.
-        most_rows: rows that are kept.
-        group: what ``tierkv.stat_reset(group)`` calls it.
+        keys: primary key columns.
+        facts: columns with the newest value; ``LAST`` is added.
+        counters: columns with sums.
+        most_rows: maximum number of rows.
+        group: group name in ``tierkv.stat_reset(group)``.
     """
 
     name: str
@@ -41,7 +43,7 @@ class CounterTable:
 
     @property
     def columns(self) -> dict[str, str]:
-        """All of them, in order."""
+        """All columns, in order."""
         return {**self.keys, **self.facts, LAST: "REAL", **self.counters}
 
 
@@ -97,7 +99,7 @@ FIRST_TOKENS: Final = CounterTable(
     most_rows=limits.MAX_FUNCTIONS_KEPT * 100,
     group="functions",
 )
-"""How many answers began within which step of time; see ``step_of``."""
+"""Number of answers whose first token came within each time step; see ``step_of``."""
 
 USAGE: Final = CounterTable(
     "usage",
@@ -149,13 +151,13 @@ QUERY_LOG: Final[dict[str, str]] = {
     "errors": "INTEGER",
     "exception_code": "TEXT",
 }
-"""Columns of the log of statements, which is appended to."""
+"""Columns of the log of statements, an append-only table."""
 
 QUERY_LOG_GROUP: Final = "query_log"
 GROUPS: Final = tuple(
     dict.fromkeys([*(table.group for table in TABLES), QUERY_LOG_GROUP, "kvcache"])
 )
-"""What may be reset by itself."""
+"""Groups that can be reset separately."""
 
 HOUR_S: Final = 3600
 
@@ -164,7 +166,7 @@ _SHORTEST_S: Final = 1e-6
 
 
 def step_of(seconds: float) -> int:
-    """Return the step of a duration: steps grow by 2 %, so that quantiles are as exact."""
+    """Return the step of a duration. Steps grow by 2 %, which is the precision of quantiles."""
     return math.ceil(math.log(max(seconds, _SHORTEST_S) / _SHORTEST_S) / _STEP)
 
 
@@ -179,7 +181,7 @@ _BUSY_S: Final = 5.0
 
 
 class Transaction:
-    """BEGIN and COMMIT, or ROLLBACK when anything is raised."""
+    """BEGIN and COMMIT, or ROLLBACK after an exception."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -196,11 +198,11 @@ class Transaction:
 
 
 class _UnusableFileError(sqlite3.DatabaseError):
-    """The file is damaged, or of a later release."""
+    """The file is damaged, or was written by a later release."""
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file itself is at fault."""
+    """Return True if the file itself is the cause of the error."""
     if isinstance(error, _UnusableFileError):
         return True
     code = getattr(error, "sqlite_errorcode", None)
@@ -208,11 +210,12 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 def open_database(path: str, now_s: float) -> sqlite3.Connection:
-    """Open a file, or ``MEMORY``, and make what is missing in it.
+    """Open a file, or ``MEMORY``, and create missing tables.
 
     Raises:
-        sqlite3.DatabaseError: it can't be used; ``is_damage`` says whose fault that is.
-        OSError: nor its folder made.
+        sqlite3.DatabaseError: the file cannot be used; ``is_damage`` returns True if the file is
+            the cause.
+        OSError: the file or its folder cannot be created.
     """
     if path != MEMORY:
         file = Path(path)

@@ -1,4 +1,4 @@
-"""What the AI calls of a statement, or of a whole session, did and cost."""
+"""Counters of the AI calls of a statement or a session."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ class AiStats:
     """Counters of AI calls, filled while a statement runs; a reducer of its calls.
 
     Attributes:
-        calls: AI calls with a prompt that the engine made in its last round, one per row and call;
-            and distinct ones of before, asked to learn an order of filters, that it did not make.
-        distinct_calls: calls that were answered by models, or failed.
-        requests: what the models were asked for them; a call may ask nothing or several things.
-        errors: of those, how many failed.
-        prompt_tokens: of answered calls.
-        completion_tokens: of answered calls.
+        calls: AI calls with a prompt made by the engine in its last round, counted per row and
+            call; plus distinct calls asked earlier to learn an order of filters, if absent from the
+            last round.
+        distinct_calls: calls answered by models, or failed.
+        requests: requests to models for these calls; a call may need none or several.
+        errors: number of failed distinct calls.
+        prompt_tokens: prompt tokens of answered calls.
+        completion_tokens: completion tokens of answered calls.
         hit_tokens: prompt tokens not computed, by tier.
-        blended_tokens: those of chunks computed elsewhere; answers are approximate with any.
-        recomputed_tokens: reused tokens of chunks that were computed again.
+        blended_tokens: hit tokens from chunks computed elsewhere; any such token makes answers
+            approximate.
+        recomputed_tokens: reused chunk tokens that were computed again.
         ttft_sum_s: sum of times to first token; see ``mean_ttft_s``.
-        planned_runs: pieces that the prefix trees of its batches were cut into.
-        shared_tokens: prompt tokens that another call of the same batch had in common.
-        rounds: how often the engine ran the statement.
+        planned_runs: number of pieces of the prefix trees of all batches.
+        shared_tokens: prompt tokens shared with another call of the same batch.
+        rounds: number of engine runs of the statement.
         engine_s: seconds in the engine.
         llm_s: seconds waiting for answers.
-        wall_s: seconds in all.
+        wall_s: total seconds.
     """
 
     calls: int = 0
@@ -52,7 +54,7 @@ class AiStats:
 
     @property
     def mean_ttft_s(self) -> float:
-        """Mean time to first token of the answered requests, 0.0 without any."""
+        """Mean time to first token of answered requests; 0.0 without requests."""
         return self.ttft_sum_s / self.requests if self.requests else 0.0
 
     @property
@@ -61,7 +63,7 @@ class AiStats:
         return self.hit_tokens.total / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def take(self, call: EndedCall) -> None:
-        """Count a call that ended; an answered call of a local function is not counted."""
+        """Count an ended call; an answered call of a local function is not counted."""
         if call.is_local and not call.failed:
             return
         cost = call.cost
@@ -88,15 +90,15 @@ class AiStats:
 
 @dataclass(frozen=True, slots=True)
 class StatementProgress:
-    """How far a statement is, for progress bars.
+    """Progress of a statement, for progress bars.
 
     Attributes:
-        phase: ``collect`` (the engine runs), ``llm`` (answers are awaited) or ``done``.
-        round: rounds of the engine so far.
+        phase: ``collect`` (the engine runs), ``llm`` (waiting for answers) or ``done``.
+        round: engine rounds so far.
         calls_done: distinct calls answered.
         calls_total: distinct calls known so far.
-        stats: the statement's counters, live.
-        notice: what the client should be told now; it is among the result's notices, too.
+        stats: the statement's live counters.
+        notice: notice for the client, also included in the result's notices.
     """
 
     phase: str
