@@ -1,1 +1,1 @@
-"""From text to text: the one way of every AI call to the scheduler."""
+"""Text in, text out: every AI call reaches the scheduler through this package."""

@@ -1,9 +1,9 @@
 """Checks and policies of an AI call before any model runs.
 
-dbfront/generation/generation.py applies them to SQL and REST alike, so both doors refuse the same
-calls. Two policies are decided here as well: the tenant name that a ``cache_salt`` isolates, and
-whether the call's chunks may be blended. A refused blend is never an error; the answer is exact,
-and only a call that asked for blending learns the reason.
+dbfront/generation/generation.py applies the checks to SQL and REST alike, so both accept the same
+calls. This module also decides two policies: the tenant name for a ``cache_salt``, and whether the
+call's chunks may be blended. A refused blend is never an error; the answer is exact, and only a
+call with a request for blending learns the reason.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tierkv.metaserver.client import NamespaceGrant
 def blend_of(
     call: TextCall, chunks: Sequence[tuple[int, int]], grant: NamespaceGrant, model: ModelInfo
 ) -> Blend | None:
-    """Return the leave to blend that goes with a request; None keeps its answer exact."""
+    """Return the blend permission for a request; None keeps its answer exact."""
     options = call.options
     off = options.blend is False or options.cache is False
     if not chunks or off or _refusal(grant, model):
@@ -51,7 +51,7 @@ def blend_of(
 
 
 def blend_refusal(call: TextCall, grant: NamespaceGrant, model: ModelInfo) -> str:
-    """Say why a call that asked for blending is answered exactly; empty when it did not ask."""
+    """Return why a call that requests blending is answered exactly; empty without a request."""
     options = call.options
     how = (options.recompute_ratio, options.selector)
     asked = options.blend or how != (None, None)
@@ -71,7 +71,7 @@ def _refusal(grant: NamespaceGrant, model: ModelInfo) -> str:
 
 
 def salted_tenant(tenant: str, salt: str | None) -> str:
-    """Isolate a salt inside its tenant; the name has a digest, so that nobody can pick it."""
+    """Return a tenant name isolated by salt; the digest keeps clients from choosing the name."""
     if not salt:
         return tenant
     digest = blake2b(f"{tenant}\0{salt}".encode(), digest_size=16).hexdigest()
@@ -80,15 +80,17 @@ def salted_tenant(tenant: str, salt: str | None) -> str:
 
 _NAME = re.compile(limits.NAME_PATTERN)
 _SCHEMA_IN_THREAD_CHARS = 4_096
-"""Compiling as much takes about a millisecond; longer schemas go to a thread."""
+"""Compiling a schema of this size takes about a millisecond; longer schemas are compiled in a
+thread.
+"""
 
 
 async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
-    """Turn a call's prompt, whichever way it was given, into token ids.
+    """Convert a call's prompt, in any of its three forms, to token ids.
 
     Raises:
-        UdfArgumentError: no prompt, several, an empty one, or ids outside the vocabulary; documents
-            beside token ids.
+        UdfArgumentError: no prompt, several prompts, an empty prompt, ids outside the vocabulary,
+            or documents together with token ids.
     """
     given = [v for v in (call.messages, call.prompt, call.prompt_token_ids) if v is not None]
     if len(given) != 1:
@@ -119,11 +121,11 @@ def _checked_ids(call: TextCall, tokenizer: TextTokenizer) -> tuple[int, ...]:
 
 
 def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) -> SamplingParams:
-    """Settle how tokens are chosen and how many there may be.
+    """Return the sampling parameters and the token limit of a call.
 
     Raises:
         ContextTooLongError: prompt and completion do not fit the model's context.
-        UdfArgumentError: a parameter out of its range.
+        UdfArgumentError: a parameter out of range.
     """
     room = model.context_tokens - prompt_tokens
     max_tokens = max(room, 1) if asked.max_tokens is None else asked.max_tokens
@@ -150,12 +152,12 @@ def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) ->
 
 
 def readout_params(model: ModelInfo, prompt_tokens: int, more_tokens: int = 0) -> SamplingParams:
-    """Settle a call that asks about its prompt: it needs room for the prompt, not for an answer.
+    """Return the parameters of a readout; a readout needs room for the prompt, not for an answer.
 
-    ``more_tokens`` are put behind the prompt to be asked about: all but the last of a label.
+    ``more_tokens`` are appended to the prompt for scoring: all tokens of a label except the last.
 
     Raises:
-        ContextTooLongError: prompt and those do not fit the model's context.
+        ContextTooLongError: prompt and label tokens do not fit the model's context.
     """
     if prompt_tokens + more_tokens > model.context_tokens:
         raise ContextTooLongError(
@@ -170,7 +172,7 @@ def readout_params(model: ModelInfo, prompt_tokens: int, more_tokens: int = 0) -
 
 
 def check_form(call: TextCall) -> None:
-    """Refuse a call for several kinds of answer, and a stop string that would cut JSON."""
+    """Refuse several kinds of answer in one call, and stop strings that would cut JSON."""
     if bool(call.json_schema) + bool(call.labels) + call.embed > 1:
         raise UdfArgumentError("ask for one of JSON of a schema, one of labels, and an embedding")
     if call.json_schema and call.options.stop:
@@ -181,12 +183,13 @@ def check_form(call: TextCall) -> None:
 
 
 async def checked_schema(schema: str) -> str:
-    """Return a JSON Schema in short form; empty stays empty.
+    """Return a JSON Schema in compact form; an empty schema stays empty.
 
-    Where the compiler is not installed, the node checks it.
+    If the schema compiler is not installed in the front, the node checks the schema.
 
     Raises:
-        UdfArgumentError: it is no JSON object, or uses what is not supported, which is named.
+        UdfArgumentError: the schema is no JSON object, or uses an unsupported feature (named in the
+            message).
     """
     if len(schema) > _SCHEMA_IN_THREAD_CHARS:
         return await asyncio.to_thread(_short_schema, schema)
@@ -201,7 +204,7 @@ def _short_schema(schema: str) -> str:
 
 
 def check_names(call: TextCall) -> None:
-    """Refuse names outside ``limits.NAME_PATTERN``, and a priority outside its type."""
+    """Refuse names outside ``limits.NAME_PATTERN``, and priorities outside 32 bits."""
     for what, name in (("tenant", call.tenant), ("session_id", call.options.session_id)):
         if name is not None and not _NAME.fullmatch(name):
             raise UdfArgumentError(
@@ -220,7 +223,7 @@ def check_ratio(recompute_ratio: float | None) -> None:
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Refuse too many stop strings, and empty or endless ones."""
+    """Refuse too many, empty, and too long stop strings."""
     if len(stops) > limits.MAX_STOP_STRINGS:
         raise UdfArgumentError(
             f"{len(stops)} stop strings were given, at most {limits.MAX_STOP_STRINGS} are allowed"

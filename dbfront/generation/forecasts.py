@@ -1,8 +1,7 @@
-"""What the front learns for its forecasts: answer lengths, and its own work per call.
+"""Learned inputs of forecasts: answer lengths, and the front's own work per call.
 
 dbfront/generation/generation.py keeps both for EXPLAIN (AI_ESTIMATE), until the front ends. The
-work per call is the processor time of the front's thread over a burst of calls; waiting is not
-counted.
+work per call is the CPU time of the front's thread over a burst of calls, without waiting.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest, kind_of
 from tierkv.dbfront.contracts import PreparedCall
 
 ASSUMED_S: Final = 0.001
-"""Until measured."""
+"""Initial value, used until the first measurement."""
 _LEAST_CALLS: Final = 8
 _MOST_CALLS: Final = 64
-"""A burst ends after this many calls. One of fewer than _LEAST_CALLS calls is not measured."""
+"""A burst ends after this many calls. A burst of fewer than _LEAST_CALLS calls is not measured."""
 _PAUSE_S: Final = 0.1
 """Idle time after which a new burst begins, so work between two bursts is not counted."""
 _NEW_SHARE: Final = 0.3
 
 
 class FrontPace:
-    """Measures the front's work per call; used in its thread only.
+    """Measures the front's work per call; used only in the front's thread.
 
     Attributes:
-        call_s: processor seconds per call.
+        call_s: CPU seconds per call.
     """
 
     def __init__(
@@ -37,11 +36,11 @@ class FrontPace:
         worked_s: Callable[[], float] = time.thread_time,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Measure nothing yet.
+        """Create an idle measurement.
 
         Args:
-            worked_s: processor seconds of this thread so far.
-            now: the time.
+            worked_s: returns the CPU seconds of this thread so far.
+            now: returns the time.
         """
         self.call_s = ASSUMED_S
         self._worked_s = worked_s
@@ -51,13 +50,13 @@ class FrontPace:
         self._ended = 0
 
     def working(self, *, others: bool) -> None:
-        """Note that a call is being worked on; ``others``: other calls are under way."""
+        """Record work on a call; ``others`` is True if other calls are in progress."""
         if not others and self._now() - self._busy_at_s >= _PAUSE_S:
             self._begin()
         self._busy_at_s = self._now()
 
     def ended(self, *, others: bool) -> None:
-        """Note that a call has ended; ``others``: other calls are under way."""
+        """Record the end of a call; ``others`` is True if other calls are in progress."""
         self._ended += 1
         self._busy_at_s = self._now()
         if self._ended >= _MOST_CALLS or (not others and self._ended >= _LEAST_CALLS):
@@ -74,14 +73,14 @@ _REMEMBERED = 100
 
 
 class AnswerLengths:
-    """Mean tokens of answers by model and kind, fading; a reducer of requests."""
+    """Decaying mean of answer tokens by model and kind; a reducer of requests."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, str], float] = {}
         self._counts: dict[tuple[str, str], int] = {}
 
     def take(self, request: EndedRequest) -> None:
-        """Update the mean for requests of this kind with the length of a whole answer."""
+        """Update the mean of this kind of request with the length of a complete answer."""
         if request.usage is None or request.end not in (CallEnd.STOP, CallEnd.LENGTH):
             return
         key = request.model, request.kind
@@ -90,13 +89,13 @@ class AnswerLengths:
         self._means[key] = mean + (request.usage.completion_tokens - mean) / count
 
     def expected(self, prepared: PreparedCall) -> float | None:
-        """Return the expected length in tokens, at most the limit; None before any answer."""
+        """Return the expected length in tokens, at most the limit; None before the first answer."""
         mean = self._means.get((prepared.request.model, kind_of(prepared.call)))
         return None if mean is None else min(mean, float(most_tokens(prepared)))
 
 
 def most_tokens(prepared: PreparedCall) -> int:
-    """Return the limit of an answer's length in tokens."""
+    """Return the maximum length of an answer in tokens."""
     if prepared.call.embed:
         return 0
     return 1 if prepared.call.labels else prepared.request.sampling.max_tokens

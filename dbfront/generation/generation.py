@@ -1,8 +1,8 @@
-"""From text to text: the one way every AI call of SQL and REST takes to the scheduler.
+"""Text in, text out: the path of every AI call of SQL and REST to the scheduler.
 
-``Generation`` implements ``TextGenerator`` (dbfront/contracts.py): it checks a call, turns it into
-token ids, sends it through scheduler/dispatcher.py and turns tokens back into text. It never
-truncates a prompt and never touches the cache.
+``Generation`` implements ``TextGenerator`` (dbfront/contracts.py): it checks a call, tokenizes the
+prompt, submits the request to scheduler/dispatcher.py and converts tokens back to text. Prompts are
+never truncated, and this module never touches the cache.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ from tierkv.kvcore.request import (
 from tierkv.scheduler.dispatcher import Dispatcher
 
 USAGE_WAIT_S = 2.0
-"""How long an answer cut by a stop string waits for its node's account of it."""
+"""Time limit for the usage report of the node after a stop string ended an answer."""
 
 
 class Generation:
     """The front's TextGenerator.
 
     Attributes:
-        live: calls being answered, by request id.
+        live: calls in progress, by request id.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class Generation:
         default_model: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Make a generator over a started dispatcher.
+        """Create a generator over a started dispatcher.
 
         Args:
-            dispatcher: where requests go.
-            tokenizers: shared cache; a new one by default.
-            default_model: what ``model=None`` means; without it the only served model is meant,
-                and once there are several the one that was the only one.
-            clock: where times come from.
+            dispatcher: receives the requests.
+            tokenizers: shared cache; a new cache by default.
+            default_model: the model for ``model=None``. Without a default the only served model is
+                used; with several served models, the model that was last the only one.
+            clock: source of times.
         """
         self.live: dict[RequestId, LiveCall] = {}
         self._dispatcher = dispatcher
@@ -109,16 +109,16 @@ class Generation:
         self._reducers: list[Callable[[EndedRequest], None]] = [self._lengths.take]
 
     def publish_to(self, take: Callable[[EndedRequest], None]) -> None:
-        """Call ``take`` with each request that ends; ``take`` must not block or raise."""
+        """Call ``take`` with each ended request; ``take`` must not block or raise."""
         self._reducers.append(take)
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """Models that nodes serve, by name; nodes that start when they are needed do so now."""
+        """Return the models served by nodes, by name; start nodes if they start on demand."""
         models = self._dispatcher.models()
         if not models:
             await self._dispatcher.wake()
             models = self._dispatcher.models()
-        if models is not self._served:  # The scheduler's own list, until it looks again.
+        if models is not self._served:  # Same tuple until the scheduler's next refresh.
             self._served = models
             self._models_seen.update((model.name, model) for model in models)
         return models
@@ -126,7 +126,7 @@ class Generation:
     # -- checking
 
     async def prepare(self, call: TextCall) -> PreparedCall:
-        """Check a call and turn it into token ids; see TextGenerator."""
+        """Check and tokenize a call; see TextGenerator."""
         self._pace.working(others=bool(self.live))
         model = await self._model(call.model)
         options = call.options
@@ -139,7 +139,7 @@ class Generation:
         prompt = await encode(call, tokenizer)
         guide = guide or _guide_of_labels(call, model)
         sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
-        # The policy is the tenant's whatever the salt; only the key, and so its blocks, differ.
+        # A salt changes only the namespace key, and thus the blocks; the policy is the tenant's.
         grant = await self._dispatcher.namespace(call.tenant, model)
         scope = salted_tenant(call.tenant, options.cache_salt)
         own = grant if scope == call.tenant else await self._dispatcher.namespace(scope, model)
@@ -166,10 +166,10 @@ class Generation:
     async def _form(
         self, call: TextCall, model: ModelInfo, tokenizer: TextTokenizer, prompt_tokens: int
     ) -> tuple[SamplingParams, tuple[int, ...]]:
-        """Settle how a call is answered, and what its first question about labels scores.
+        """Return the sampling parameters of a call, and the tokens of its first label question.
 
         Raises:
-            FeatureNotSupportedError: an embedding of a model that has none to give.
+            FeatureNotSupportedError: the model cannot compute embeddings.
         """
         if call.embed:
             if model.embed_refusal:
@@ -193,7 +193,7 @@ class Generation:
         return readout_params(model, prompt_tokens, longest - 1), scored
 
     async def _model(self, name: str | None) -> ModelInfo:
-        """Find a model by name; one seen before is still good while its node restarts."""
+        """Find a model by name; a model seen earlier stays valid while its node restarts."""
         models = await self.models()
         name = name or self._default_model
         if name is None and len(models) == 1:
@@ -226,12 +226,12 @@ class Generation:
         return TokenCounts(await tokenizer.count(texts), info.context_tokens)
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
-        """Say when to stream which call of a statement; see TextGenerator."""
+        """Plan when to stream each call of a statement; see TextGenerator."""
         run = self._dispatcher.open_plan(planned_calls(calls), max_in_flight=max_in_flight)
         return PlannedCalls(calls, run)
 
     async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect:
-        """Say what it would take to answer; see TextGenerator."""
+        """Predict the cost of answering; see TextGenerator."""
         forecast = await self._dispatcher.forecast(
             planned_calls(calls), max_in_flight=max_in_flight
         )
@@ -246,7 +246,7 @@ class Generation:
     # -- answering
 
     async def stream(self, prepared: PreparedCall) -> AsyncGenerator[TextEvent, None]:
-        """Answer with text as it comes; see TextGenerator."""
+        """Answer with text as it is generated; see TextGenerator."""
         live = LiveCall(prepared, self._clock.now())
         request_id = prepared.request.request_id
         self.live[request_id] = live
@@ -298,12 +298,12 @@ class Generation:
                     reason = FinishReason.STOP if cut.stopped else event.finish_reason
                     yield self._last(live, reason, event)
                     return
-        raise NodeLostError("the answer ended without an end")  # the dispatcher never lets this be
+        raise NodeLostError("the answer ended without an end")  # The dispatcher prevents this case.
 
     async def _readout(
         self, live: LiveCall, tokenizer: TextTokenizer
     ) -> AsyncGenerator[TextEvent, None]:
-        """Answer a call that asks about its prompt: with a label, or with an embedding."""
+        """Answer a question about the prompt: with a label, or with an embedding."""
         prepared = live.prepared
         walk = None
         if prepared.call.labels and prepared.model.score_refusal:
@@ -329,7 +329,7 @@ class Generation:
     async def _guided_label(
         self, live: LiveCall, tokenizer: TextTokenizer
     ) -> AsyncGenerator[TextEvent, None]:
-        """Answer with the label that the model writes; its chance is 1, others' 0."""
+        """Answer with the label generated by the model; its probability is 1, all others are 0."""
         labels, parts = live.prepared.call.labels, []
         async with aclosing(self._text_events(live, tokenizer)) as events:
             async for event in events:
@@ -359,7 +359,7 @@ class Generation:
     async def _stop(
         self, live: LiveCall, events: AsyncGenerator[GenerateEvent, None]
     ) -> GenerateEvent | None:
-        """End the request at its node and wait a little for its usage: hit tokens stay true."""
+        """Cancel the request at its node and wait briefly for its usage, for correct hit tokens."""
         last: GenerateEvent | None = None
         await self._dispatcher.cancel(live.prepared.request.request_id)
         try:
@@ -380,7 +380,7 @@ class Generation:
         live.usage = usage
         live.end = CallEnd(reason.value)
         if event is not None and not live.node_id:
-            live.node_id = event.node_id  # an empty answer has no other event
+            live.node_id = event.node_id  # An empty answer has no other event.
         if event is not None and event.ttft_s and _is_one_of_many(live.prepared.call):
             live.ttft_s = event.ttft_s
         return TextEvent(
@@ -398,7 +398,7 @@ class Generation:
             take(request)
 
     async def answer(self, prepared: PreparedCall) -> TextAnswer:
-        """Answer with the whole text; see TextGenerator."""
+        """Return the complete answer; see TextGenerator."""
         parts: list[str] = []
         async with aclosing(self.stream(prepared)) as events:
             async for event in events:
@@ -418,10 +418,10 @@ class Generation:
 
 
 def _is_one_of_many(call: TextCall) -> bool:
-    """True for a statement's calls, whose time to first token is the node's, from its arrival.
+    """Return True for a statement's calls, whose time to first token is measured at the node.
 
-    How long a call waits here for those before it says nothing of a node or of its cache. A walk
-    over labels asks several times; its time is the front's.
+    The time that a call waits in the front behind earlier calls says nothing about a node or its
+    cache. A walk over labels sends several requests, so its time is measured at the front.
     """
     return not call.origin and not call.labels
 

@@ -1,10 +1,10 @@
-"""Labels as tokens, and the search for the label that a model finds likeliest.
+"""Labels as tokens, and the search for a model's most likely label.
 
-dbfront/generation/generation.py spells the labels of a call once and keeps the spellings, because a
-statement asks thousands of prompts for the same labels. The search is pure: the labels' tokens form
-a trie, a question asks for the probabilities of the tokens behind one fork, and the likeliest fork
-goes first until no open fork can beat the best label. dbfront/generation/readouts.py asks the
-model.
+dbfront/generation/generation.py tokenizes the labels of a call once and caches the spellings,
+because a statement asks thousands of prompts for the same labels. The search is pure. The labels'
+tokens form a trie, and a question asks for the probabilities of the tokens at one fork. The search
+asks the most likely fork first and stops when no open fork can beat the best label.
+dbfront/generation/readouts.py sends the questions to the model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Spelling = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which chances are asked for.
+    """The probabilities to ask for.
 
     Attributes:
-        prefix: tokens behind the prompt.
-        token_ids: the tokens that may come next.
+        prefix: tokens appended to the prompt.
+        token_ids: candidates for the next token.
     """
 
     prefix: Spelling
@@ -40,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """What a fork goes on with: one token, or any of those that end an answer."""
+    """One continuation of a fork: one token, or any token that ends an answer."""
 
     token_ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -48,34 +48,34 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """Labels that begin with ``prefix`` and go on differently there."""
+    """Labels with the common prefix ``prefix`` that differ in the next token."""
 
     prefix: Spelling
     branches: tuple[_Branch, ...]
 
 
 def needs_end(spellings: Sequence[Spelling]) -> bool:
-    """Whether a label is the beginning of another, so that only an end tells them apart."""
+    """Return True if a label is a prefix of another label; only an end token separates the two."""
     ordered = sorted(spellings)
     return any(b[: len(a)] == a for a, b in itertools.pairwise(ordered))
 
 
 class LabelWalk:
-    """One prompt's walk through the labels.
+    """One prompt's search through the labels.
 
-    The chance of a label is the product over its forks of its branch's share there: the chance of
+    The probability of a label is the product of its branch's share at each fork: the probability of
     the branch's tokens, relative to all branches of the fork.
 
     Attributes:
-        question: what to ask next; None when the best label is known.
+        question: the next question; None once the best label is known.
     """
 
     def __init__(self, spellings: Sequence[Spelling], end_token_ids: Sequence[int] = ()) -> None:
-        """Begin at the root.
+        """Start at the root.
 
         Args:
-            spellings: each label's tokens, at least one; all different.
-            end_token_ids: what ends an answer; may be empty unless ``needs_end``.
+            spellings: tokens of each label; at least one label, no two labels equal.
+            end_token_ids: tokens that end an answer; may be empty unless ``needs_end``.
         """
         assert spellings and all(spellings) and len(set(spellings)) == len(spellings)
         self._spellings = tuple(spellings)
@@ -90,12 +90,12 @@ class LabelWalk:
 
     @property
     def best(self) -> int:
-        """The likeliest label as far as it is known; the first of equals."""
+        """The most likely label so far; ties go to the first label."""
         return max(range(len(self._log_chances)), key=self._log_chances.__getitem__)
 
     @property
     def chances(self) -> tuple[float, ...]:
-        """Each label's chance; they add up to 1. Labels behind one unasked fork share evenly."""
+        """Each label's probability; the sum is 1. Labels behind an unasked fork share evenly."""
         chances = [math.exp(chance) for chance in self._log_chances]
         for minus_log_chance, _, branch in self._open:
             for label in branch.labels:
@@ -104,7 +104,7 @@ class LabelWalk:
         return tuple(chance / total for chance in chances)
 
     def answer(self, scores: Sequence[float]) -> None:
-        """Take the answer to ``question``: log-probabilities of its tokens, in its order."""
+        """Process the answer to ``question``: log-probabilities of its tokens, in order."""
         assert self.question is not None and self._fork is not None
         parent, _, _ = heapq.heappop(self._open)
         of_token = dict(zip(self.question.token_ids, scores, strict=True))
@@ -116,7 +116,7 @@ class LabelWalk:
         self._go_on()
 
     def _reach(self, branch: _Branch, log_chance: float) -> None:
-        """Take note of a branch's chance: it is a label, or leads to another fork."""
+        """Record a branch's probability; the branch is a label, or leads to another fork."""
         if len(branch.labels) == 1:
             self._log_chances[branch.labels[0]] = log_chance
             return
@@ -124,7 +124,7 @@ class LabelWalk:
         heapq.heappush(self._open, (-log_chance, self._asked, branch))
 
     def _go_on(self) -> None:
-        """Ask at the likeliest fork, if something behind it may beat the best label."""
+        """Ask at the most likely fork, if a label behind the fork may beat the best label."""
         self.question = self._fork = None
         if self._open and -self._open[0][0] > self._log_chances[self.best]:
             fork = self._fork = self._fork_of(self._open[0][2].labels)
@@ -132,10 +132,10 @@ class LabelWalk:
             self.question = Question(fork.prefix, tuple(asked))
 
     def _fork_of(self, labels: tuple[int, ...]) -> _Fork:
-        """Find where labels with a common beginning go different ways."""
+        """Find the position at which labels with a common prefix diverge."""
         spelled = [self._spellings[label] for label in labels]
         first = min(spelled)
-        depth = _common(first, max(spelled))  # What these two share, all between them share.
+        depth = _common(first, max(spelled))  # The common prefix of min and max is common to all.
         ended = [label for label in labels if len(self._spellings[label]) == depth]
         going: dict[int, list[int]] = {}
         for label in labels:
@@ -149,7 +149,7 @@ class LabelWalk:
 
 
 def _common(one: Spelling, other: Spelling) -> int:
-    """Return how many leading tokens two spellings share."""
+    """Return the length of the common prefix of two spellings."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
@@ -166,7 +166,7 @@ _Key = tuple[str, str, bool, tuple[str, ...]]
 
 
 class Labels:
-    """Spellings by model and labels; belongs to one event loop."""
+    """Cache of spellings by model and labels; used by one event loop."""
 
     def __init__(self) -> None:
         self._spelled: OrderedDict[_Key, tuple[Spelling, ...]] = OrderedDict()
@@ -174,13 +174,13 @@ class Labels:
     async def spellings(
         self, call: TextCall, model: ModelInfo, tokenizer: TextTokenizer
     ) -> tuple[Spelling, ...]:
-        """Return the tokens of each of a call's labels, as they follow its prompt.
+        """Return the tokens of each label of a call, as continuations of the prompt.
 
-        Behind a conversation a label is written as the chat template writes answers; behind a raw
-        prompt as it stands, a space before it included.
+        After a conversation a label is written as the chat template writes answers. After a raw
+        prompt a label is written verbatim, including a leading space.
 
         Raises:
-            UdfArgumentError: too many labels, equal ones, or one that has no tokens.
+            UdfArgumentError: too many labels, equal labels, or a label without tokens.
         """
         chat = call.messages is not None
         key = (model.folder, model.revision, chat, call.labels)
@@ -200,15 +200,15 @@ class Labels:
         return self._spelled[key]
 
     async def walk(self, call: TextCall, model: ModelInfo, tokenizer: TextTokenizer) -> LabelWalk:
-        """Begin one prompt's walk through its labels; see ``spellings``."""
+        """Start one prompt's search through its labels; see ``spellings``."""
         return LabelWalk(await self.spellings(call, model, tokenizer), model.eos_token_ids)
 
 
 def check_labels(labels: tuple[str, ...]) -> None:
-    """Refuse too many labels, equal ones and empty ones.
+    """Refuse too many labels, equal labels and empty labels.
 
     Raises:
-        UdfArgumentError: which one, and why.
+        UdfArgumentError: names the label and the reason.
     """
     if len(labels) > limits.MAX_LABELS:
         raise UdfArgumentError(

@@ -1,7 +1,7 @@
-"""A request to a model while it is being answered.
+"""A request to a model in progress.
 
-Filled by dbfront/generation/generation.py as events come; when the request is over, ``ended`` makes
-its event for the accounts, in this one place.
+dbfront/generation/generation.py updates the LiveCall with each event. At the end ``ended`` creates
+the event for the accounts; no other code creates EndedRequest.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from tierkv.kvcore.request import Usage
 
 @dataclass(slots=True)
 class LiveCall:
-    """A request that is being answered.
+    """A request in progress.
 
     Attributes:
-        prepared: what was asked.
-        started_s: monotonic start.
+        prepared: the prepared call.
+        started_s: monotonic start time.
         completion_tokens: tokens so far.
-        ttft_s: 0.0 until the first token; at the end a statement's calls have the node's.
-        node_id: which node answers; empty until the first token.
+        ttft_s: 0.0 until the first token. At the end, calls of a statement have the node's
+            measurement.
+        node_id: the answering node; empty until the first token.
         usage: set at the end.
-        end: how it ended; CANCELLED until that is known.
-        error_code: of the error that ended it.
+        end: the way the request ended; CANCELLED until known.
+        error_code: code of the error that ended the request.
     """
 
     prepared: PreparedCall
@@ -38,7 +39,7 @@ class LiveCall:
     error_code: str = ""
 
     def ended(self, now_s: float) -> EndedRequest:
-        """Return the event of the request, which is over."""
+        """Return the event for the ended request."""
         request, call = self.prepared.request, self.prepared.call
         return EndedRequest(
             request_id=request.request_id,

@@ -1,8 +1,8 @@
-"""The plan of a statement's calls, in the front's words: a StatementRun over PreparedCalls.
+"""The plan of a statement's calls: adapts a StatementRun to CallPlan.
 
-Made by dbfront/generation/generation.py; dbfront/calls/evaluation.py takes calls from the plan. The
-scheduler decides the order (scheduler/plans/statement_run.py); this module turns its turns into
-calls that can be streamed.
+Created by dbfront/generation/generation.py; dbfront/calls/question_runner.py takes calls from the
+plan. The scheduler decides the order (scheduler/plans/statement_run.py); this module converts its
+turns to calls ready for streaming.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tierkv.scheduler.plans.statement_run import PlannedCall, StatementRun
 
 
 def planned_calls(calls: Sequence[PreparedCall]) -> list[PlannedCall]:
-    """Say about prepared calls what a plan needs to know."""
+    """Convert prepared calls to the scheduler's planned calls."""
     return [PlannedCall(call.request, call.model) for call in calls]
 
 
 class PlannedCalls:
-    """Implements CallPlan over a StatementRun, which it closes."""
+    """Implements CallPlan over a StatementRun; ``close`` closes the run."""
 
     def __init__(self, calls: Sequence[PreparedCall], run: StatementRun) -> None:
         self._calls = calls
@@ -27,7 +27,7 @@ class PlannedCalls:
 
     @property
     def summary(self) -> PlanSummary:
-        """Runs and shared tokens; runs are known with the first turn."""
+        """Runs and shared tokens; the number of runs is known from the first turn on."""
         summary = self._run.summary
         return PlanSummary(summary.runs, summary.shared_tokens)
 
@@ -37,7 +37,7 @@ class PlannedCalls:
         if turn is None:
             return None
         call = self._calls[turn.call]
-        # Written out: dataclasses.replace would take five times as long, for every call.
+        # Explicit constructor: dataclasses.replace takes five times as long, for every call.
         prepared = PreparedCall(
             call.call, call.model, turn.request, call.blend_refusal, turn.preferred_node
         )

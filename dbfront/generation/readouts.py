@@ -1,9 +1,9 @@
-"""Questions about a prompt that generate no free text: its likeliest label, its embedding.
+"""Questions about a prompt without free text: the most likely label, or the embedding.
 
-dbfront/generation/generation.py calls this module and streams the result. A label may take several
-requests in turn; each repeats the prompt, so all but the first find the prompt in the cache. An
-engine without token probabilities is held to the labels by a JSON schema instead; the label that
-engine answers gets all of the probability.
+dbfront/generation/generation.py calls this module and streams the result. A label may need several
+requests in sequence; each request repeats the prompt, so all but the first find the prompt in the
+cache. An engine without token probabilities is constrained to the labels by a JSON schema instead;
+the answered label gets probability 1.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from tierkv.kvcore.node import PreferredNode
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
 
 _AROUND = 8
-"""Tokens beside the label's own bytes: quotes, an end, a space."""
+"""Tokens in addition to the label's own bytes: quotes, an end, a space."""
 
 _SHOWN_CHARS = 80
 
 
 def label_schema(labels: tuple[str, ...]) -> str:
-    """Return the JSON Schema of an answer that is one of the labels."""
+    """Return the JSON Schema for an answer equal to one of the labels."""
     schema = {"type": "string", "enum": [label.strip() for label in labels]}
     return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
 
 
 def most_label_tokens(call: TextCall) -> int:
-    """Return the most tokens an answer may have: a token is a byte at least."""
+    """Return the maximum tokens of an answer; a token has at least one byte."""
     return _AROUND + max(len(json.dumps(label).encode()) for label in call.labels)
 
 
 def read_label(text: str, labels: tuple[str, ...], *, cut: bool = False) -> int:
-    """Return which label an answer is; an engine that heeds no schema may leave out the quotes.
+    """Return the index of the answered label; an engine that ignores the schema may omit quotes.
 
     Raises:
-        RowLevelError: it is none of them, or was cut and may have become another one.
+        RowLevelError: the answer equals no label, or was cut off and may have become another label.
     """
     said = "" if cut else _said(text)
     exact = [number for number, label in enumerate(labels) if label.strip() == said]
@@ -65,20 +65,21 @@ def _said(text: str) -> str:
 
 
 Submit = Callable[[GenerateRequest, PreferredNode | None], AsyncGenerator[GenerateEvent, None]]
-"""Sends a request, preferably to a node; yields its events."""
+"""Sends a request, preferably to the given node; yields its events."""
 
 
 async def read_out(prepared: PreparedCall, submit: Submit) -> GenerateEvent:
-    """Ask one question about a prompt; the last event has the answer, unless it was cancelled."""
+    """Ask one question about a prompt; the last event has the answer, unless cancelled."""
     return await _last_event(prepared.request, prepared.preferred_node, submit)
 
 
 async def walk_labels(prepared: PreparedCall, walk: LabelWalk, submit: Submit) -> GenerateEvent:
-    """Ask until the likeliest label is known; ``walk`` knows it then.
+    """Ask until ``walk`` knows the most likely label.
 
     Returns:
-        last: of the last request, with the usage of all of them: the prompt counts once, with the
-        hit tokens of the first; FinishReason.CANCELLED when one was cancelled.
+        last: the last request's event, with the usage of all requests. The prompt is counted once,
+            with the hit tokens of the first request. The reason is FinishReason.CANCELLED if a
+            request was cancelled.
     """
     node, usage, steps = prepared.preferred_node, None, 0
     last = GenerateEvent(finish_reason=FinishReason.STOP, usage=Usage(0, 0))
@@ -95,7 +96,7 @@ async def walk_labels(prepared: PreparedCall, walk: LabelWalk, submit: Submit) -
         if last.finish_reason is FinishReason.CANCELLED:
             return last
         walk.answer(last.scores)
-        if last.node_id:  # It has the prompt now.
+        if last.node_id:  # The node has the prompt in its cache now.
             node = PreferredNode(NodeId(last.node_id), len(prepared.request.token_ids))
     return last
 
@@ -111,11 +112,11 @@ async def _last_event(
         async for event in events:
             if event.finish_reason is not None:
                 return event
-    raise NodeLostError("the answer ended without an end")  # the dispatcher never lets this be
+    raise NodeLostError("the answer ended without an end")  # The dispatcher prevents this case.
 
 
 def _sum(before: Usage | None, more: Usage | None, prompt_tokens: int) -> Usage:
-    """Add a step's usage; tokens of labels behind the prompt are not counted."""
+    """Add a step's usage; label tokens after the prompt are not counted."""
     usage = more or Usage(prompt_tokens, 0)
     if before is not None:
         written = before.written_tokens + usage.written_tokens
