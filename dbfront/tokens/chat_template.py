@@ -1,7 +1,7 @@
-"""From chat messages to prompt text, by the model's own Jinja template.
+"""Renders chat messages to prompt text with the model's own Jinja template.
 
-Follows the conventions of Hugging Face folders, so that the text equals what transformers'
-``apply_chat_template`` gives. Templates come from model folders and run in Jinja's sandbox.
+Follows the conventions of Hugging Face folders, so the text equals the output of transformers'
+``apply_chat_template``. Templates come from model folders and run in Jinja's sandbox.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""For a model without a template: one line ``role: content`` per message, then ``assistant:``."""
+"""Template for models without a template: one line ``role: content`` per message, then
+``assistant:``.
+"""
 
 
 class _GenerationTag(Extension):
-    """Lets ``{% generation %}`` through: training code marks answers with it, we only render."""
+    """Renders the content of ``{% generation %}``, a tag that marks answers for training code."""
 
     tags = {"generation"}
 
@@ -40,7 +42,7 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """One model's template, compiled.
+    """One model's compiled template.
 
     Attributes:
         source: the Jinja text.
@@ -56,9 +58,9 @@ class ChatTemplate:
         """Compile a template.
 
         Args:
-            source: Jinja text; None takes PLAIN_TEMPLATE.
+            source: Jinja text; None uses PLAIN_TEMPLATE.
             special_tokens: values for names such as ``bos_token``.
-            clock: what ``strftime_now`` reads.
+            clock: clock for ``strftime_now``.
 
         Raises:
             ModelFolderError: the template has a syntax error.
@@ -73,10 +75,10 @@ class ChatTemplate:
             ) from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Write the conversation as the model was trained to read it.
+        """Render the conversation in the format used to train the model.
 
         Raises:
-            UdfArgumentError: the template refuses these messages, and says why.
+            UdfArgumentError: the template refuses these messages; the error has the reason.
         """
         values = [{"role": m.role, "content": m.content} for m in messages]
         try:
@@ -114,7 +116,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which would change the prompt."""
+    """Serialize to JSON without HTML escapes; Jinja's own filter would change the prompt."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

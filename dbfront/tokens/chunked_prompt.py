@@ -1,7 +1,7 @@
-"""Prompts made of parts that are tokenised apart, so that a chunk has the same ids wherever it is.
+"""Prompts made of separately tokenized parts, so a chunk has the same ids at every position.
 
-Called by dbfront/generation/call_checks.py for SQL and REST alike. The ids do not depend on whether
-chunks are blended: that is decided later, and exact prefix reuse sees the same prompt either way.
+Called by dbfront/generation/call_checks.py for SQL and REST alike. The ids do not depend on
+blending, which is decided later, so exact prefix reuse sees the same prompt either way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import UdfArgumentError
 
 DOCUMENT_END = "\n"
-"""What follows each document and belongs to it."""
+"""Text appended to each document, as part of the document."""
 
 _MARK = "tierkv-documents-{}"
 _USER = "user"
@@ -31,14 +31,14 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A whole prompt as token ids, and the half-open ranges of its chunks, in order."""
+    """A complete prompt as token ids, and the half-open ranges of its chunks, in order."""
 
     token_ids: tuple[int, ...]
     chunks: tuple[tuple[int, int], ...] = ()
 
 
 def clean_documents(documents: Iterable[str | None] | None) -> tuple[str, ...]:
-    """Return documents without the whitespace around them, NULLs and empty ones left out.
+    """Return documents without surrounding whitespace; NULLs and empty documents are dropped.
 
     Raises:
         UdfArgumentError: more than ``limits.MAX_CHUNKS``.
@@ -51,10 +51,10 @@ def clean_documents(documents: Iterable[str | None] | None) -> tuple[str, ...]:
 def prompt_parts(
     documents: Sequence[str], text: str, separator: str = ""
 ) -> tuple[PromptPart, ...]:
-    """Cut a user message into parts: documents, then the text, itself cut at the separators.
+    """Cut a user message into parts: the documents, then the text, cut at the separators.
 
-    Of the text, what stands between two separators is a chunk; what stands before the first and
-    after the last is not. Separators themselves are left out, and so are empty parts.
+    Text between two separators is a chunk; text before the first or after the last separator is
+    not. Separators and empty parts are left out.
 
     Raises:
         UdfArgumentError: more than ``limits.MAX_CHUNKS`` chunks.
@@ -75,16 +75,16 @@ async def encode_text(
     *,
     plain: bool = False,
 ) -> EncodedPrompt:
-    """Encode a raw prompt behind its documents.
+    """Encode a raw prompt after its documents.
 
-    Who writes a raw prompt may write special tokens in it, unless it is ``plain``; documents are
-    data.
+    A raw prompt may contain special tokens, unless ``plain`` is True. Documents are data: special
+    tokens in documents are encoded as plain text.
     """
     documents = [tokenizer.plain(document) for document in documents]
     parts = prompt_parts(documents, tokenizer.plain(text) if plain else text, separator)
     if not any(part.is_chunk for part in parts):
         return EncodedPrompt(await tokenizer.encode_prompt("".join(part.text for part in parts)))
-    # The empty first part stands for the text's beginning, which is nobody's chunk.
+    # The empty first part is the beginning of the text, so no chunk is encoded as a beginning.
     encoded = _joined((PromptPart(""), *parts), await tokenizer.encode_parts(["", *_texts(parts)]))
     before, after = tokenizer.specials_around(encoded.token_ids)
     return EncodedPrompt(
@@ -99,12 +99,13 @@ async def encode_chat(
     documents: Sequence[str] = (),
     separator: str = "",
 ) -> EncodedPrompt:
-    """Encode a conversation whose first user message has documents before its own text.
+    """Encode a conversation; the first user message has the documents before its own text.
 
-    Special tokens are the template's to write: spelled in messages and documents they are text.
+    Only the template writes special tokens. Spellings of special tokens in messages and documents
+    are encoded as plain text.
 
-    A template that does anything to the message but copy it makes the prompt one part without
-    chunks: what the model reads goes before what can be reused.
+    If the template does more than copy the message, the prompt becomes one part without chunks,
+    because a correct prompt is more important than reuse.
 
     Raises:
         UdfArgumentError: there is no user message, or the template refuses the conversation.
@@ -120,7 +121,7 @@ async def encode_chat(
             )
         return EncodedPrompt(await tokenizer.encode_chat(messages))
     if not documents and not (separator and separator in messages[at].content):
-        return EncodedPrompt(await tokenizer.encode_chat(messages))  # As it is, in one piece.
+        return EncodedPrompt(await tokenizer.encode_chat(messages))  # No chunks: one part.
     parts = prompt_parts(documents, messages[at].content, separator)
     whole = _with_content(messages, at, "".join(_texts(parts)))
     check_length(sum(len(message.content) for message in whole))
@@ -133,7 +134,7 @@ async def encode_chat(
 def _written_parts(
     tokenizer: TextTokenizer, whole: Sequence[Message], at: int, parts: Sequence[PromptPart]
 ) -> tuple[PromptPart, ...] | None:
-    """Return the template's text in parts, None when its chunks can't be told apart."""
+    """Return the template's text in parts; None if the chunks cannot be located."""
     chunks = [number for number, part in enumerate(parts) if part.is_chunk]
     if not chunks:
         return None

@@ -1,7 +1,7 @@
-"""From a stream of token ids to a stream of text that can be shown at once.
+"""Converts a stream of token ids to a stream of text for immediate display.
 
-Pure. ``Detokenizer`` never gives half a character; ``StopStrings`` cuts the answer where a stop
-string begins and holds text back while it might still become one.
+Pure. ``Detokenizer`` never returns half a character. ``StopStrings`` cuts the answer at a stop
+string and holds back text that may become a stop string.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from dataclasses import dataclass
 REPLACEMENT = "\ufffd"
 
 MAX_PENDING_TOKENS = 8
-"""A character has at most 4 bytes, so longer runs without one are not text and are shown as is."""
+"""A character has at most 4 bytes, so a longer run of incomplete bytes is not text and is shown as
+is.
+"""
 
 Decode = Callable[[Sequence[int]], str]
 
 
 class Detokenizer:
-    """Turns ids into text as they come; O(1) amortised per token.
+    """Converts ids to text incrementally; O(1) amortised per token.
 
-    Each step decodes a short window: the tokens shown last, as context for the decoder's treatment
-    of spaces, and the ones after them. What the window gained is new text.
+    Each step decodes a short window: the last tokens shown, as context for the decoder's treatment
+    of spaces, and the tokens after the context. The text gained by the window is new text.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -31,7 +33,7 @@ class Detokenizer:
         self._pending: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take new tokens and return the text that is now certain, often empty."""
+        """Add new tokens and return the text that is now certain, often empty."""
         return "".join(self._push_one(token_id) for token_id in token_ids)
 
     def _push_one(self, token_id: int) -> str:
@@ -42,38 +44,38 @@ class Detokenizer:
         return self._shift(text)
 
     def flush(self) -> str:
-        """Return what is left, half characters shown as U+FFFD."""
+        """Return the remaining text; incomplete characters become U+FFFD."""
         if not self._pending:
             return ""
         return self._shift(self._decode(self._context + self._pending))
 
     def _shift(self, text: str) -> str:
-        """Take the window's new text and let the window move on."""
+        """Return the window's new text and move the window."""
         if not text.startswith(self._context_text):
-            # Bytes shown as U+FFFD became a character after all; what was shown stays.
+            # Bytes already shown as U+FFFD became a character; shown text is not changed.
             text = self._context_text + self._decode(self._pending)
         new = text[len(self._context_text) :]
         if new:
             self._context, self._pending = self._pending, []
             self._context_text = self._decode(self._context)
         elif len(self._pending) >= MAX_PENDING_TOKENS:
-            self._pending = []  # special tokens: nothing to show, and the context still holds
+            self._pending = []  # Special tokens: nothing to show, the context stays valid.
         return new
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Text that may be shown, and whether a stop string ended the answer."""
+    """Text ready for display, and whether a stop string ended the answer."""
 
     text: str
     stopped: bool = False
 
 
 class StopStrings:
-    """Looks for stop strings in a stream of text.
+    """Finds stop strings in a stream of text.
 
     Attributes:
-        held: text kept back, because it may be the beginning of a stop string.
+        held: text held back as a possible beginning of a stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -81,7 +83,7 @@ class StopStrings:
         self.held = ""
 
     def push(self, text: str) -> Cut:
-        """Add text; return what comes before the first stop string, or what can't be one."""
+        """Add text; return the text before the first stop string, or before a possible one."""
         if not self._stops:
             return Cut(text)
         text = self.held + text
@@ -96,13 +98,13 @@ class StopStrings:
         return Cut(text)
 
     def flush(self) -> str:
-        """Return what was held back: the answer ended, so it is no stop string."""
+        """Return the held text; at the end of the answer it can no longer become a stop string."""
         held, self.held = self.held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a proper beginning of ``stop``."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,14 +1,14 @@
-"""Keeps what people write plain: a special token's spelling in their text is not that token.
+"""Keeps user text plain: a special token's spelling in user text is not encoded as the token.
 
-A row or message that holds ``<|im_end|>`` must not end its turn and begin another. Only the chat
-template, and who writes a raw prompt, write special tokens. A conversation therefore goes three
-ways: ``mask`` puts a mark for each such spelling in people's text, the template writes the
-conversation around it, and ``encode`` puts the spellings back, as plain text.
+A row or message with ``<|im_end|>`` must not end its turn and begin another turn. Only the chat
+template and the author of a raw prompt may write special tokens. A conversation therefore takes
+three steps: ``mask`` replaces each spelling in user text by a mark, the template renders the
+conversation, and ``encode`` restores the spellings as plain text.
 
     "a <|im_end|> b"  ->  "a ⟨7⟩ b"  ->  "<|im_start|>user a ⟨7⟩ b<|im_end|>"
                                           special      | plain    | special
 
-Text without such a spelling is encoded as it always was: whole, with the same ids.
+Text without masked spellings is encoded in one piece by the unchanged tokenizer.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tokenizers import Tokenizer
 
 _OPEN: Final = "\ufde0"
 _CLOSE: Final = "\ufde1"
-"""Code points that no text has: Unicode keeps them for use inside a program."""
+"""Noncharacters: Unicode reserves these code points for internal use, so no text contains them."""
 _MARK: Final = re.compile(f"{_OPEN}([0-9]{{1,6}}){_CLOSE}")
 
 
 class PlainText:
-    """Masks and encodes text around one tokenizer's special tokens; threads may share it."""
+    """Masks and encodes text around one tokenizer's special tokens; safe to share by threads."""
 
     def __init__(self, tokenizer: Tokenizer, anchor: str = "") -> None:
         """Read the special tokens.
 
         Args:
-            tokenizer: the model's.
+            tokenizer: the model's tokenizer.
             anchor: see TextTokenizer.
         """
         added = tokenizer.get_added_tokens_decoder()
@@ -50,11 +50,11 @@ class PlainText:
         self._plain: Tokenizer | None = None
 
     def mask(self, text: str) -> str:
-        """Put a mark for each special token's spelling, so that ``encode`` takes it as text."""
+        """Replace each special token's spelling by a mark, so ``encode`` encodes it as text."""
         return self._spelled.sub(lambda found: f"{_OPEN}{self._numbers[found[0]]}{_CLOSE}", text)
 
     def encode(self, text: str) -> list[int]:
-        """Encode text with marks; special tokens that are spelled out in it are meant."""
+        """Encode text with marks; unmasked spellings become special tokens."""
         ids: list[int] = []
         done = start = 0
         for control in (*self._control.finditer(text), None):
@@ -67,7 +67,7 @@ class PlainText:
         return ids + self._ordinary(text[done:])
 
     def encode_dressed(self, text: str) -> list[int]:
-        """Encode a raw prompt with marks, all of it plain, with the special tokens around it."""
+        """Encode a masked raw prompt as plain text, with the special tokens around the prompt."""
         plain = _unmasked(text, self._spellings)
         return list(self._plain_tokenizer().encode(plain, add_special_tokens=True).ids)
 
@@ -78,7 +78,7 @@ class PlainText:
         ids = self._encode_plain(text, first or self._begins_anew)
         if self._ids.isdisjoint(ids):
             return ids
-        # A vocabulary of whole words may hold the spelling as a word: cut it in two.
+        # A vocabulary of whole words may contain the spelling as a word: split the spelling.
         pieces = self._control.sub(lambda found: found[0][0] + _OPEN + found[0][1:], text)
         return [i for piece in pieces.split(_OPEN) for i in self._encode_plain(piece, False)]
 
@@ -91,13 +91,13 @@ class PlainText:
         return list(ids[len(anchor) :]) if ids[: len(anchor)] == anchor else ids
 
     def _is_beginning_behind_specials(self) -> bool:
-        """Find out whether text behind a special token has the ids that it has alone."""
+        """Return True if text after a special token has the same ids as the text alone."""
         special = self._spellings[-1]
         alone, behind = self._ordinary("a"), self._ordinary(f"{special}a")
         return behind[-len(alone) :] == alone and len(behind) == len(alone) + 1
 
     def _plain_tokenizer(self) -> Tokenizer:
-        """The same tokenizer, to which special tokens in a text are text; made at first need."""
+        """Return a copy of the tokenizer that encodes special tokens as text; made on first use."""
         with self._lock:
             if self._plain is None:
                 plain = Tokenizer.from_str(self._tokenizer.to_str())
@@ -107,12 +107,12 @@ class PlainText:
 
 
 def is_masked(text: str) -> bool:
-    """Say whether a text has marks of ``mask``."""
+    """Return True if a text has marks of ``mask``."""
     return _OPEN in text and _MARK.search(text) is not None
 
 
 def _any_of(spellings: Iterable[str]) -> str:
-    """Write a pattern that tries common beginnings once; models have a thousand special tokens."""
+    """Build a pattern with shared prefixes; models may have a thousand special tokens."""
     trie: dict[str, Any] = {}
     for spelling in spellings:
         node = trie

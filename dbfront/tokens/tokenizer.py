@@ -1,8 +1,8 @@
-"""From text to token ids and back, with the files of the model's folder.
+"""Converts text to token ids and back, with the files of the model's folder.
 
 Reads tokenizer.json (the ``tokenizers`` library), tokenizer_config.json and the chat template.
-Called by dbfront/generation/generation.py; long texts are encoded in a thread, so the loop never
-stalls.
+Called by dbfront/generation/generation.py. Long texts are encoded in a thread, so the event loop
+never stalls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from tierkv.dbfront.tokens.chat_template import ChatTemplate
 
 THREAD_FROM_CHARS = 20_000
-"""Encoding about 20,000 characters takes some milliseconds; longer texts go to a thread."""
+"""Encoding about 20,000 characters takes some milliseconds; longer texts are encoded in a thread.
+"""
 
 TOKENIZERS_KEPT = 16
 
@@ -41,11 +42,12 @@ class TextTokenizer:
     """One model's tokenizer and chat template.
 
     Attributes:
-        tokenizer: of the ``tokenizers`` library; safe to share between threads.
-        template: how conversations are written.
-        bos_token_id: put before a raw prompt when the model's configuration says so, else None.
-        anchor: put before a text that goes on after another one, and its ids cut off again: some
-            tokenizers add a space to whatever they think is a beginning. Empty: not needed.
+        tokenizer: tokenizer of the ``tokenizers`` library; safe to share between threads.
+        template: the chat template.
+        bos_token_id: id to put before a raw prompt if the model's configuration requires it, else
+            None.
+        anchor: text to put before a continuation; the ids of the anchor are cut off again. Some
+            tokenizers add a space at every presumed beginning. Empty if not needed.
     """
 
     tokenizer: Tokenizer
@@ -58,23 +60,23 @@ class TextTokenizer:
         object.__setattr__(self, "_plain", PlainText(self.tokenizer, self.anchor))
 
     def plain(self, text: str) -> str:
-        """Return people's text so that special tokens spelled in it are encoded as plain text."""
+        """Mask user text, so special tokens spelled in the text are encoded as plain text."""
         return self._plain.mask(text)
 
     async def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Encode raw completion text, with the special tokens the model expects around it."""
+        """Encode raw completion text, with the special tokens that the model expects around it."""
         ids = await self._encode(text, add_special_tokens=True)
         if self.bos_token_id is not None and ids[:1] != (self.bos_token_id,):
             return (self.bos_token_id, *ids)
         return ids
 
     async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Write the conversation by the chat template, which adds the special tokens itself."""
+        """Render the conversation and encode the result; the template adds the special tokens."""
         check_length(sum(len(m.content) for m in messages))
         return await self._encode(self.template.render(messages), add_special_tokens=False)
 
     async def encode_parts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Encode texts apart that stand one behind the other; only the first is a beginning."""
+        """Encode consecutive texts separately; only the first text is a beginning."""
         chars = sum(map(len, texts))
         check_length(chars)
         if chars < THREAD_FROM_CHARS and not any(map(is_masked, texts)):
@@ -82,7 +84,7 @@ class TextTokenizer:
         return await asyncio.to_thread(self._encode_parts_now, texts)
 
     async def count(self, texts: Sequence[str]) -> tuple[int, ...]:
-        """Count the tokens of people's texts, each by itself and without special ones."""
+        """Count the tokens of each user text separately, without special tokens."""
         for text in texts:
             check_length(len(text))
         texts = [self.plain(text) for text in texts]
@@ -91,7 +93,7 @@ class TextTokenizer:
         return await asyncio.to_thread(self._count_now, texts)
 
     def encode_answers(self, answers: Sequence[str]) -> list[tuple[int, ...]]:
-        """Encode texts as the model's answers to a conversation, without what ends them."""
+        """Encode texts as the model's answers to a conversation, without the end token."""
         asked = (Message("user", "a"),)
         prompt = self.template.render(asked)
         before = self._encode_now(prompt, False)
@@ -104,18 +106,18 @@ class TextTokenizer:
         return encoded
 
     def _answer_lead(self, asked: Sequence[Message], prompt: str) -> str:
-        """Find what the template writes between the prompt and an answer, such as a space."""
+        """Return the whitespace written by the template between the prompt and an answer."""
         try:
             whole = self.template.render(
                 [*asked, Message("assistant", "b")], add_generation_prompt=False
             )
-        except UdfArgumentError:  # It writes no answers.
+        except UdfArgumentError:  # The template renders no answers.
             return ""
         lead, answered, _ = whole.removeprefix(prompt).partition("b")
         return lead if whole.startswith(prompt) and answered and not lead.strip() else ""
 
     def specials_around(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the special tokens that belong before and behind a raw prompt's own ids."""
+        """Return the special tokens to put before and after a raw prompt's own ids."""
         bare, dressed = self._encode_now("a", False), self._encode_now("a", True)
         places = (i for i in range(len(dressed)) if dressed[i : i + len(bare)] == bare)
         at = next(places, None)
@@ -127,7 +129,7 @@ class TextTokenizer:
         return before, after
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn ids into text, special tokens left out."""
+        """Convert ids to text, without special tokens."""
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
@@ -151,15 +153,15 @@ class TextTokenizer:
 
     def _encode_now(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         if not text.isascii():
-            # A lone surrogate (JSON can carry one) is no text; it becomes U+FFFD as in browsers.
+            # A lone surrogate (possible in JSON) is no text and becomes U+FFFD, as in browsers.
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if is_masked(text):
             encode = self._plain.encode_dressed if add_special_tokens else self._plain.encode
             return tuple(encode(text))
         if len(text) < THREAD_FROM_CHARS:
             return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        # The same ids. This form lets other threads run meanwhile, the event loop's among them; a
-        # short text is sooner done than the interpreter's lock is had again.
+        # Same ids, but the batch call releases the interpreter lock, so the event loop's thread can
+        # run. For a short text, acquiring the lock again would take longer than encoding.
         (encoding,) = self.tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
@@ -176,13 +178,13 @@ def check_length(chars: int) -> None:
 
 
 def load_tokenizer(folder: Path, *, clock: Clock | None = None) -> TextTokenizer:
-    """Read a model folder's tokenizer and template; blocks on disk.
+    """Read a model folder's tokenizer and template; blocks on disk reads.
 
     Raises:
-        ModelFolderError: a file is missing or can't be read.
+        ModelFolderError: a file is missing or cannot be read.
     """
     from tierkv.dbfront.tokens.chat_template import (
-        ChatTemplate,  # jinja2: statements without AI don't wait.
+        ChatTemplate,  # jinja2: statements without AI calls need not load it.
     )
 
     path = folder / "tokenizer.json"
@@ -194,9 +196,9 @@ def load_tokenizer(folder: Path, *, clock: Clock | None = None) -> TextTokenizer
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for bad files
+    except Exception as error:  # The library raises bare Exception for invalid files.
         raise ModelFolderError(f"{path} can't be read: {error}") from error
-    # Files may carry the truncation and padding of a training run; prompts are never cut.
+    # Files may contain truncation and padding from a training run; prompts are never truncated.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     config = _read_json(folder / "tokenizer_config.json")
@@ -208,7 +210,7 @@ def load_tokenizer(folder: Path, *, clock: Clock | None = None) -> TextTokenizer
 
 
 def _anchor(tokenizer: Tokenizer) -> str:
-    """Find out whether texts encoded apart decode to the texts joined; if not, a line end helps."""
+    """Return the anchor: a line break if separately encoded texts do not decode to their join."""
     ids = tokenizer.encode("a", add_special_tokens=False).ids
     return "" if tokenizer.decode([*ids, *ids]) == "aa" else "\n"
 
@@ -226,7 +228,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: dict[str, Any], special_map: dict[str, Any]) -> dict[str, str]:
-    """Find bos_token and its kin; each is a string, or an object with ``content``."""
+    """Read bos_token and the other special tokens; each is a string or an object.
+
+    The string of an object is its ``content``.
+    """
     found: dict[str, str] = {}
     for name in SPECIAL_NAMES:
         value = config.get(name, special_map.get(name))
@@ -238,7 +243,7 @@ def _special_tokens(config: dict[str, Any], special_map: dict[str, Any]) -> dict
 
 
 def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
-    """Find the chat template: its own file first, then tokenizer_config.json."""
+    """Read the chat template: from its own file, else from tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
@@ -255,7 +260,7 @@ def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 class TokenizerCache:
-    """Loaded tokenizers by model revision; loads each once, in a thread."""
+    """Loaded tokenizers by model revision; each tokenizer is loaded once, in a thread."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -266,7 +271,7 @@ class TokenizerCache:
         """Return the tokenizer of a served model.
 
         Raises:
-            ModelFolderError: its folder is not readable here.
+            ModelFolderError: the model folder is not readable on this machine.
         """
         key = (model.folder, model.revision)
         loaded = self._loaded.get(key)
