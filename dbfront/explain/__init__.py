@@ -1,1 +1,1 @@
-"""What EXPLAIN says of AI calls, and what they are estimated to take."""
+"""EXPLAIN of AI calls, and estimates of their cost."""

@@ -1,8 +1,8 @@
-"""What the missing AI calls of a statement would cost: EXPLAIN (AI_ESTIMATE), and the NOTICE.
+"""Estimates the cost of a statement's missing AI calls, for EXPLAIN (AI_ESTIMATE) and for a NOTICE.
 
-dbfront/statement/ai_statement.py calls this module after one collecting round. Prompts are made and
-counted as if they were to be sent, and the scheduler predicts their time. The NOTICE before a large
-statement estimates from a sample of its calls; a streaming statement reports measured costs
+dbfront/statement/ai_statement.py calls this module after one collecting round. Prompts are prepared
+and counted as if they were to be sent, and the scheduler predicts their time. The NOTICE before a
+large statement estimates from a sample of its calls; a streaming statement reports measured costs
 instead. No model is asked.
 """
 
@@ -28,31 +28,33 @@ from tierkv.sql.calls.functions import AI_FUNCTIONS
 from tierkv.sql.plan.plan import StatementPlan
 
 MOST_PREPARED: Final = 20_000
-"""Calls whose prompts are made; of more, so many are taken evenly, and the others are like them."""
+"""Maximum number of calls with prepared prompts. Of more calls an even sample is prepared and
+scaled up.
+"""
 
 _PREPARED_BETWEEN_YIELDS: Final = 64
 _OUTPUTS: Final = frozenset({"SELECT", "VALUES", "SET", "RETURNING", "GROUP BY", "ORDER BY"})
-"""Clauses in which the answer to a call decides about no other row."""
+"""Clauses in which a call's answer does not decide about other rows."""
 
 _ROW_ERRORS: Final = (ContextTooLongError, RowLevelError)
 
 
 @dataclass(slots=True)
 class FormEstimate:
-    """What the calls that are written alike would take.
+    """The estimated cost of one form's calls.
 
     Attributes:
-        rows: calls with a prompt that the engine made in the collecting round.
-        known: all rows that need an answer are among them; else the calls depend on answers.
-        at_least: some of these calls ask again once their first questions are answered.
-        distinct: distinct calls on its account.
-        requests: what models would be asked for them.
-        too_long: calls whose prompt does not fit.
-        prompt_tokens: of the requests.
-        shared_tokens: leading tokens that an earlier request has, too.
-        found: tokens in the cache now, by the tier that is nearest to the best node.
-        hits: tokens that would not be computed, with what earlier requests leave.
-        answer_tokens: as long as answers were, or may be.
+        rows: calls with a prompt made by the engine in the collecting round.
+        known: True if the calls are complete; False if further calls depend on answers.
+        at_least: True if some of the calls ask again after their first answers.
+        distinct: distinct calls charged to the form.
+        requests: requests to models for the calls.
+        too_long: calls whose prompt exceeds the context.
+        prompt_tokens: prompt tokens of the requests.
+        shared_tokens: leading tokens shared with an earlier request.
+        found: tokens in the cache now, by the tier nearest to the best node.
+        hits: tokens that would not be computed, including tokens left by earlier requests.
+        answer_tokens: expected or maximum answer tokens.
     """
 
     rows: int = 0
@@ -77,7 +79,7 @@ class FormEstimate:
         self.answer_tokens += answer_tokens
 
     def scaled(self, factor: float) -> FormEstimate:
-        """Take it for a sample of ``factor`` times as much; rows were all counted."""
+        """Scale the estimate of a sample by ``factor``; rows were all counted and stay."""
         return replace(
             self,
             distinct=factor * self.distinct,
@@ -93,13 +95,13 @@ class FormEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the known AI calls of a statement would take.
+    """The estimated cost of a statement's known AI calls.
 
     Attributes:
-        forms: by form key.
-        prospect: of the requests that were weighed.
-        factor: how many calls each weighed one stands for; 1.0 without sampling.
-        rows: most rows that calls which depend on answers can be made for; None: nobody knows.
+        forms: estimates by form key.
+        prospect: forecast of the prepared requests.
+        factor: number of calls per prepared call; 1.0 without sampling.
+        rows: maximum number of rows with calls that depend on answers; None if unknown.
     """
 
     forms: dict[int, FormEstimate]
@@ -109,7 +111,7 @@ class Estimate:
 
     @property
     def total(self) -> FormEstimate:
-        """All forms together."""
+        """Sum over all forms."""
         total = FormEstimate()
         for one in self.forms.values():
             total.rows += one.rows
@@ -142,15 +144,16 @@ async def estimate(
     *,
     most: int | None = None,
 ) -> Estimate:
-    """Estimate what the next batch of a book would take.
+    """Estimate the cost of a book's next batch.
 
     Args:
-        book: after a collecting round.
-        plan: the statement's.
-        generator: makes prompts and weighs them; nothing is streamed from it.
+        book: the book after a collecting round.
+        plan: plan of the statement.
+        generator: prepares and forecasts requests; no request is sent.
         defaults: the session's settings.
         contexts: writes the calls' contexts.
-        most: calls whose prompts are made, about (MOST_PREPARED); of more, some are taken evenly.
+        most: approximate number of calls to prepare (MOST_PREPARED by default); of more calls an
+            even sample is prepared.
 
     Raises:
         UserError: a call that would end the statement.
@@ -182,10 +185,11 @@ async def estimate(
 
 
 def _known(book: AnswerBook, plan: StatementPlan) -> set[int]:
-    """Say of which forms all calls were met: no missing answer stood before any of them.
+    """Return the forms with complete calls, where no missing answer could hide a call.
 
-    The engine may evaluate filters in another order than they are written, below a join, or not at
-    all once one of them was NULL; so only outputs leave others alone.
+    The engine may evaluate filters in another order than written, below a join, or not at all once
+    a filter was NULL. Therefore only missing answers in output clauses leave the calls of other
+    forms complete.
     """
     filtering = {site.form.key for site in plan.sites if site.clause not in _OUTPUTS}
     missed = set(book.missed_keys)
@@ -199,11 +203,11 @@ def _known(book: AnswerBook, plan: StatementPlan) -> set[int]:
 
 
 class _Questions:
-    """What calls ask first, each question once.
+    """The first questions of calls, without duplicates.
 
     Attributes:
-        prepared: the questions, ready to be sent.
-        owners: on whose account each of them is.
+        prepared: the prepared questions.
+        owners: for each question the form that is charged.
     """
 
     def __init__(self, generator: TextGenerator, defaults: CallDefaults) -> None:
@@ -214,7 +218,7 @@ class _Questions:
         self._asked: Counter[TextCall] = Counter()
 
     async def ask(self, order: CallOrder, owner: FormEstimate) -> None:
-        """Take in what a call asks first."""
+        """Add the first questions of a call."""
         try:
             asked = await self._first_questions(order)
             owner.at_least |= AI_FUNCTIONS[order.call.function].aggregate and len(asked) > 1
@@ -247,7 +251,7 @@ def _times(tokens: HitTokens, factor: float) -> HitTokens:
 
 
 MOST_SAMPLED: Final = 200
-"""Calls whose prompts are made and weighed; the others are taken to be like them."""
+"""Maximum number of calls prepared for the NOTICE; the remaining calls are assumed to be alike."""
 
 _HINT: Final = (
     "SET tierkv.max_calls refuses large statements; SET tierkv.notice_calls = 0 says nothing."
@@ -255,11 +259,11 @@ _HINT: Final = (
 
 
 async def announce_batch(calls: int, weighing: Awaitable[Estimate]) -> Notice:
-    """Say what the calls of a statement take that are all known now."""
+    """Return the NOTICE for a statement whose calls are all known."""
     try:
         estimate = await weighing
     except TierKVError:
-        # Whatever it is, the calls themselves run into it and say so.
+        # The calls themselves will meet the same error and report it.
         return _notice(f"this statement makes at least {calls:,} AI calls")
     tokens = round(estimate.total.prompt_tokens)
     return _notice(
@@ -269,7 +273,7 @@ async def announce_batch(calls: int, weighing: Awaitable[Estimate]) -> Notice:
 
 
 def announce_stream(calls: int, stats: AiStats) -> Notice:
-    """Say what a stream took so far; how many rows are left is not known."""
+    """Return the NOTICE for a stream: the cost so far, since the remaining rows are unknown."""
     seconds = stats.engine_s + stats.llm_s
     return _notice(
         f"this statement has come to {calls:,} AI calls and goes on; so far "

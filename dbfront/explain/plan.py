@@ -1,9 +1,9 @@
 """The "AI Plan" that EXPLAIN adds to the engine's plan: as lines, or as one JSON object.
 
-Engine neutral. On DuckDB dbfront/statement/explain.py puts it behind the engine's rows. On
-PostgreSQL, whose EXPLAIN answers rows of one column ``QUERY PLAN``, the relay appends one row for
-each of ``ai_plan_lines``; with FORMAT JSON the server's value is a list of one object, to which
-``ai_plan_json`` is added under the key ``AI Plan``.
+Independent of the engine. On DuckDB dbfront/statement/explain.py appends the AI Plan to the
+engine's rows. PostgreSQL's EXPLAIN returns rows with one column ``QUERY PLAN``, and the relay
+appends one row for each of ``ai_plan_lines``. With FORMAT JSON the server returns a list with one
+object, and the relay adds ``ai_plan_json`` under the key ``AI Plan``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHOWN_CHARS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What a statement took: the counters of EXPLAIN ANALYZE."""
+    """The measured cost of a statement: the counters of EXPLAIN ANALYZE."""
 
     stats: AiStats
     trace: StatementTrace
@@ -48,17 +48,17 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All that is told about the AI calls of a statement.
+    """The information to show about the AI calls of a statement.
 
     Attributes:
-        plan: of the explained statement.
+        plan: plan of the explained statement.
         defaults: the session's model and settings.
         executor: ``stream`` or ``replay``.
-        why_not_stream: the reason, in words; empty where nobody said.
-        max_calls: most distinct calls it may make; 0 is no limit.
-        analysis: what it took.
-        estimate: what it would take.
-        not_estimated: why there is no estimate although one was asked for.
+        why_not_stream: the reason, in words; empty if unknown.
+        max_calls: maximum number of distinct calls; 0 is no limit.
+        analysis: measured cost; None without ANALYZE.
+        estimate: estimated cost; None without AI_ESTIMATE.
+        not_estimated: reason for a missing estimate, if an estimate was requested.
     """
 
     plan: StatementPlan
@@ -72,12 +72,12 @@ class Explanation:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether every row's call is seen here; PostgreSQL only tells what it misses."""
+        """True if the front sees the call of every row; PostgreSQL reports only missed calls."""
         return self.plan.dialect is Dialect.DUCKDB
 
 
 def ai_plan_lines(told: Explanation) -> list[str]:
-    """Describe what the front does for a statement, line by line."""
+    """Describe the AI calls of a statement, line by line."""
     plan = told.plan
     lines = ["AI Plan: " + _ways(told)]
     first_of: dict[int, int] = {}
@@ -108,7 +108,7 @@ def ai_plan_lines(told: Explanation) -> list[str]:
 
 
 def ai_plan_json(told: Explanation) -> dict[str, Any]:
-    """Describe the same as one JSON object."""
+    """Describe the AI calls of a statement as one JSON object."""
     plan = told.plan
     first_of: dict[int, int] = {}
     for site in plan.sites:
@@ -161,7 +161,7 @@ def _site_line(site: CallSite, defaults: CallDefaults) -> str:
 
 
 def _head_lines(site: CallSite) -> list[str]:
-    """Say what all prompts of a call begin with, which is computed once."""
+    """Show the common beginning of all prompts of a call, which is computed once."""
     head = site.shared_head
     if not head:
         return []
@@ -197,7 +197,7 @@ def _without_rows(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(site: CallSite, defaults: CallDefaults) -> str | None:
-    """Return the model's name; None when each row may name another."""
+    """Return the model's name; None if each row may name another model."""
     if "model" in site.form.row_parameters:
         return None
     return str(site.form.constant("model") or defaults.model or "default")

@@ -1,7 +1,7 @@
 """The AI part of EXPLAIN, as lines of text and as JSON.
 
 dbfront/explain/plan.py calls both forms. Text and JSON show the same numbers under the same names;
-JSON has seconds as milliseconds, text chooses a readable unit.
+JSON has durations in milliseconds, text uses a readable unit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tierkv.scheduler.plans.forecast import Forecast
 
 
 def form_trace_lines(form: FormTrace, *, rows: bool) -> list[str]:
-    """Say what became of the calls that are written alike; ``rows``: how many there were."""
+    """Show the measured cost of a form's calls; ``rows`` True adds the number of rows."""
     retries = f", retries {form.retries}" if form.retries else ""
     distinct = f"distinct {form.distinct}"
     if rows:
@@ -35,7 +35,7 @@ def form_trace_lines(form: FormTrace, *, rows: bool) -> list[str]:
 
 
 def round_line(number: int, one: RoundTrace, call_of: Mapping[int, int], *, met: bool) -> str:
-    """Say what one round of the engine met, if that is known, and what was asked after it."""
+    """Show one round of the engine: calls met, if known, and calls asked after the round."""
     name = f"round {number}" if one.runs == 1 else f"rounds {number} to {number + one.runs - 1}"
     asked = _by_call(one.asked, call_of)
     line = f"  {name}: engine {_ms(one.engine_s)}"
@@ -49,7 +49,7 @@ def round_line(number: int, one: RoundTrace, call_of: Mapping[int, int], *, met:
 
 
 def filter_lines(trace: StatementTrace) -> list[str]:
-    """Say in which order several AI filters were asked, and what had been learned of them."""
+    """Show the order of several AI filters, and the rows passed by each filter."""
     order = trace.filter_order
     if order is None or len(order.records) < 2:
         return []
@@ -62,7 +62,7 @@ def filter_lines(trace: StatementTrace) -> list[str]:
 
 
 def stats_lines(stats: AiStats, trace: StatementTrace, *, rows: bool) -> list[str]:
-    """Sum a statement up; ``rows``: it is known how many calls the engine made."""
+    """Show the totals of a statement; ``rows`` True adds the number of calls by the engine."""
     calls = f"calls {stats.calls}, " * rows
     nodes = ", ".join(f"{node or '?'} {count}" for node, count in sorted(trace.nodes.items()))
     return [
@@ -78,7 +78,7 @@ def stats_lines(stats: AiStats, trace: StatementTrace, *, rows: bool) -> list[st
 
 
 def form_estimate_lines(estimate: Estimate, key: int, *, rows: bool) -> list[str]:
-    """Say what the calls that are written alike would take; ``rows``: how many there are."""
+    """Show the estimated cost of a form's calls; ``rows`` True adds the number of rows."""
     form = estimate.forms[key]
     if not form.known:
         most = f"at most {estimate.rows} calls: how" if estimate.rows is not None else "how"
@@ -88,7 +88,7 @@ def form_estimate_lines(estimate: Estimate, key: int, *, rows: bool) -> list[str
 
 
 def estimate_lines(estimate: Estimate, max_calls: int) -> list[str]:
-    """Sum an estimate up, and say what it takes for granted."""
+    """Show the totals and the assumptions of an estimate."""
     total, forecast = estimate.total, estimate.prospect.forecast
     known = "" if total.known else " of the calls known so far"
     lines = [
@@ -108,7 +108,7 @@ def estimate_lines(estimate: Estimate, max_calls: int) -> list[str]:
 
 
 def assumptions(estimate: Estimate) -> list[str]:
-    """Say what an estimate takes for granted."""
+    """Return the assumptions of an estimate."""
     forecast, prospect = estimate.prospect.forecast, estimate.prospect
     if not forecast.calls:
         return []
@@ -145,7 +145,7 @@ def _where(forecast: Forecast) -> str:
 
 
 def hit_text(hits: HitTokens) -> str:
-    """Write hit tokens by tier."""
+    """Format hit tokens by tier."""
     return f"L1 {hits.l1} L2 {hits.l2} L3 {hits.l3} L4 {hits.l4}"
 
 
@@ -195,7 +195,7 @@ def _ms(seconds: float) -> str:
 
 
 def form_json(trace: StatementTrace | None, estimate: Estimate | None, key: int) -> dict[str, Any]:
-    """Tell what became, or would become, of the calls that are written alike."""
+    """Return the measured or estimated cost of a form's calls."""
     if trace is not None:
         return _trace_json(trace.forms[key])
     if estimate is None:
@@ -207,7 +207,7 @@ def form_json(trace: StatementTrace | None, estimate: Estimate | None, key: int)
 
 
 def round_json(one: RoundTrace, call_of: Mapping[int, int]) -> dict[str, Any]:
-    """Tell one round of the engine, and what was asked after it."""
+    """Return one round of the engine, with the calls asked after the round."""
     return {
         "Runs": one.runs,
         "Engine ms": _milliseconds(one.engine_s),
@@ -220,7 +220,7 @@ def round_json(one: RoundTrace, call_of: Mapping[int, int]) -> dict[str, Any]:
 
 
 def filters_json(trace: StatementTrace) -> dict[str, Any]:
-    """Tell in which order several AI filters were asked, and what had been learned of them."""
+    """Return the order of several AI filters, and the rows passed by each filter."""
     order = trace.filter_order
     if order is None or len(order.records) < 2:
         return {}
@@ -237,7 +237,7 @@ def filters_json(trace: StatementTrace) -> dict[str, Any]:
 
 
 def stats_json(stats: AiStats, trace: StatementTrace) -> dict[str, Any]:
-    """Sum a statement up."""
+    """Return the totals of a statement."""
     return {
         "Rows": stats.calls,
         "Distinct Calls": stats.distinct_calls,
@@ -260,7 +260,7 @@ def stats_json(stats: AiStats, trace: StatementTrace) -> dict[str, Any]:
 
 
 def estimate_json(estimate: Estimate, max_calls: int) -> dict[str, Any]:
-    """Sum an estimate up."""
+    """Return the totals of an estimate."""
     total, forecast = estimate.total, estimate.prospect.forecast
     answer_tokens = sum(estimate.prospect.answer_tokens)
     return {
