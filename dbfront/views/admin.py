@@ -1,7 +1,7 @@
-"""Rows of the admin views about the cluster, gathered when a statement reads them.
+"""Rows of the admin views about the cluster, gathered when a statement reads a view.
 
 Sessions call ``cluster_rows`` with a ClusterSource. Column names and types are defined in
-sql/views.py; a row is a dictionary with those names. The routing views (routing_log,
+sql/view_columns.py; a row is a dictionary with these names. The routing views (routing_log,
 routing_errors, node_costs) show the scheduler's own values (scheduler/routing_stats.py).
 """
 
@@ -35,7 +35,7 @@ _DIGITS = 7
 
 
 def routing_rows(view: str, routing: RoutingView) -> list[Row]:
-    """Return the rows of one of ``VIEWS``."""
+    """Return the rows of one of ``ROUTING_VIEWS``."""
     if view == "routing_log":
         return [_decision(decision) for decision in routing.decisions]
     if view == "routing_errors":
@@ -122,12 +122,12 @@ def _routed_node(node: NodeCosts) -> Row:
 
 
 MAX_LISTED_BLOCKS = 100_000
-"""Blocks shown by tierkv.kvcache_blocks; the stat views count all."""
+"""Maximum number of blocks in tierkv.kvcache_blocks; the stat views count all blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A configuration value and where it came from."""
+    """A configuration value and its source."""
 
     name: str
     value: str
@@ -136,10 +136,11 @@ class SettingRow:
 
 
 class ClusterSource(Protocol):
-    """What the admin views know about the cluster.
+    """The data of the admin views about the cluster.
 
-    1. No method raises because the meta server is away: it answers what is known, else nothing.
-    2. ``settings`` are the process's configuration, secrets masked.
+    1. No method raises an error if the meta server is unavailable: a method returns the known data,
+       or nothing.
+    2. ``settings`` returns the process's configuration, with secrets masked.
     """
 
     async def nodes(self) -> tuple[DirectoryNode, ...]: ...
@@ -162,13 +163,13 @@ class ClusterSource(Protocol):
 async def cluster_rows(
     view: str, source: ClusterSource, *, now_s: float, baseline: Baseline | None = None
 ) -> list[Row]:
-    """Return the rows of a view about the cluster; of ``settings``, the configuration's.
+    """Return the rows of a view about the cluster; for ``settings``, the configuration.
 
     Args:
-        view: its name without the schema.
+        view: name of the view without the schema.
         source: the cluster.
-        now_s: Unix time, to turn ages into timestamps.
-        baseline: what nodes had counted when their counters were reset.
+        now_s: Unix time, to convert ages to timestamps.
+        baseline: the nodes' counters at the last reset.
     """
     baseline = baseline or {}
     if view == "models":
@@ -214,8 +215,8 @@ async def cluster_rows(
 
 
 def to_json(rows: Sequence[Row]) -> str:
-    """Return the rows as the text a view unpacks."""
-    # Row by row, so that a thread that does it lets the event loop go on.
+    """Return the rows as the JSON text read by a view."""
+    # Row by row, so a thread in this function lets the event loop run between rows.
     return "[" + ",".join(map(json.dumps, rows)) + "]"
 
 

@@ -1,8 +1,8 @@
 """Rows of the admin views about cached KV: tiers, nodes, blocks, prefixes.
 
-Nodes count from their start and know nothing of ``tierkv.stat_reset``; what they had counted at a
-reset is remembered here as a baseline and taken off. Nobody but the front has text, and it keeps
-none, so a prefix is known by its hash alone.
+Nodes count from their start and do not know ``tierkv.stat_reset``. The front stores the nodes'
+counters at a reset as a baseline and subtracts the baseline. Only the front has the text of
+prompts, and the front stores none, so a prefix is identified by its hash alone.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _WHO: Final = (
     "requests_waiting",
 )
 _NOT_OF_TIER: Final = frozenset((*_WHO, *_COUNTERS[-4:], "as_of"))
-"""Columns of a node: they are the same in the rows of all its tiers."""
+"""Columns of a node, which are the same in the rows of all tiers of the node."""
 
 
 def baseline_of(nodes: Iterable[DirectoryNode]) -> Baseline:
-    """Return what nodes have counted by now."""
+    """Return the present counters of the nodes."""
     nodes = list(nodes)
     counters = {
         f"{_life(node, row)}/{name}": row[name]
@@ -70,7 +70,7 @@ def baseline_of(nodes: Iterable[DirectoryNode]) -> Baseline:
 
 
 def error_rows(nodes: Sequence[DirectoryNode], baseline: Baseline, now_s: float) -> list[Row]:
-    """Return ``cache_errors``: how often each kind became a miss, a row for each kind and node."""
+    """Return ``cache_errors``: the number of misses caused by errors, per kind and node."""
     return [
         {
             "node_id": node.info.node_id,
@@ -85,7 +85,7 @@ def error_rows(nodes: Sequence[DirectoryNode], baseline: Baseline, now_s: float)
 
 
 def node_rows(nodes: Sequence[DirectoryNode], baseline: Baseline, now_s: float) -> list[Row]:
-    """Return ``stat_kvcache_node``: a row for each tier of each node."""
+    """Return ``stat_kvcache_node``: one row per tier and node."""
     rows = []
     for node in nodes:
         for row in _counted(node):
@@ -95,10 +95,10 @@ def node_rows(nodes: Sequence[DirectoryNode], baseline: Baseline, now_s: float) 
 
 
 def tier_rows(nodes: Sequence[DirectoryNode], baseline: Baseline, now_s: float) -> list[Row]:
-    """Return ``stat_kvcache``: counters added up over nodes, a row for each tier.
+    """Return ``stat_kvcache``: counters summed over nodes, one row per tier.
 
-    Readers count queries and hits, owners capacity and use; both belong to the same tier. A sum is
-    as old as the oldest of its parts.
+    Readers count queries and hits, owners count capacity and use; both belong to the same tier. The
+    time of a sum is the oldest time of its parts.
     """
     sums: dict[str, Row] = {}
     for row in node_rows(nodes, baseline, now_s):
@@ -111,7 +111,7 @@ def tier_rows(nodes: Sequence[DirectoryNode], baseline: Baseline, now_s: float) 
 
 
 def block_row(copy: BlockRecord, now_s: float) -> Row:
-    """Return a copy's row of ``kvcache_blocks``."""
+    """Return the row of one replica in ``kvcache_blocks``."""
     block = copy.block
     return {
         "block_hash": block.key.hex(),
@@ -134,10 +134,10 @@ def block_row(copy: BlockRecord, now_s: float) -> Row:
 
 
 def prefix_rows(blocks: Iterable[BlockRecord]) -> list[Row]:
-    """Return ``kvcache_prefixes``: the ends of chains, and where several chains part.
+    """Return ``kvcache_prefixes``: the ends of chains, and the points where several chains diverge.
 
-    Blocks between two of these are counted with the later one, so that the sum of ``tokens_saved``
-    is that of all blocks.
+    Blocks between two rows are counted with the later row, so the sum of ``tokens_saved`` covers
+    all blocks.
     """
     copies: dict[BlockKey, list[BlockRecord]] = {}
     for copy in blocks:
@@ -177,7 +177,7 @@ def _prefix(
 def _depth(
     key: BlockKey, copies: Mapping[BlockKey, list[BlockRecord]], depths: dict[BlockKey, int]
 ) -> int:
-    """Return the tokens from the oldest block that is known; each block is walked over once."""
+    """Return the number of tokens from the oldest known block; each block is visited once."""
     chain = []
     at = key
     while at in copies and at not in depths:
@@ -215,7 +215,7 @@ def _error_counter(node: DirectoryNode, kind: str) -> str:
 
 
 def as_of(node: DirectoryNode, now_s: float) -> str:
-    """Return the time that a node's numbers are from."""
+    """Return the time of a node's numbers."""
     return timestamp(now_s - node.heartbeat_age_s)
 
 
@@ -235,7 +235,7 @@ def _who(node: DirectoryNode, now_s: float) -> Row:
 
 
 def _life(node: DirectoryNode, row: Row) -> str:
-    """A node that starts again counts from zero; its incarnation tells."""
+    """Identify a node's counters; a restarted node counts from zero under a new incarnation."""
     names = (row.get(name, "") for name in ("tier", "medium", "model_name"))
     return "/".join(map(str, (node.info.node_id, int(node.info.incarnation), *names)))
 
@@ -248,7 +248,7 @@ def _since(row: Row, life: str, baseline: Baseline) -> Row:
 
 
 def _number(value: float) -> float:
-    """A whole number again, where it was one."""
+    """Return an integral value as int."""
     return int(value) if value == int(value) else value
 
 
@@ -260,7 +260,7 @@ def _with_ratio(row: Row) -> Row:
 
 
 def _joined(known: Any, value: Any) -> Any:
-    """Add numbers; list different names once each."""
+    """Add numbers; list distinct names once each."""
     if isinstance(value, int | float):
         return (known or 0) + value
     names = [name for name in (known or "").split(", ") if name]

@@ -1,7 +1,7 @@
-"""Rows of the admin views over the front's statistics, and over what sessions are doing.
+"""Rows of the admin views over the front's statistics, and over the activity of sessions.
 
-Column names and types are defined in sql/view_columns.py; the numbers come from
-dbfront/accounts/statement_log.py. Statements are shown in normal form, so prompts never appear.
+Column names and types are defined in sql/view_columns.py; dbfront/accounts/statement_log.py has the
+numbers. Statements are shown in normal form, so prompts never appear.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.views.rows import Row, timestamp
 
 LONGEST_SHOWN: Final = 65_536
-"""Characters of another user's statement that are looked through for its normal form."""
+"""Maximum length in characters of another user's statement to be shown in normal form."""
 
 
 @dataclass(slots=True)
 class Activity:
-    """What a session is doing, for tierkv.stat_activity."""
+    """Current activity of a session, for tierkv.stat_activity."""
 
     state: str = "idle"
     query: str = ""
@@ -36,8 +36,8 @@ class Activity:
 def activity_row(pid: int, client: ClientInfo, activity: Activity, *, asking: str) -> Row:
     """Return a session's row of tierkv.stat_activity.
 
-    Statements of the user who is ``asking`` are shown as they were written, those of others in
-    normal form: their prompts are nobody else's business.
+    Statements of the user ``asking`` are shown as written. Statements of other users are shown in
+    normal form, because their prompts are private.
     """
     progress = activity.progress
     stats = progress.stats if progress else AiStats()
@@ -64,7 +64,7 @@ def activity_row(pid: int, client: ClientInfo, activity: Activity, *, asking: st
 
 
 def _phase(activity: Activity) -> str:
-    """A round that runs with answers replays the statement, even if it collects more calls."""
+    """Return the phase; a round with answers is a replay, even if the round collects more calls."""
     progress = activity.progress
     if progress is None:
         return "planning" if activity.state == "active" else ""
@@ -128,11 +128,11 @@ async def _scheduler(log: StatementLog) -> list[Row]:
 
 
 def quantile_ms(steps: Iterable[tuple[int, int]], share: float = _P95) -> float | None:
-    """Return a quantile in milliseconds, as exact as the steps are; None of nothing.
+    """Return a quantile in milliseconds, with the precision of the steps; None without answers.
 
     Args:
-        steps: ascending, each with how many answers began within it.
-        share: of the answers that began no later.
+        steps: (step, answers that began within the step), ascending.
+        share: share of the answers that began no later than the quantile.
     """
     counted: Sequence[tuple[int, int]] = list(steps)
     wanted = math.ceil(share * sum(answers for _, answers in counted))
