@@ -1,1 +1,1 @@
-"""What travels between processes: .proto files, generated code, conversion, status, channels."""
+"""Messages between processes: .proto files, generated code, conversion, status, channels."""

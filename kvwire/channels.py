@@ -1,7 +1,8 @@
-"""gRPC channels and servers with the options every room wants, and the cluster token on both ends.
+"""gRPC channels and servers with common options, and the cluster token on both ends.
 
-Called by service and client files. Control messages only: KV bytes never travel here. A process
-that made a channel or a server must not fork afterwards (start children with spawn or exec).
+Called by the service and client files of all rooms. Control messages only: KV bytes never travel
+over gRPC. A process that created a channel or a server must not fork afterwards (start children
+with spawn or exec).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _HEALTH_PREFIX: Final = "/grpc.health.v1.Health/"
 _MESSAGE_OPTIONS: Final = (
     ("grpc.max_send_message_length", limits.MAX_GRPC_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", limits.MAX_GRPC_MESSAGE_BYTES),
-    # A peer that is silent (its machine vanished, the network has a hole) is noticed 5 s after a
-    # ping: at once when a call was just sent, within 15 s on an idle connection. Without
-    # ping_timeout_ms gRPC waits a minute, whatever keepalive_timeout_ms says.
+    # A silent peer (vanished machine, network partition) is detected 5 s after a ping: right after
+    # a call was sent, and within 15 s on an idle connection. Without ping_timeout_ms gRPC waits a
+    # minute regardless of keepalive_timeout_ms.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
@@ -41,9 +42,9 @@ _MESSAGE_OPTIONS: Final = (
 )
 _CHANNEL_OPTIONS: Final = (
     *_MESSAGE_OPTIONS,
-    # Cluster traffic never goes through the http_proxy of somebody's shell.
+    # Cluster traffic must not use the http_proxy of the user's shell.
     ("grpc.enable_http_proxy", 0),
-    # A restarted peer is found again in about a second, not after gRPC's usual two minutes.
+    # Reconnect to a restarted peer within about a second; gRPC's default is up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -52,22 +53,22 @@ _CHANNEL_OPTIONS: Final = (
 _SERVER_OPTIONS: Final = (
     *_MESSAGE_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # Strangers that connect and say nothing, and peers that left, don't keep descriptors.
+    # Silent unauthenticated connections and departed peers must not keep descriptors.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.max_allowed_incoming_connections", 4_096),
-    # Without this two processes could share a port and "port in use" would never show.
+    # With port sharing, two processes could listen on one port without a "port in use" error.
     ("grpc.so_reuseport", 0),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BoundServer:
-    """A server that holds its port but was not started; add servicers, then start.
+    """A bound server, not started yet; add servicers, then start.
 
     Attributes:
         server: the grpc.aio server.
-        address: ``host:port`` that clients dial, with the real port.
+        address: ``host:port`` for clients, with the actual port.
     """
 
     server: grpc.aio.Server
@@ -86,15 +87,15 @@ def open_channel(address: str, *, token: str | None = None) -> grpc.aio.Channel:
 
 
 def bind_server(address: str, *, token: str | None = None, setting: str = "address") -> BoundServer:
-    """Make a server and bind it. Call it inside the event loop.
+    """Create a server and bind its address. Call it inside the event loop.
 
     Args:
         address: ``host:port``; port 0 lets the system choose.
-        token: the cluster token every caller must send (health probes excepted).
+        token: the cluster token required from every caller (except health probes).
         setting: configuration key of the address, named in errors.
 
     Raises:
-        ConfigError: a public address without a token; the port is taken; no such address.
+        ConfigError: a public address without a token, a port in use, or an unknown address.
     """
     host, port = split_address(address, setting=setting)
     if token is None and not is_loopback(host):
@@ -116,7 +117,7 @@ def split_address(address: str, *, setting: str = "address") -> tuple[str, int]:
     """Split ``host:port`` (IPv6 in brackets).
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the address does not have this form.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -126,7 +127,7 @@ def split_address(address: str, *, setting: str = "address") -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on ``host``."""
+    """Return True if only this machine can reach a listener on ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -134,7 +135,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _bind_error(address: str, host: str, port: int, setting: str) -> ConfigError:
-    """Say why a bind failed; gRPC does not, so the bind is tried once more by hand."""
+    """Return the reason of a failed bind; gRPC reports none, so a plain socket repeats the bind."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -185,7 +186,7 @@ class _CheckToken(grpc.aio.ServerInterceptor):
 
 
 class _CheckMessages(grpc.aio.ServerInterceptor):
-    """Checks the messages of our own services."""
+    """Verifies checksums of messages to our own services."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Any] = {}
@@ -205,7 +206,7 @@ class _CheckMessages(grpc.aio.ServerInterceptor):
 
 
 class _SendUnary(grpc.aio.UnaryUnaryClientInterceptor):
-    """Adds the cluster token to calls with one answer."""
+    """Adds the cluster token to calls with a single answer."""
 
     def __init__(self, token: str) -> None:
         self._value = _credentials(token)

@@ -1,7 +1,7 @@
-"""Bounds on what a peer may send, as small checks that name the field.
+"""Checks of received fields against their bounds; each error names the field.
 
-Called by the conversions only. A message outside the bounds is the peer's fault
-(RemoteProtocolError); what a user can cause is checked as UserError in the conversion itself.
+Called by the conversions only. A message outside the bounds is a fault of the peer
+(RemoteProtocolError). Faults of a user are checked in the conversion itself and raise UserError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def checked_key(raw: bytes, field: str) -> BlockKey:
     """Return ``raw`` as a block key.
 
     Raises:
-        RemoteProtocolError: it does not have 16 bytes.
+        RemoteProtocolError: ``raw`` does not have 16 bytes.
     """
     if len(raw) != BLOCK_KEY_BYTES:
         raise RemoteProtocolError(f"{field} must have {BLOCK_KEY_BYTES} bytes, got {len(raw)}")
@@ -32,10 +32,10 @@ def checked_key(raw: bytes, field: str) -> BlockKey:
 
 
 def checked_name(text: str, field: str) -> str:
-    """Return ``text`` if it follows ``limits.NAME_PATTERN``.
+    """Return ``text`` if it matches ``limits.NAME_PATTERN``.
 
     Raises:
-        RemoteProtocolError: it does not.
+        RemoteProtocolError: ``text`` does not match.
     """
     if not _NAME.fullmatch(text):
         raise RemoteProtocolError(
@@ -46,10 +46,10 @@ def checked_name(text: str, field: str) -> str:
 
 
 def checked_choice(kind: type[_Choice], text: str, field: str) -> _Choice:
-    """Return the member of ``kind`` that ``text`` names.
+    """Return the member of ``kind`` with the value ``text``.
 
     Raises:
-        RemoteProtocolError: there is none.
+        RemoteProtocolError: no such member.
     """
     try:
         return kind(text)
@@ -62,7 +62,7 @@ def check_count(items: Sized, most: int, field: str) -> None:
     """Refuse more than ``most`` items.
 
     Raises:
-        RemoteProtocolError: there are more.
+        RemoteProtocolError: too many items.
     """
     if len(items) > most:
         raise RemoteProtocolError(f"{field} has {len(items)} items, the limit is {most}")
@@ -72,7 +72,7 @@ def checked_amount(number: float, field: str) -> float:
     """Return ``number`` if it is finite and not negative.
 
     Raises:
-        RemoteProtocolError: it is NaN, infinite or negative.
+        RemoteProtocolError: ``number`` is NaN, infinite or negative.
     """
     if not math.isfinite(number) or number < 0:
         raise RemoteProtocolError(f"{field} must be finite and not negative, got {number}")
@@ -80,10 +80,10 @@ def checked_amount(number: float, field: str) -> float:
 
 
 def checked_numbers(numbers: Sequence[float], most: int, field: str) -> tuple[float, ...]:
-    """Return ``numbers`` if there are few enough and all are finite.
+    """Return ``numbers`` if there are at most ``most`` and all are finite.
 
     Raises:
-        RemoteProtocolError: they are not.
+        RemoteProtocolError: too many numbers, or a number that is not finite.
     """
     check_count(numbers, most, field)
     if not all(map(math.isfinite, numbers)):

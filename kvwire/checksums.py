@@ -1,10 +1,11 @@
-"""A checksum behind every message between processes: what is damaged is sent again.
+"""A checksum after every message between processes; a damaged message is detected and sent again.
 
-Used for all RPCs: at the server by an interceptor (kvwire/channels.py), at clients by the channel
-that their stubs are made from. TCP's own sum misses one damaged segment in 65,536, and a broken
-switch or proxy computes it anew; a flipped bit in a token id would be a wrong answer, in a length
-an error that names the caller. The checksum stands behind the message as one more field, number
-2047, that protobuf skips: peers without checksums understand it, and what they send is not checked.
+Used for all RPCs: on servers by an interceptor (kvwire/channels.py), on clients by the channel of
+their stubs. TCP's own checksum misses one damaged segment in 65,536, and a faulty switch or proxy
+recomputes the checksum. A flipped bit in a token id would give a wrong answer; a flipped bit in a
+length would raise an error blaming the caller. The checksum follows the message as an additional
+field with number 2047, which protobuf skips. A peer without checksums therefore understands the
+message; messages from such a peer are not checked.
 
     [message as protobuf][tag and length, 3 bytes]["xxh3"][XXH3-64 of the message, 8 bytes]
 """
@@ -28,18 +29,18 @@ _Message = TypeVar("_Message")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 _MARK: Final = b"\xfa\x7f\x0cxxh3"
-"""Tag of field 2047 (bytes), its length, and four letters that no other message ends with."""
+"""Tag of field 2047 (bytes), its length, and four letters; no other message ends with this mark."""
 
 _TRAILER: Final = struct.Struct("<7s Q")
 
 
 def sealed(message: bytes) -> bytes:
-    """Return a serialized message with its checksum behind it."""
+    """Return a serialized message followed by its checksum."""
     return message + _TRAILER.pack(_MARK, xxhash.xxh3_64_intdigest(message))
 
 
 def unsealed(raw: bytes) -> bytes | None:
-    """Return a message without its checksum; None when it is damaged."""
+    """Return a message without its checksum; None if the message is damaged."""
     message, trailer = raw[: -_TRAILER.size], raw[-_TRAILER.size :]
     if len(trailer) < _TRAILER.size:
         return raw
@@ -52,7 +53,7 @@ def unsealed(raw: bytes) -> bytes | None:
 
 
 def intact(message: _Message | None, *, lost: type[CacheError] = TransportError) -> _Message:
-    """Return a received message, or raise ``lost``: it was damaged on its way."""
+    """Return a received message; raise ``lost`` if the message was damaged in transit."""
     if message is None:
         raise lost("a message was damaged on its way (its checksum does not match)")
     return message
@@ -74,12 +75,12 @@ def _unsealing(parse: Callable[[bytes], _Message]) -> Callable[[bytes], _Message
 
 
 def checked(channel: grpc.aio.Channel) -> grpc.aio.Channel:
-    """Return the channel that a stub is made from; its calls answer None for what is damaged."""
+    """Return a channel for stubs; a call returns None for a damaged answer."""
     return cast(grpc.aio.Channel, _CheckedChannel(channel))
 
 
 class _CheckedChannel:
-    """The part of a channel that stubs use."""
+    """The methods of a channel used by stubs."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -87,7 +88,7 @@ class _CheckedChannel:
     def unary_unary(
         self, method: str, *, request_serializer: Any, response_deserializer: Any, **options: Any
     ) -> Any:
-        """Return a call with one answer."""
+        """Return a call with a single answer."""
         return self._channel.unary_unary(
             method,
             request_serializer=_sealing(request_serializer),
@@ -108,7 +109,7 @@ class _CheckedChannel:
 
 
 def checked_handler(handler: Any) -> Any:
-    """Return a server's handler that refuses damaged requests and seals its answers."""
+    """Return a server handler that refuses damaged requests and adds checksums to answers."""
     codecs: dict[str, Any] = {
         "request_deserializer": _unsealing(handler.request_deserializer),
         "response_serializer": _sealing(handler.response_serializer),

@@ -1,8 +1,9 @@
-"""One table per message: how a dataclass becomes its protobuf message, and how it comes back.
+"""One table per message: converts a dataclass to its protobuf message and back.
 
 kvwire/convert.py and metaserver/rpc/wire.py declare the tables. A field without an entry is copied
-as it is. Bounds are checked on the way in only, once, and the error names message and field. What
-travels once per token or chain is converted by hand (kvwire/convert_compute.py, wire_locate.py).
+unchanged. Bounds are checked once, for received messages only, and the error names message and
+field. Values sent once per token or per chain have hand-written conversions
+(kvwire/convert_compute.py, wire_locate.py).
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True, slots=True)
 class FieldCodec:
-    """How one field travels.
+    """Conversion of one field.
 
     Attributes:
-        unpack: takes what the message has and the name of the field; raises RemoteProtocolError.
-        pack: takes what the value has; None copies it.
+        unpack: converts the message's field; the second argument is the field name. Raises
+            RemoteProtocolError.
+        pack: converts the value's field; None copies the field.
     """
 
     unpack: Callable[[Any, str], Any]
@@ -50,14 +52,14 @@ class MessageCodec(Generic[Value, Message]):
         /,
         **fields: FieldCodec,
     ) -> None:
-        """Make a table.
+        """Create a table.
 
         Args:
             value: the dataclass.
             message: the generated class.
             label: name of the message in errors.
-            invalid: the error of a value that the dataclass refuses with ValueError.
-            fields: the fields that are not just copied.
+            invalid: error class for a ValueError of the dataclass.
+            fields: the fields with a conversion; the remaining fields are copied.
         """
         names = tuple(value.__dataclass_fields__)  # type: ignore[attr-defined]
         assert set(names) == set(message.DESCRIPTOR.fields_by_name), label  # type: ignore[attr-defined]
@@ -72,7 +74,7 @@ class MessageCodec(Generic[Value, Message]):
         self._packs = [(name, field.pack) for name, field in fields.items() if field.pack]
 
     def to_proto(self, value: Value) -> Message:
-        """Convert a value, which is trusted. Empty and zero are what a message begins with."""
+        """Convert a trusted value. Empty and zero fields are omitted, as protobuf defaults."""
         values = zip(self._names, self._get(value), strict=True)
         fields = {name: value for name, value in values if value}
         for name, pack in self._packs:
@@ -84,7 +86,8 @@ class MessageCodec(Generic[Value, Message]):
         """Convert a message.
 
         Raises:
-            TierKVError: a bound is broken; RemoteProtocolError if the table names no other.
+            TierKVError: a value out of bounds; RemoteProtocolError unless the table names another
+                class.
         """
         fields = list(self._get(message))
         for index, unpack, name in self._unpacks:
@@ -92,7 +95,7 @@ class MessageCodec(Generic[Value, Message]):
         try:
             return self._value(*fields)
         except ValueError as error:
-            ours = self._invalid is RemoteProtocolError  # A user does not know the label.
+            ours = self._invalid is RemoteProtocolError  # The label means nothing to a user.
             raise self._invalid(f"{self.label}: {error}" if ours else str(error)) from error
 
 
@@ -114,22 +117,22 @@ def at_most(most: int) -> FieldCodec:
 
 
 def choice(kind: type[StrEnum]) -> FieldCodec:
-    """Return the codec of a field with one of some names."""
+    """Return the codec of a field with the values of an enum."""
     return FieldCodec(partial(checked_choice, kind))
 
 
 def choice_or_none(kind: type[StrEnum]) -> FieldCodec:
-    """Return the codec of such a field that may be None, which travels as the empty string."""
+    """Return the codec of an optional enum field; None is sent as the empty string."""
     return FieldCodec(lambda raw, name: checked_choice(kind, raw, name) if raw else None)
 
 
 def one(codec: MessageCodec[Any, Any]) -> FieldCodec:
-    """Return the codec of a field that is a message."""
+    """Return the codec of a message field."""
     return FieldCodec(lambda raw, name: codec.from_proto(raw), codec.to_proto)
 
 
 def many(codec: MessageCodec[Any, Any], most: int) -> FieldCodec:
-    """Return the codec of a repeated field of messages, at most ``most``."""
+    """Return the codec of a repeated message field with at most ``most`` items."""
 
     def unpack(raw: Sequence[Any], name: str) -> tuple[Any, ...]:
         check_count(raw, most, name)

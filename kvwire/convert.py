@@ -1,8 +1,8 @@
-"""Tables of kvwire/v1/common.proto: nouns of kvcore as messages.
+"""Tables of kvwire/v1/common.proto: values of kvcore as messages.
 
-The only conversion there is: services and clients of every room use these tables. ``from_proto``
-checks every bound once, here at the edge, and raises RemoteProtocolError; ``to_proto`` trusts its
-argument.
+Services and clients of every room use these tables; there is no other conversion of these messages.
+``from_proto`` checks every bound once, at the edge, and raises RemoteProtocolError; ``to_proto``
+trusts its argument.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _MAX_LOAD_CHOICES = 16
 
 
 def codec_to_proto(codec: KvCodec) -> str:
-    """Convert a KvCodec; none travels as the empty string."""
+    """Convert a KvCodec; KvCodec.NONE is sent as the empty string."""
     return "" if codec is KvCodec.NONE else codec.value
 
 
 def codec_from_proto(value: str, name: str) -> KvCodec:
-    """Convert a KvCodec; RemoteProtocolError for one that is not known here."""
+    """Convert a KvCodec; RemoteProtocolError for an unknown codec."""
     return checked_choice(KvCodec, value, name) if value else KvCodec.NONE
 
 

@@ -1,7 +1,7 @@
-"""Messages of kvwire/v1/compute.proto to tierkv.kvcore.request values and back.
+"""Converts messages of kvwire/v1/compute.proto to tierkv.kvcore.request values and back.
 
-Called by compute's service and client. What a user can get wrong (sampling, an over-long prompt)
-is a UserError here; what only a broken peer can send is a RemoteProtocolError.
+Called by the service and the client of compute nodes. A fault of the user (sampling, an over-long
+prompt) raises UserError; a fault of the peer raises RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SEEDS = 1 << 64
 
 
 def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
-    """Convert a SamplingParams; UserError for a seed that does not fit 64 bits."""
+    """Convert a SamplingParams; UserError for a seed of more than 64 bits."""
     if sampling.seed is not None and not 0 <= sampling.seed < _SEEDS:
         raise UserError(f"seed must be in [0, 2^64), got {sampling.seed}")
     return pb.SamplingParams(
@@ -56,7 +56,7 @@ def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
-    """Convert a SamplingParams; UserError when a parameter is out of its range."""
+    """Convert a SamplingParams; UserError for a parameter out of range."""
     check_count(message.stop_token_ids, _MAX_STOP_TOKEN_IDS, "sampling.stop_token_ids")
     try:
         return SamplingParams(
@@ -82,7 +82,7 @@ def blend_to_proto(blend: Blend) -> pb.Blend:
 
 
 def blend_from_proto(message: pb.Blend) -> Blend:
-    """Convert a Blend; UserError for a ratio out of its range, or chunks that overlap."""
+    """Convert a Blend; UserError for a ratio out of range, or overlapping chunks."""
     bounds = message.chunk_bounds
     if len(bounds) % 2:
         raise RemoteProtocolError(f"blend.chunk_bounds has an odd number of bounds: {len(bounds)}")
@@ -106,7 +106,7 @@ def hint_to_proto(hint: ReuseHint) -> pb.ReuseHint:
 
 
 def hint_from_proto(message: pb.ReuseHint) -> ReuseHint:
-    """Convert a ReuseHint; UserError for a time that is negative or not finite."""
+    """Convert a ReuseHint; UserError for a negative or infinite time."""
     try:
         return ReuseHint(
             next_turn=message.next_turn if message.HasField("next_turn") else None,
@@ -130,7 +130,7 @@ def _blend(message: pb.GenerateRequest) -> Blend | None:
 
 
 def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
-    """Convert a GenerateRequest; an empty session_id travels as none."""
+    """Convert a GenerateRequest; session_id None is sent as the empty string."""
     return pb.GenerateRequest(
         request_id=request.request_id,
         model=request.model,
@@ -159,7 +159,7 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
     Raises:
         UserError: an empty or over-long prompt, sampling parameters out of range, an over-long
             schema, or several kinds of answer at once.
-        RemoteProtocolError: ids or keys a well-behaved peer never sends.
+        RemoteProtocolError: ids or keys never sent by a correct peer.
     """
     _check_prompt(message)
     _check_form(message)
@@ -194,7 +194,7 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
 
 
 def _check_form(message: pb.GenerateRequest) -> None:
-    """Refuse a schema nobody should compile, and a request for two kinds of answer."""
+    """Refuse a schema too long to compile, and a request for several kinds of answer."""
     if len(message.guide) > limits.MAX_SCHEMA_CHARS:
         raise UserError(
             f"the schema has {len(message.guide)} characters, the limit is "
@@ -206,7 +206,7 @@ def _check_form(message: pb.GenerateRequest) -> None:
 
 
 def _check_prompt(message: pb.GenerateRequest) -> None:
-    """Refuse prompts no model takes, and more resumed tokens than there are tokens."""
+    """Refuse empty and over-long prompts, and more resumed tokens than tokens."""
     count = len(message.token_ids)
     if count == 0:
         raise UserError("the prompt has no tokens; send at least one")
@@ -276,7 +276,7 @@ def generate_event_to_proto(event: GenerateEvent) -> pb.GenerateEvent:
 
 
 def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
-    """Convert a GenerateEvent; RemoteProtocolError for an unknown reason or a bad number."""
+    """Convert a GenerateEvent; RemoteProtocolError for an unknown reason or an invalid number."""
     reason = message.finish_reason
     return GenerateEvent(
         token_ids=tuple(message.token_ids),
@@ -292,10 +292,10 @@ def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
 
 
 def describe_reply_to_proto(info: NodeInfo, report: NodeReport) -> pb.DescribeReply:
-    """Convert what a node says of itself."""
+    """Convert a node's description of itself."""
     return pb.DescribeReply(info=NODE_INFO.to_proto(info), report=NODE_REPORT.to_proto(report))
 
 
 def describe_reply_from_proto(message: pb.DescribeReply) -> tuple[NodeInfo, NodeReport]:
-    """Convert what a node says of itself; RemoteProtocolError beyond bounds."""
+    """Convert a node's description of itself; RemoteProtocolError for a value out of bounds."""
     return NODE_INFO.from_proto(message.info), NODE_REPORT.from_proto(message.report)

@@ -1,8 +1,8 @@
-"""Batches of block events of kvwire/v1/meta.proto to packed records and back.
+"""Converts batches of block events of kvwire/v1/meta.proto to packed records and back.
 
-Here and not in the meta server's room, because nodes of several rooms speak of block events; the
-rest of meta.proto is converted in metaserver/rpc/wire.py. What single records say is checked by the
-directory, which refuses them one by one.
+The conversion belongs to kvwire, because nodes of several rooms send block events;
+metaserver/rpc/wire.py converts the other messages of meta.proto. The directory checks the content
+of single records, and refuses records one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def event_records_to_proto(batch: EventRecords) -> pb.EventBatch:
 
 
 def event_records_from_proto(message: pb.EventBatch) -> EventRecords:
-    """Convert EventRecords; RemoteProtocolError when they are cut, too many or have bad names."""
+    """Convert EventRecords; RemoteProtocolError for cut or too many records, or invalid names."""
     size = len(message.records)
     if size % RECORD_BYTES:
         raise RemoteProtocolError(f"batch.records has {size} bytes, not whole records")
@@ -58,7 +58,7 @@ def event_records_from_proto(message: pb.EventBatch) -> EventRecords:
 
 
 def _names(names: Sequence[str], field: str) -> tuple[str, ...]:
-    """Check a table of names; the empty one is there besides those of the batch's events."""
+    """Check a table of names; the table has the empty name in addition to the events' names."""
     check_count(names, limits.MAX_EVENTS_PER_BATCH + 1, field)
     if names and max(map(len, names)) > limits.MAX_NAME_CHARS:
         raise RemoteProtocolError(f"{field} has a name of over {limits.MAX_NAME_CHARS} characters")

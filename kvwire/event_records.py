@@ -1,7 +1,7 @@
-"""Block events as fixed-size records: a node packs them in one pass, the meta server reads columns.
+"""Block events as fixed-size records: a node packs a batch at once, the meta server reads columns.
 
-Names repeat, so records carry their numbers in tables that go with the batch. Packing needs no
-NumPy; the reader's view of a record is metaserver/directory/event_columns.py.
+Names repeat, so a record has the number of a name in a table of the batch. Packing does not need
+NumPy; metaserver/directory/event_columns.py defines the reader's view of a record.
 
 A record has 80 bytes, little-endian:
 
@@ -16,8 +16,8 @@ A record has 80 bytes, little-endian:
    68  model         uint16, number in the batch's models
    70  tenant        uint16, number in the batch's tenants
    72  kind          uint8: 1 stored, 2 removed
-   73  tier          uint8: 1, 2 or 4; else no tier a node can have
-   74  location      uint8: 0 none, 1 the reporting node's own, 2 somebody else's (refused)
+   73  tier          uint8: 1, 2 or 4; any other value is invalid for a node
+   74  location      uint8: 0 none, 1 on the reporting node, 2 on another node (refused)
    75  zero          5 bytes
 """
 
@@ -46,13 +46,13 @@ _NO_PARENT: Final = bytes(BLOCK_KEY_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class EventRecords:
-    """An EventBatch with its events packed; the other fields are as there.
+    """An EventBatch with packed events; the remaining fields are the same as in EventBatch.
 
     Attributes:
         records: RECORD_BYTES per event.
-        models: names that records have the numbers of; number 0 is the empty name.
-        tenants: the same for tenants.
-        sessions: the same for sessions.
+        models: names of models by number; number 0 is the empty name.
+        tenants: names of tenants by number, in the same way.
+        sessions: names of sessions by number, in the same way.
     """
 
     node_id: NodeId
@@ -68,7 +68,7 @@ class EventRecords:
 
 
 class _Names:
-    """Numbers of names in one batch, cut to what a name may be."""
+    """Numbers of names in one batch; ``table`` truncates names to the maximum length."""
 
     def __init__(self) -> None:
         self._numbers = {"": 0}
@@ -84,7 +84,7 @@ class _Names:
 
 
 def pack_events(batch: EventBatch) -> EventRecords:
-    """Pack a batch. O(events), about a microsecond each."""
+    """Pack a batch. O(events), about a microsecond per event."""
     models, tenants, sessions = _Names(), _Names(), _Names()
 
     def stored(event: BlockStored) -> bytes:

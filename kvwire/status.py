@@ -1,7 +1,7 @@
 """The one translator between tierkv.kvcore.errors and gRPC status.
 
-Servers answer with ``abort_with`` or inside ``answering``; clients turn an RPC's failure back into
-the same leaf class with ``error_from_rpc``. The typed error travels as trailing metadata, so that a
+Servers answer errors with ``abort_with`` or inside ``answering``. Clients convert a failed RPC back
+to the same leaf class with ``error_from_rpc``. The typed error travels as trailing metadata, so a
 peer in another language still reads status and message.
 """
 
@@ -22,10 +22,13 @@ from tierkv.kvwire.v1 import common_pb2 as pb
 ERROR_METADATA_KEY: Final = "tierkv-error-bin"
 _MAX_TEXT_CHARS: Final = 1_000
 """Per text field: three fields of 4-byte characters, in base64, stay below 16 KiB of metadata
-(kvwire/channels.py allows 64)."""
+(kvwire/channels.py allows 64).
+"""
 
 _MAX_DETAILS_CHARS: Final = 200
-"""Of the plain status text, for peers that don't read the typed error; it is percent-encoded."""
+"""Maximum length of the plain status text, for peers without the typed error; the text is
+percent-encoded.
+"""
 
 
 def _subclasses(kind: type[TierKVError]) -> Iterator[type[TierKVError]]:
@@ -40,7 +43,7 @@ _KIND_OF_CODE: Final = {
 
 
 def error_to_proto(error: TierKVError) -> pb.Error:
-    """Convert an error; texts too long for metadata are cut and end in an ellipsis."""
+    """Convert an error; texts too long for metadata are truncated with an ellipsis."""
     return pb.Error(
         code=error.code,
         message=_shortened(error.message),
@@ -53,7 +56,7 @@ def error_to_proto(error: TierKVError) -> pb.Error:
 
 
 def error_from_proto(message: pb.Error, *, default: type[TierKVError]) -> TierKVError:
-    """Rebuild the error a peer sent; ``default`` stands in for a code this version lacks."""
+    """Rebuild the error sent by a peer; ``default`` replaces a code unknown to this version."""
     kind = _KIND_OF_CODE.get(message.code, default)
     facts: dict[str, Any] = {"detail": message.detail, "hint": message.hint}
     if issubclass(kind, RetryableError):
@@ -66,7 +69,7 @@ def error_from_proto(message: pb.Error, *, default: type[TierKVError]) -> TierKV
 
 
 def status_of(error: TierKVError) -> grpc.StatusCode:
-    """Return the gRPC status an error is answered with."""
+    """Return the gRPC status of an error."""
     return grpc.StatusCode[error.grpc_status]
 
 
@@ -83,7 +86,7 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: TierKVE
 
 @asynccontextmanager
 async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Answer a TierKVError raised inside with its status; wrap a servicer method's body in it."""
+    """Answer a TierKVError raised inside with its status; wrap the body of a servicer method."""
     try:
         yield
     except TierKVError as error:
@@ -94,9 +97,9 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, default: type[TierKVError]) -
     """Rebuild the typed error of a failed RPC.
 
     Args:
-        error: what the call raised.
-        default: the leaf that stands for failures without a typed error: no connection, a
-            timeout, a peer that crashed.
+        error: exception raised by the call.
+        default: leaf class for failures without a typed error: no connection, a timeout, a crashed
+            peer.
     """
     trailing: Any = error.trailing_metadata() or ()
     packed = dict(trailing).get(ERROR_METADATA_KEY)
