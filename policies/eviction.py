@@ -17,12 +17,13 @@ from tierkv.kvcore.block_key import ROOT_PARENT
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """Facts that a cache passes to its policy when a block is used.
+    """Facts passed by a cache to its policy when a block is used.
 
     Attributes:
         key: the same for the same content, also after eviction; policies remember keys for a while.
         parent: key of the previous block of the prompt; None for the first block or if unknown.
-        outlook: what is known about the next use, and the place in the prompt that used the block.
+        outlook: known facts about the next use, and the block's place in the prompt of the last
+            use.
         prompt_blocks: blocks of the prompt in which the block was new; 0 if unknown.
     """
 
@@ -33,7 +34,7 @@ class BlockFacts:
 
     @staticmethod
     def of(block: BlockSpec, prompt_blocks: int = 0) -> BlockFacts:
-        """Return what a policy is told about a block."""
+        """Return the facts about a block for a policy."""
         parent = None if block.parent == ROOT_PARENT else block.parent
         return BlockFacts(block.key, parent, block.outlook, prompt_blocks)
 
@@ -48,28 +49,29 @@ def whole_seconds(now: float) -> float:
 
 
 NO_FACTS: Final = BlockFacts(key=None)
-"""Facts of a block that was found at attach; without a key, policies do not remember the block."""
+"""Facts of a block found at attach; policies do not remember a block without a key."""
 
 
 class EvictionPolicy(Protocol):
     """Ranks blocks by worth; amortised O(1) or O(log blocks) per call.
 
-    Handles are small integers that the cache chooses (page or slot numbers) and may use again after
-    ``left``. ``now`` is in seconds, of any origin, and never goes backwards.
+    Handles are small integers chosen by the cache (page or slot numbers); a handle may be used
+    again after ``left``. ``now`` is in seconds, of any origin, and never goes backwards.
 
     1. A block is resident from ``entered`` to ``left``. The cache calls ``used`` once for each
-       request that uses a resident block, in order from the head of the prompt to its end, or from
-       end to head.
+       request with a resident block, in order from the head of the prompt to its end, or from end
+       to head.
     2. ``offer`` adds a resident block to the eviction candidates, ``withdraw`` removes the block.
        Both may be repeated; ``left`` withdraws, ``used`` does neither.
     3. ``victim`` returns an offered block, or None if no block is offered. ``victim`` removes
        nothing: a repeated call returns the same block.
     4. A cache that evicts only leaves offers a block when its last child has left, and withdraws
        the block when a child enters. The policy must not rely on this order.
-    5. ``admits`` is called right before ``victim`` for a block that needs room. False means that
-       the new block is worth less than the victim. The answer is always True while no block is
-       offered. A cache that must store the block ignores the answer. After a refusal ``refused``
-       names the blocks that follow in the prompt, so the policy learns from them as well.
+    5. ``admits`` is called right before ``victim`` for a block without room. False means the new
+       block is worth less than the victim. The answer is always True while no block is offered. A
+       cache that must store the block ignores the answer. After a refusal the cache calls
+       ``refused`` for the following blocks of the prompt, so the policy learns from these blocks as
+       well.
     6. The same calls give the same answers: a policy seeds its random numbers.
     """
 
@@ -77,7 +79,7 @@ class EvictionPolicy(Protocol):
         """Note that a block became resident."""
 
     def used(self, handle: int, facts: BlockFacts, now: float) -> None:
-        """Note that a request uses a resident block; the new facts replace the old ones."""
+        """Note the use of a resident block by a request; the new facts replace the old facts."""
 
     def left(self, handle: int, now: float) -> None:
         """Note that a block was evicted or dropped."""
@@ -86,7 +88,7 @@ class EvictionPolicy(Protocol):
         """Make a block an eviction candidate: it has no reference, pin, hold or child."""
 
     def withdraw(self, handle: int) -> None:
-        """Let a block be chosen no more."""
+        """Remove a block from the eviction candidates."""
 
     def victim(self, now: float) -> int | None:
         """Return the offered block least worth keeping."""

@@ -52,7 +52,7 @@ class Holds:
         """Hold blocks for a lease, in order, until the limit is reached.
 
         Args:
-            lease: the lease; blocks that the lease already holds stay held, with the new deadline.
+            lease: the lease; blocks already held by the lease stay held, with the new deadline.
             blocks: handle and cost of each block, most important first.
             until: time at which the hold expires.
         """
@@ -84,7 +84,7 @@ class Holds:
             self._expect(lease, entry, until)
 
     def end(self, lease: LeaseId) -> list[int]:
-        """End a lease; return the blocks that no other lease holds."""
+        """End a lease; return the blocks held by no other lease."""
         entry = self._leases.pop(lease, None)
         if entry is None:
             return []

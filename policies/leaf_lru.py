@@ -1,7 +1,8 @@
 """Leaf-LRU: evict the least recently used block, and of one request the deepest block first.
 
-Leaf-LRU is the baseline. `default` behaves like leaf-LRU until it has learned something. With a
-cache that offers only leaves, leaf-LRU equals an LRU that touches the end of a prompt first.
+Leaf-LRU is the baseline. `default` behaves like leaf-LRU until its first observations. With a cache
+whose candidates are leaves only, leaf-LRU equals an LRU with the uses of a prompt in order from its
+end to its head.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SPARE_ENTRIES: Final = 64
 
 
 class LeafLru:
-    """An EvictionPolicy that considers only the last use.
+    """An EvictionPolicy based on the last use only.
 
     Attributes:
         _order: position by resident handle: (request of the last use, minus depth).

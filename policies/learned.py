@@ -1,10 +1,10 @@
 """The default policy: keep the blocks with the most expected uses per second of residence.
 
-Every block has a kind: its number of uses, the uses that its prompt already had when the block
-came, the new share of its last prompt, whether the block ended that prompt, and the expected next
-use. The victim is the offered block whose kind has the smallest learned value at the block's age. A
-new block of smaller value is not admitted. Without any observation the policy is leaf-LRU.
-docs/policies.md explains and measures.
+Every block has a kind: its number of uses, the earlier uses of its prompt when the block entered,
+the new share of its last prompt, whether the block ended the prompt, and the expected next use. The
+victim is the offered block whose kind has the smallest learned value at the block's age. A new
+block of smaller value is not admitted. Without any observation the policy is leaf-LRU.
+docs/policies.md has the explanation and measurements.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class _Block:
     """Memory about one block, resident or not.
 
     Attributes:
-        uses: number of requests that used the block.
-        kin: uses that the preceding block had when this block came.
+        uses: number of requests with the block.
+        kin: uses of the preceding block when this block entered.
         kind: kind of the last use, without the kind of the run.
-        run: run of the last request that used the block.
+        run: run of the last request with the block.
         used_at: time of the last use.
-        wait: cohort that waits for the next use.
+        wait: cohort waiting for the next use.
         order: tie-break among blocks of equal value.
         resident: whether the block is in the cache.
         offered: whether the block may be evicted.
@@ -83,10 +83,10 @@ class LearnedValue:
     Attributes:
         _here: resident blocks by handle.
         _known: resident and remembered blocks by key.
-        _gone: keys of remembered blocks that are not resident, longest gone first.
+        _gone: keys of remembered blocks outside the cache, longest gone first.
         _queues: per kind, a heap of (order, handle) of offered blocks; may contain stale entries.
         _round: heap of (value, order, kind, handle) at the time ``_now``: the head of each queue.
-        _heads: per kind, the entry that was last put into ``_round``.
+        _heads: per kind, the entry last put into ``_round``.
     """
 
     def __init__(self, capacity_blocks: int) -> None:
@@ -106,7 +106,7 @@ class LearnedValue:
 
     def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
         block = self._recalled(facts)
-        if block.resident:  # Two places hold the same content: the second is not remembered.
+        if block.resident:  # Two handles have the same content: only the first is remembered.
             block = _Block(None, block.kin)
         self._gone.pop(block.key, None)
         block.resident, block.offered = True, False
@@ -167,7 +167,7 @@ class LearnedValue:
         return False
 
     def refused(self, facts: BlockFacts, now: float) -> None:
-        """Learn from a block that is not admitted; repeated calls at one time count once."""
+        """Learn from a refused block; repeated calls at one time count once."""
         if now != self._now:
             self._advance(now)
         block = self._recalled(facts)
@@ -216,7 +216,7 @@ class LearnedValue:
         return (((future * 4 + own) * 8 + kin) * 2 + facts.outlook.tail) * RUN_KINDS
 
     def _recalled(self, facts: BlockFacts) -> _Block:
-        """Return the memory about a block; a new one takes its kin from the parent."""
+        """Return the memory about a block; a new block takes its kin from the parent."""
         known = self._known.get(facts.key)
         if known is not None:
             return known

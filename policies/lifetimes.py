@@ -1,9 +1,9 @@
 """Time until the next use, learned per kind of block, and the value of keeping a block.
 
-A pure estimator that policies/learned.py feeds. A wait starts at a use and ends at the next use or
-is given up. Blocks of one kind that one request used wait together in a cohort. Unfinished waits
-count for the age they have reached (Kaplan and Meier's estimator over ages in buckets), so the
-estimator learns about blocks that are never used again as soon as they grow old.
+A pure estimator fed by policies/learned.py. A wait starts at a use and ends at the next use or is
+given up. Blocks of one kind in one request wait together in a cohort. Unfinished waits count for
+the age reached so far (Kaplan and Meier's estimator over ages in buckets), so the estimator learns
+about blocks without further use as soon as the blocks grow old.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 BUCKETS: Final = 26
-"""Ages below 1 s, then to 1.9 s, 3.6 s ... 57 days; older ones count as the last."""
+"""Ages below 1 s, then to 1.9 s, 3.6 s ... 57 days; older ages count as the last bucket."""
 
 _FIRST_EDGE_S: Final = 1.0
 _GROWTH: Final = 1.9
@@ -24,7 +24,7 @@ _FORGOTTEN_S: Final = EDGES[-1] * _GROWTH
 _WIDTHS: Final = tuple(after - before for before, after in pairwise(EDGES))
 
 _PRIOR_WAITS: Final = 20.0
-"""How many waits' weight the average over all kinds has in the estimate of each."""
+"""Weight of the average over all kinds in the estimate of each kind, as a number of waits."""
 
 _REFRESH_SHARE: Final = 0.02
 _MIN_REFRESH: Final = 8
@@ -45,7 +45,7 @@ RUN_KINDS: Final = 4
 
 
 class PromptRun:
-    """The blocks that one request used, in prompt order; grows until the prompt ends.
+    """The blocks used by one request, in prompt order; grows until the prompt ends.
 
     Attributes:
         number: later runs have higher numbers.
@@ -64,7 +64,7 @@ class PromptRun:
 
     @property
     def kind(self) -> int:
-        """A short addition to a long prompt is another turn; a long one often stays alone."""
+        """Run kind: short additions to a long prompt are turns, long additions are often unique."""
         return run_kind(self.fresh)
 
 
@@ -83,8 +83,8 @@ class WaitCohort:
         kind: kind of the blocks; in the first bucket without the run kind.
         run: the run of the blocks.
         started: start time in seconds.
-        waiting: number of blocks that still wait and are watched.
-        bucket: age bucket that the cohort has reached; -1 once unwatched.
+        waiting: number of watched blocks still waiting.
+        bucket: age bucket of the cohort; -1 once unwatched.
     """
 
     __slots__ = ("bucket", "kind", "run", "started", "waiting")
@@ -102,10 +102,10 @@ class _Kind:
     """Observations about one kind of block.
 
     Attributes:
-        reached: waits that reached each bucket.
-        used: waits that ended in a use in each bucket.
-        hazards: per bucket except the last, the probability that a wait which reached the bucket
-            ends there.
+        reached: number of waits with an age in or beyond each bucket.
+        used: number of waits ended by a use in each bucket.
+        hazards: per bucket except the last, the probability that a wait ends in the bucket once the
+            bucket was reached.
         values: per age bucket, uses per second held at the best horizon from there; negative means
             not computed yet.
         facts: total of reached and used ever counted (halved with them).
@@ -145,8 +145,7 @@ class Lifetimes:
         self._cohorts: tuple[deque[WaitCohort], ...] = tuple(deque() for _ in range(BUCKETS))
 
     def start(self, kind: int, run: PromptRun, now: float, odds: float = 1.0) -> WaitCohort:
-        """Start a wait. The caller passes the returned cohort to ``end_in_use`` or ``give_up``
-        once.
+        """Start a wait; return its cohort, to be passed once to ``end_in_use`` or ``give_up``.
 
         Args:
             kind: kind of the block without run kind; the run kind is added when the run is
@@ -180,7 +179,7 @@ class Lifetimes:
         self._all.used[bucket] += 1.0
 
     def give_up(self, cohort: WaitCohort) -> None:
-        """Stop watching one block of the cohort; the ages that it reached stay counted."""
+        """Stop watching one block of the cohort; the ages already reached stay counted."""
         cohort.waiting -= 1
 
     def advance(self, now: float) -> None:
@@ -236,7 +235,7 @@ class Lifetimes:
         known.values = [-1.0] * BUCKETS
 
     def _hazard(self, known: _Kind, bucket: int) -> float:
-        """Return the probability that a wait which reached a bucket ends in that bucket."""
+        """Return the probability that a wait ends in a bucket once the bucket was reached."""
         reached, used = self._all.reached[bucket], self._all.used[bucket]
         usual = min(1.0, known.odds * used / reached) if reached else 0.0
         waits = known.reached[bucket] + _PRIOR_WAITS

@@ -16,19 +16,19 @@ PRODUCTION_POLICIES: Final[dict[str, PolicyMaker]] = {
     "default": lambda capacity_blocks, seed: LearnedValue(capacity_blocks),
     "leaf_lru": lambda capacity_blocks, seed: LeafLru(),
 }
-"""For caches that offer leaves only."""
+"""Policies for caches that offer leaves only."""
 
 
 def make_policy(name: str, capacity_blocks: int, *, seed: int = 0) -> EvictionPolicy:
-    """Return a fresh policy.
+    """Return a new policy.
 
     Args:
         name: one of PRODUCTION_POLICIES.
-        capacity_blocks: how many blocks the cache can hold; bounds what the policy remembers.
-        seed: of the policy's own chance.
+        capacity_blocks: capacity of the cache in blocks; bounds the memory of the policy.
+        seed: seed of the policy's random numbers.
 
     Raises:
-        ValueError: no policy has that name.
+        ValueError: no policy has this name.
     """
     maker = PRODUCTION_POLICIES.get(name)
     if maker is None:
