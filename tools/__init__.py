@@ -1,1 +1,1 @@
-"""What the project's developers run from a checkout; nothing here is installed."""
+"""Developer tools, run from a checkout; the package is not installed."""

@@ -1,8 +1,8 @@
 """Measures the demo model: exact match per task on held-out examples, decoded greedily.
 
-One-document tasks are asked as a SQL query asks them, one user message with the long instruction;
-the others are asked in the tenth turn of a chat about several notes. The names and the combinations
-of facts were never trained on.
+One-document tasks use the prompt format of a SQL query: one user message with the long instruction.
+The remaining tasks are asked in the tenth turn of a chat about several notes. The names and the
+combinations of facts never occur in training.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Answerer:
         """Answer the last message of each chat.
 
         Args:
-            chats: Messages of each chat, the last one by the user.
-            batch: How many chats to run at a time.
-            length: Most tokens of an answer.
+            chats: Messages of each chat; the last message is the user's.
+            batch: Number of chats per batch.
+            length: Maximum number of answer tokens.
 
         Returns:
             The answers in the order of the chats.
@@ -68,7 +68,7 @@ class Answerer:
 
 
 def exact_match(answerer: Answerer, probes: Sequence[Probe]) -> dict[str, float]:
-    """Return the share of probes per task whose answer is exactly right."""
+    """Return per task the share of probes with an exactly correct answer."""
     answers = answerer.answer([probe.messages for probe in probes])
     right: dict[str, list[bool]] = {}
     for probe, answer in zip(probes, answers, strict=True):

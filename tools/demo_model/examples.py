@@ -1,9 +1,8 @@
-"""Turns conversations into training batches.
+"""Converts conversations to training batches.
 
 A conversation is rendered by the chat template and tokenized as one text, exactly as in use. The
-batch also says where attention ought to look (the guidance): from a value to the name it belongs
-to, from an answer to the name in its question and to the value that a yes/no question asks for, and
-from an answer to its evidence.
+batch also contains the guidance, the targets of attention: from a value to its name; from an answer
+to the name in its question, to the value in a yes/no question, and to its evidence.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Example:
 
     Attributes:
         ids: The tokens.
-        answers: For each token whether it belongs to an answer (its end included).
-        looks: Guidance as layer, head, position that looks, position to look at.
+        answers: For each token, True if the token belongs to an answer (including the end token).
+        looks: Guidance as layer, head, position of the query, position of the key.
         start: Position of the first token of the documents or of the first question.
     """
 
@@ -44,15 +43,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples that begin with the same tokens.
+    """Examples with a common prefix.
 
     Attributes:
-        prefix: The tokens that all rows begin with.
-        rows: The tokens behind it, padded.
-        answers: Which of `rows` belong to an answer.
-        real: Which of `rows` are no padding.
-        looks: Guidance by layer and head, as indices of rows, of looking tokens (without the
-            prefix) and of keys (with the prefix).
+        prefix: The common first tokens of all rows.
+        rows: The tokens after the prefix, padded.
+        answers: Mask of `rows`: tokens of an answer.
+        real: Mask of `rows`: tokens without padding.
+        looks: Guidance by layer and head, as indices of rows, of query tokens (without the prefix)
+            and of key tokens (with the prefix).
     """
 
     prefix: Tensor
@@ -63,7 +62,7 @@ class Batch:
 
 
 class _Places:
-    """Finds tokens by the characters they stand for."""
+    """Finds tokens by character positions."""
 
     def __init__(self, text: str, offsets: Sequence[tuple[int, int]]) -> None:
         self.text = text
@@ -90,7 +89,7 @@ def _document_spans(text: str, conversation: TrainingDialogue) -> list[tuple[int
 def _document_looks(
     places: _Places, conversation: TrainingDialogue, spans: Sequence[tuple[int, int]]
 ) -> list[Look]:
-    """Look from each value to the name that stands latest before it."""
+    """Guide each value to the latest occurrence of the name before the value."""
     looks = []
     for note, (low, high) in zip(conversation.documents, spans, strict=True):
         for field, words in note.evidence.items():
@@ -109,7 +108,7 @@ def _document_looks(
 def _turn_looks(
     places: _Places, conversation: TrainingDialogue, spans: Sequence[tuple[int, int]]
 ) -> list[Look]:
-    """Look from each answer to the name in its question and to its evidence."""
+    """Guide each answer to the name in its question and to its evidence."""
     looks, position = [], 0
     for turn in conversation.turns:
         question = places.text.index(turn.question, position)
@@ -133,9 +132,10 @@ def _turn_looks(
 def _comparison_looks(
     places: _Places, turn: DialogueTurn, where: tuple[int, int, int]
 ) -> list[Look]:
-    """Look from the value in a yes/no question to its evidence, or for `no` to the word before it.
+    """Guide the value in a yes/no question to its evidence; for `no`, to the preceding word.
 
-    The answer then looks at that value, which knows by then whether it found itself.
+    The answer is guided to the value in the question, where an earlier layer has stored whether the
+    value was found.
     """
     question, answer, evidence = where
     if not turn.asked:
@@ -154,7 +154,7 @@ def encode(
 
     Args:
         tokenizer: The tokenizer with its chat template.
-        conversations: What to tokenize.
+        conversations: The conversations to tokenize.
 
     Returns:
         One example per conversation.
@@ -183,7 +183,7 @@ def encode(
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Put examples with a common beginning into one batch."""
+    """Combine examples with a common prefix into one batch."""
     limit = min(example.start for example in examples)
     shared = 1
     while shared < limit and len({example.ids[shared] for example in examples}) == 1:
@@ -218,10 +218,10 @@ def stream(
     Args:
         tokenizer: The tokenizer.
         rng: Source of randomness.
-        progress: Returns the share of the training that is done.
-        tokens: Most tokens of rows in a batch.
-        heads: How many heads (instructions) to draw at a time.
-        group: How many conversations to draw per head.
+        progress: Returns the completed share of the training.
+        tokens: Maximum number of tokens of rows in a batch.
+        heads: Number of heads (instructions) to draw at a time.
+        group: Number of conversations to draw per head.
 
     Yields:
         Batches in random order.

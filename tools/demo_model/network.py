@@ -1,8 +1,8 @@
-"""The network as it is trained: a plain Llama decoder with a shared prefix.
+"""The network for training: a plain Llama decoder with a shared prefix.
 
 All rows of a batch begin with the same instruction, so its tokens run through the layers once and
-every row attends to them. The attention is kept on demand for the guidance loss, and parameters
-convert to and from the names that transformers uses.
+every row attends to the result. The attention is kept on demand for the guidance loss, and
+parameters convert to and from the names used by transformers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Norm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn queries or keys `[..., tokens, head]` to their positions."""
+    """Rotate queries or keys `[..., tokens, head]` to their positions."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -35,8 +35,8 @@ class Layer(nn.Module):
     """One decoder layer.
 
     Attributes:
-        attention: Attention of the rows `[rows, kv heads, group, tokens, keys]` of the latest call
-            where it was asked for.
+        attention: Attention of the rows `[rows, kv heads, group, tokens, keys]` in the latest call
+            with `keep`.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -56,7 +56,7 @@ class Layer(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, keep: bool) -> Tensor:
-        """Attend within a batch; on a CPU this is far faster than the fused kernel's backward."""
+        """Attend within a batch; on a CPU far faster than the backward pass of the fused kernel."""
         rows, _, tokens, _ = q.shape
         keys, group = k.shape[2], self.heads // self.kv
         flat = rows * self.kv
@@ -77,9 +77,9 @@ class Layer(nn.Module):
         """Run the layer.
 
         Args:
-            x: `[prefix + rows * tokens, width]`: the prefix, then the rows one after another.
+            x: `[prefix + rows * tokens, width]`: the prefix, then all rows in sequence.
             shape: Length of the prefix, number of rows, tokens per row.
-            tables: Cosines and sines of the positions, and the causal mask over all of them.
+            tables: Cosines and sines of the positions, and the causal mask over all positions.
             keep: Whether to keep the attention.
 
         Returns:
@@ -111,10 +111,10 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole network, with input and output embedding tied.
+    """The complete network, with tied input and output embeddings.
 
-    Embeddings begin large, so that the identity of a token is not lost under what the layers add;
-    the weight of the last norm begins small to make up for it in the logits.
+    Embeddings start large, so the outputs of the layers do not drown the identity of a token. The
+    weight of the last norm starts small to compensate in the logits.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -138,7 +138,7 @@ class Decoder(nn.Module):
         self.start_with_matching()
 
     def _start_with_copying(self) -> None:
-        """Let the first head of each layer, which the guidance aims, pass on what it sees."""
+        """Initialize the first head of each layer, the guided head, to copy the attended token."""
         with torch.no_grad():
             for index, layer in enumerate(self.layers):
                 assert isinstance(layer, Layer)
@@ -146,10 +146,10 @@ class Decoder(nn.Module):
                 layer.o_proj.weight[:, : layer.size] = gain * layer.v_proj.weight[: layer.size].T
 
     def start_with_matching(self) -> None:
-        """Let the third head of the fourth layer look from a word to the same word elsewhere.
+        """Initialize the third head of the fourth layer to attend from a word to other occurrences.
 
-        Only the slowly turning dimensions of the head take part, so distance hardly matters, and
-        only directions in which words of one kind differ.
+        Only the slowly rotating dimensions of the head take part, so distance has little effect,
+        and only directions in which words of one kind differ.
         """
         layer = self.layers[3]
         assert isinstance(layer, Layer)
@@ -168,9 +168,9 @@ class Decoder(nn.Module):
         """Compute logits.
 
         Args:
-            prefix: Tokens that stand before every row.
+            prefix: Common tokens before every row.
             rows: Further tokens of each row, `[rows, tokens]`.
-            wanted: Boolean mask of the row tokens whose logits are needed.
+            wanted: Boolean mask of the row tokens with needed logits.
             keep: Whether to keep the attention of the layers.
 
         Returns:
@@ -190,7 +190,7 @@ class Decoder(nn.Module):
         return logits
 
     def export(self) -> dict[str, Tensor]:
-        """Return the parameters under the names that transformers uses."""
+        """Return the parameters under the names used by transformers."""
         found = {}
         for name, weight in self.named_parameters():
             parts = name.split(".")
@@ -202,7 +202,7 @@ class Decoder(nn.Module):
         return found
 
     def load_exported(self, state: dict[str, Tensor]) -> None:
-        """Take parameters that `export` made."""
+        """Load parameters from the output of `export`."""
         mine = dict(self.named_parameters())
         with torch.no_grad():
             for name, weight in state.items():

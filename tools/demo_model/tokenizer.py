@@ -1,8 +1,9 @@
 """Trains the demo model's tokenizer: byte-level BPE with a token for every value.
 
-The chat template that is saved with it is the only definition of the prompt format; training,
-evaluation and use all render it. Each special token is followed by a space, so a word has the same
-token in an answer as within a note; the decoder takes the space at the beginning of an answer away.
+The chat template saved with the tokenizer is the only definition of the prompt format; training,
+evaluation and use all render the template. A space follows each special token, so a word has the
+same token in an answer and within a note; the decoder removes the space at the beginning of an
+answer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CHAT_TEMPLATE = (
 
 
 def training_texts(count: int) -> Iterator[str]:
-    """Yield the texts that the merges are learnt from."""
+    """Yield the texts for learning the merges."""
     values = [*words.FIRST, *words.LAST, *words.CITY, *words.JOB, *words.PLAN, *words.PRODUCT]
     values += [*words.CATEGORIES, *words.PET, *words.COLOR, *words.DRINK, *words.MONTH, *words.DAY]
     values += [*words.GOOD, *words.BAD, *words.SENTIMENTS, *words.TOPICS, "yes", "no"]
@@ -58,8 +59,8 @@ def train_tokenizer(vocabulary: int, count: int) -> PreTrainedTokenizerFast:
     """Train the tokenizer.
 
     Args:
-        vocabulary: Number of tokens, with bytes and special tokens.
-        count: How many conversations to learn the merges from.
+        vocabulary: Number of tokens, including bytes and special tokens.
+        count: Number of conversations for learning the merges.
 
     Returns:
         The tokenizer, with special tokens and chat template set.

@@ -1,8 +1,9 @@
 """Trains the demo model on a CPU within a given time.
 
-The loss is that of the answers, plus a small one of the text before them, plus for the first part
-of the training a guidance loss that tells one or two heads of five layers where to look; it makes
-the lookup circuit form in minutes instead of hours. Checkpoints are written as it goes.
+The loss is the loss of the answers, plus a small loss of the text before the answers. During the
+first part of the training a guidance loss is added, which directs the attention of one or two heads
+in each of five layers; with guidance the lookup circuit forms in minutes instead of hours.
+Checkpoints are written during the training.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def make_config(vocabulary: int, width: int, layers: int, inner: int) -> LlamaCo
 
 
 def save(network: Decoder, folder: Path) -> None:
-    """Write the weights as transformers reads them, in bfloat16."""
+    """Write the weights in the format of transformers, in bfloat16."""
     make_model: Any = LlamaForCausalLM
     make_generation: Any = GenerationConfig
     model = make_model(network.config)
@@ -61,7 +62,7 @@ def save(network: Decoder, folder: Path) -> None:
 
 
 def guidance_loss(network: Decoder, batch: Batch) -> Tensor:
-    """Return how little the guided heads look where they are told to."""
+    """Return the guidance loss: small if the guided heads attend to their targets."""
     total = torch.zeros(())
     for (layer, head), looks in batch.looks.items():
         attention = network.layers[layer].attention
@@ -76,7 +77,7 @@ def guidance_loss(network: Decoder, batch: Batch) -> Tensor:
 def step_loss(
     network: Decoder, batch: Batch, guide: float, context: float
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the loss to descend, the answers' loss and their share of right tokens."""
+    """Return the training loss, the loss of the answers and the share of correct answer tokens."""
     answers, real = batch.answers[:, 1:], batch.real[:, 1:]
     wanted = answers | (real & (torch.rand(real.shape) < 0.15))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -93,12 +94,12 @@ def step_loss(
 
 
 def learning_rate(step: int, done: float) -> float:
-    """Return the factor of the learning rate: a short rise, then a fall in the last half."""
+    """Return the factor of the learning rate: a short warm-up, then a decay in the last half."""
     return min(1.0, (step + 1) / 60) * min(1.0, max(0.02, (1 - done) / 0.5))
 
 
 def make_optimizer(network: Decoder) -> torch.optim.Optimizer:
-    """Return the optimizer; embeddings, being large, take larger steps."""
+    """Return the optimizer; embeddings are large and therefore take larger steps."""
     other = [weight for name, weight in network.named_parameters() if "embed" not in name]
     groups = [
         {"params": other, "factor": 1.0, "weight_decay": 0.01},
