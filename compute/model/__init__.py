@@ -1,1 +1,1 @@
-"""The decoder in torch: weights, paged attention, rotary positions, pages of KV."""
+"""The decoder in torch: weights, paged attention, rotary positions and the L1 pages of KV."""

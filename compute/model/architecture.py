@@ -1,9 +1,10 @@
-"""What a decoder looks like: sizes, switches and rope variant, from a Hugging Face ``config.json``.
+"""Model architecture from a Hugging Face ``config.json``: sizes, switches and rope variant.
 
 Covers Llama, Mistral (without its sliding window), Qwen2 (bias on q, k, v) and Qwen3 (norms on q
-and k); imports no torch. A setting that would change the numbers and is not implemented is refused
-by name, never ignored. Rope variants whose frequencies depend on the length of the prompt will
-never be accepted: the keys of a stored block would not fit a longer prompt.
+and k); imports no torch. A setting that would change the model's output and is not implemented
+raises an error with the setting's name; no setting of this kind is ignored. Rope variants with
+frequencies that depend on the prompt length will never be accepted, because the keys of a stored
+block would be wrong for a longer prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tierkv.kvcore.errors import ModelFolderError
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3.1's stretching of low frequencies."""
+    """Llama 3.1's scaling of low rope frequencies."""
 
     factor: float
     low_freq_factor: float
@@ -28,12 +29,12 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Base frequency and how frequencies are stretched.
+    """Base frequency and frequency scaling of rope.
 
     Attributes:
         theta: base.
-        stretch: all wavelengths are that much longer (variant linear).
-        scaling: of Llama 3.1 and later (variant llama3).
+        stretch: factor that multiplies all wavelengths (variant linear).
+        scaling: the scaling of Llama 3.1 and later (variant llama3).
     """
 
     theta: float
@@ -45,8 +46,8 @@ def parse_rope(config: Mapping[str, Any]) -> RopeConfig:
     """Read rope settings: ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``.
 
     Raises:
-        ModelFolderError: a variant other than default, linear and llama3, partial rotation, or a
-            variant's number missing.
+        ModelFolderError: the variant is not default, linear or llama3, rotation is partial, or a
+            number that the variant needs is missing.
     """
     settings = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
     theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10_000.0)
@@ -103,13 +104,13 @@ class Architecture:
         kv_heads: key/value heads; divides ``heads``.
         head_dim: channels per head; even.
         norm_eps: epsilon of every rms norm.
-        tied: whether the output head is the embedding.
+        tied: whether the output head shares the weights of the embedding.
         qkv_bias: bias on the q, k and v projections.
         out_bias: bias on the attention output projection.
         mlp_bias: bias on the feed-forward projections.
         qk_norm: rms norm per head on q and k before rope.
         rope: rotary settings.
-        context_tokens: trained context length.
+        context_tokens: trained context length, limited to ``MAX_CONTEXT_TOKENS``.
     """
 
     name: str
@@ -134,7 +135,7 @@ def parse_architecture(config: Mapping[str, Any]) -> Architecture:
     """Read a ``config.json``.
 
     Raises:
-        ModelFolderError: an unsupported family or setting, or a missing size.
+        ModelFolderError: the family or a setting is unsupported, or a size is missing.
     """
     family = _family(config)
     _refuse_unsupported(config, family)
@@ -173,7 +174,7 @@ def _refuse_sliding_window(config: Mapping[str, Any], family: str) -> None:
             f"layer_types has {', '.join(sorted(kinds - {'full_attention'}))}: sliding window "
             "attention is not supported"
         )
-    # The reference code of Mistral slides by 4096 where the folder says nothing.
+    # Mistral's reference code uses a window of 4096 if the folder does not set one.
     window = config.get("sliding_window", 4_096 if family == "mistral" else None)
     slides = family == "mistral" or (bool(config.get("use_sliding_window")) and not kinds)
     if window is not None and slides:

@@ -1,8 +1,8 @@
-"""What a step attends to: which rows read which pages, and together with whom.
+"""Attention plan of a step: which rows read which pages, and which rows share a call.
 
-Built once per step by compute/model/batch.py and read by compute/model/attention.py in every layer.
-Single queries, with or without guesses behind them, form padded decode groups, a few queries of a
-sequence padded rest groups; longer ones are prefill segments.
+compute/model/batch.py builds a plan once per step; compute/model/attention.py reads the plan in
+every layer. Single queries, with or without guesses behind them, form padded decode groups. A few
+queries of a sequence form padded rest groups. Longer runs of queries are prefill segments.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class QuerySpan:
-    """Tokens of one sequence that ask; each attends to all up to itself.
+    """Consecutive query tokens of one sequence; each token attends to all tokens up to itself.
 
     Attributes:
-        start: position of the first of them.
-        count: how many.
+        start: position of the first query.
+        count: number of queries.
         page_table: pages covering at least ``start + count`` tokens.
-        is_guess: whether they are a known token and guesses behind it.
+        is_guess: whether the span is a known token followed by guesses.
     """
 
     start: int
@@ -44,13 +44,14 @@ class DecodeGroup:
 
     Attributes:
         rows: rows of the step's token axis, half-open ``[rows.start, rows.stop)``.
-        gather: half-page indices, keys of all sequences then values, ``[2 * n * pages]``; without
-            the shared ones.
-        context: keys to attend to, of the longest sequence, behind the shared ones.
-        mask: True where a key may be seen, ``[n, 1, queries, context]``; None when all are.
+        gather: half-page indices without the shared pages, keys of all sequences then values, ``[2
+            * n * pages]``.
+        context: number of keys of the longest sequence, without the shared pages.
+        mask: True where a key is visible, ``[n, 1, queries, context]``; None if all keys are
+            visible.
         queries: new tokens of each sequence.
-        shared: half-page indices, keys then values, of pages that all sequences begin with and all
-            queries see in full; None when they are not read apart.
+        shared: half-page indices, keys then values, of leading pages that all sequences have in
+            common and all queries see in full; None if no pages are read separately.
     """
 
     rows: slice
@@ -63,17 +64,17 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class RestTile:
-    """Sequences with a few new tokens each that one call attends to, padded to the longest.
+    """Sequences with a few new tokens each in one attention call, padded to the longest sequence.
 
     Attributes:
         rows: rows of the step's token axis.
-        gather: half-page indices, keys of all sequences then values, ``[2 * n * pages]``; without
-            the shared ones.
-        context: keys to attend to, of the longest sequence, behind the shared ones.
-        queries: new tokens of the longest sequence.
-        bias: added to scores, ``[n, 1, queries, context]`` float32: minus infinity hides a key.
-        slots: which of the rows each padded query is, ``[n * queries]``; None when none is padded.
-        places: which padded query each of the rows is; None likewise.
+        gather: half-page indices without the shared pages, keys of all sequences then values, ``[2
+            * n * pages]``.
+        context: number of keys of the longest sequence, without the shared pages.
+        queries: new tokens of the sequence with the most.
+        bias: added to scores, ``[n, 1, queries, context]`` float32; minus infinity hides a key.
+        slots: index of the row behind each padded query, ``[n * queries]``; None without padding.
+        places: index of the padded query of each row; None without padding.
     """
 
     rows: slice
@@ -87,11 +88,11 @@ class RestTile:
 
 @dataclass(frozen=True, slots=True)
 class RestGroup:
-    """Sequences with a few new tokens each, behind the same beginning or not.
+    """Sequences with a few new tokens each, with or without a shared beginning.
 
     Attributes:
-        rows: rows of the step's token axis: those of all tiles, in their order.
-        tiles: who is attended to together.
+        rows: rows of the step's token axis: the rows of all tiles in order.
+        tiles: one attention call each.
         shared: as in ``DecodeGroup``.
     """
 
@@ -105,10 +106,10 @@ class PrefillSegment:
     """One sequence with several new tokens.
 
     Attributes:
-        rows: its rows of the step's token axis.
+        rows: the sequence's rows of the step's token axis.
         gather: half-page indices, keys then values, ``[2 * pages]``.
-        start: tokens before the first of them.
-        context: keys to attend to, ``start + count``; each token sees those up to its own.
+        start: tokens before the first new token.
+        context: number of keys, ``start + count``; each token sees the keys up to its own position.
     """
 
     rows: slice
@@ -128,11 +129,11 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSpans:
-    """A plan and where the spans stand in it.
+    """A plan and the order of the spans in the plan.
 
     Attributes:
-        plan: of all spans.
-        order: indices of the spans as they follow one another on the token axis.
+        plan: plan of all spans.
+        order: indices of the spans in the order of the token axis.
     """
 
     plan: AttentionPlan
@@ -141,12 +142,12 @@ class PlannedSpans:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Spans that lie side by side on the token axis.
+    """Spans that are adjacent on the token axis.
 
     Attributes:
-        tiles: indices of the spans, of each call apart; a decode group and a prefill segment have
-            one call.
-        form: what they become.
+        tiles: indices of the spans of each attention call; a decode group and a prefill segment
+            have one call.
+        form: the type that the part becomes.
         shared_pages: leading pages of a group that are read once.
     """
 
@@ -171,12 +172,11 @@ def plan_attention(
     """Lay spans out on one token axis.
 
     Args:
-        spans: what asks.
+        spans: the queries of each sequence.
         block_tokens: tokens per page.
-        device: where the tensors go.
-        least_saved_tokens: spans that share a beginning read it once if that spares so many reads
-            of a key.
-        longest_rest: spans of up to so many tokens are attended to together.
+        device: device of the tensors.
+        least_saved_tokens: fewest saved key reads for which a shared beginning is read once.
+        longest_rest: longest span, in tokens, that may share an attention call.
     """
     parts = _parts(spans, block_tokens, -(-least_saved_tokens // block_tokens), longest_rest)
     forms, row = [], 0
@@ -194,7 +194,7 @@ def plan_attention(
 def _parts(
     spans: Sequence[QuerySpan], block_tokens: int, least_saved: int, longest_rest: int
 ) -> list[_Part]:
-    """Put decodes of equal size together (so that padding at most doubles), and like rests."""
+    """Group decodes of similar length, so padding at most doubles the work, and similar rests."""
     alike: dict[tuple[int, int], list[int]] = {}
     rests, segments = list[int](), list[int]()
     for i, span in enumerate(spans):
@@ -247,7 +247,7 @@ def _form(
     block_tokens: int,
     device: torch.device,
 ) -> DecodeGroup | RestGroup | PrefillSegment:
-    """Make what a part becomes."""
+    """Build the group or segment of a part."""
     if part.form is PrefillSegment:
         return _segment(spans[part.members[0]], begin, block_tokens, device)
     first, shared = part.shared_pages, None
@@ -301,7 +301,7 @@ def _tile(
 
 
 def _visible(starts: Int64Array, queries: int, context: int) -> Tensor:
-    """Return which keys each query may see, ``[n, 1, queries, context]``: those up to its own."""
+    """Return the keys visible to each query, up to its position: ``[n, 1, queries, context]``."""
     seen = starts[:, None] + np.arange(queries)[None, :]
     visible = np.arange(context)[None, None, :] <= seen[:, :, None]
     return torch.from_numpy(visible)[:, None]

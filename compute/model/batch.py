@@ -1,7 +1,7 @@
-"""One step's work as tensors: which tokens, where their KV goes, what each sequence attends to.
+"""Tensors of one step: the tokens, the rows that receive their KV, and the attention plan.
 
-Built once per step by the engine from plain chunk descriptions; the same tensors serve every
-layer. What is attended to together is planned in compute/model/attention_plan.py.
+The engine builds a batch once per step from plain chunk descriptions; every layer uses the same
+tensors. compute/model/attention_plan.py decides which rows are attended to together.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RawTarget:
-    """Pages that get a chunk's keys before rope and values, besides the sequence's own pages.
+    """Pages for a chunk's keys before rope and values, in addition to the sequence's own pages.
 
     Attributes:
         start: position of the chunk's first token; the chunk is the end of its sequence.
-        pages: block i of the chunk, its tokens ``[i * block_tokens, (i + 1) * block_tokens)``.
+        pages: page i holds block i of the chunk, tokens ``[i * block_tokens, (i + 1) *
+            block_tokens)``.
     """
 
     start: int
@@ -41,11 +42,11 @@ class ChunkInput:
 
     Attributes:
         token_ids: the new tokens, ``[count]``.
-        start: position of the first of them; KV of ``[0, start)`` is in ``page_table`` already.
+        start: position of the first new token; KV of ``[0, start)`` is in ``page_table`` already.
         page_table: pages covering at least ``start + count`` tokens.
-        wants_logits: of how many of its last tokens logits are needed; if of all, then all but the
-            first are guesses that are to be checked.
-        raw: where KV goes a second time, free of position; None for all but chunks in isolation.
+        wants_logits: number of last tokens that need logits. If all of several tokens need logits,
+            all tokens but the first are guesses to be checked.
+        raw: second, position-free target of the KV; None except for chunks in isolation.
     """
 
     token_ids: Int64Array
@@ -57,7 +58,7 @@ class ChunkInput:
 
 @dataclass(frozen=True, slots=True)
 class RawWrite:
-    """Rows of the step's token axis, and where their keys and then values go before rope."""
+    """Rows of the step's token axis, and the target rows of keys before rope and then values."""
 
     source_rows: Tensor
     target_rows: Tensor
@@ -70,13 +71,13 @@ class ForwardBatch:
     Attributes:
         token_ids: ``[tokens]`` int64.
         positions: ``[tokens]`` int64.
-        write_rows: where keys and then values go, ``[2 * tokens]``, into ``L1Pages.token_rows``.
-        attention: what each row attends to.
-        last: what ``logit_rows`` attend to in the last layer, where no other row is needed; None if
-            all rows have outputs, or on CUDA.
-        logit_rows: rows whose logits are wanted.
-        logit_chunks: index of the chunk that each of those rows belongs to.
-        raw: rows that are also kept position-free; None when there are none.
+        write_rows: target rows of keys and then values in ``L1Pages.token_rows``, ``[2 * tokens]``.
+        attention: attention plan of all rows.
+        last: attention plan of ``logit_rows`` in the last layer, where other rows are not needed;
+            None if all rows have outputs, or on CUDA.
+        logit_rows: rows that need logits.
+        logit_chunks: index of the chunk of each row in ``logit_rows``.
+        raw: rows that are also kept position-free; None without any.
     """
 
     token_ids: Tensor
@@ -100,12 +101,12 @@ def build_batch(
     """Lay chunks out on one token axis: decode groups, then rest groups, then prefill segments.
 
     Args:
-        chunks: what is computed; nothing changes their order in what is returned by chunk.
+        chunks: tokens to compute; ``logit_chunks`` refers to this order.
         block_tokens: tokens per page.
-        device: where the tensors go.
-        least_saved_tokens: rows that share a beginning read it once if that spares so many reads
-            of a key. On CUDA they don't: captured steps have one form for all.
-        longest_rest: chunks of up to so many tokens are attended to together. On CUDA none are.
+        device: device of the tensors.
+        least_saved_tokens: fewest saved key reads for which rows read a shared beginning once. Not
+            used on CUDA: captured steps have one form for all.
+        longest_rest: longest chunk, in tokens, that may share an attention call. Not used on CUDA.
     """
     owners = list(range(len(chunks)))
     if device.type != "cpu":
@@ -149,7 +150,7 @@ def build_batch(
 
 
 def _span(chunk: ChunkInput, count: int) -> QuerySpan:
-    """Return the last ``count`` tokens of a chunk as what asks."""
+    """Return the last ``count`` tokens of a chunk as a query span."""
     start = chunk.start + len(chunk.token_ids) - count
     return QuerySpan(start, count, chunk.page_table, _is_guess(chunk))
 
@@ -159,7 +160,10 @@ def _is_guess(chunk: ChunkInput) -> bool:
 
 
 def _one_by_one(chunks: Sequence[ChunkInput]) -> tuple[list[int], list[ChunkInput]]:
-    """Make each guessed token a row of its own; its KV is written before anyone attends to it."""
+    """Make each guessed token a separate row.
+
+    The KV of all rows is written before any row attends to it.
+    """
     owners, rows = [], []
     for i, chunk in enumerate(chunks):
         pieces = [chunk]
@@ -196,7 +200,7 @@ def _raw_write(
 
 
 def token_rows_of(pages: Int64Array, at: Int64Array, block_tokens: int) -> Int64Array:
-    """Return the rows of the keys at positions ``at``; values are ``block_tokens`` further on."""
+    """Return the rows of the keys at positions ``at``; values are ``block_tokens`` rows further."""
     rows: Int64Array = pages[at // block_tokens] * (2 * block_tokens) + at % block_tokens
     return rows
 

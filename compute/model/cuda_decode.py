@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs: one launch instead of some hundred per layer stack.
+"""Decode steps as CUDA graphs: one launch instead of several hundred per layer stack.
 
-Used by the decoder on CUDA for steps in which every sequence has one new token. A graph is the
-plain forward pass captured over fixed buffers, so it computes what the plain pass computes; it is
-checked against it at load, and whatever goes wrong later, the plain pass is used.
+The decoder uses graphs on CUDA for steps in which every sequence has one new token. A graph is the
+plain forward pass captured over fixed buffers, so both compute the same function. Graphs are
+compared with the plain pass at load. If a capture fails later, the decoder uses the plain pass.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _MOST_GRAPHS = 64
 _MOST_GATHER_BYTES = 1 << 30
 """Gathered KV of one layer; larger steps are bound by memory, not by launches."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-"""Of the largest logit: padding changes which kernels run and in which order they add."""
+"""Relative to the largest logit: padding changes the choice of kernels and the order of additions.
+"""
 
 
 class StaticDecode:
-    """Fixed buffers for decode steps of up to so many sequences and pages.
+    """Fixed buffers for decode steps up to a given number of sequences and pages.
 
     Attributes:
         batch: the buffers as a step; all sequences stand in one padded decode group.
@@ -51,7 +52,10 @@ class StaticDecode:
         )
 
     def fill(self, step: ForwardBatch) -> None:
-        """Copy a step in; rows it lacks repeat its first one, which writes the same KV twice."""
+        """Copy a step into the buffers.
+
+        Unused rows repeat the step's first row, which writes the same KV again.
+        """
         count = len(step.token_ids)
         rows = torch.arange(len(self.batch.token_ids), device=step.token_ids.device)
         rows = torch.where(rows < count, rows, 0)
@@ -75,7 +79,7 @@ class StaticDecode:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, its buffers and result, and the scratch memory it writes to, kept alive."""
+    """A graph with its buffers, its result and the scratch memory of its writes, kept alive."""
 
     graph: torch.cuda.CUDAGraph
     static: StaticDecode
@@ -87,7 +91,7 @@ class DecodeGraphs:
     """Graphs of one decoder by batch size and page-table width, captured when first needed.
 
     Attributes:
-        refusal: why no graphs are used; empty while they are.
+        refusal: reason for not using graphs; empty while graphs are used.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -99,7 +103,7 @@ class DecodeGraphs:
         self._memory = torch.cuda.graph_pool_handle()
 
     def run(self, step: ForwardBatch) -> Outputs | None:
-        """Return the step's outputs, or None when it must be computed plainly."""
+        """Return the step's outputs; None if the step must run without a graph."""
         size = self._size_for(step)
         if self.refusal or size is None:
             return None
@@ -117,7 +121,7 @@ class DecodeGraphs:
         return Outputs(*(rows[step.logit_rows] for rows in found.outputs))
 
     def _size_for(self, step: ForwardBatch) -> tuple[int, int] | None:
-        """Round a step up to powers of two; None when it is not one for a graph."""
+        """Round a step up to powers of two; return None if no graph can run the step."""
         plan = step.attention
         if plan.segments or plan.rests or step.raw is not None or not plan.groups:
             return None
@@ -129,7 +133,7 @@ class DecodeGraphs:
         return (sequences, pages) if gathered <= _MOST_GATHER_BYTES else None
 
     def _capture(self, size: tuple[int, int], step: ForwardBatch) -> _Captured:
-        """Capture the plain pass; its warm-up writes the step's own KV, so nothing is spoilt."""
+        """Capture the plain pass; the warm-up writes only the step's own KV."""
         sequences, pages = size
         static = StaticDecode(
             sequences, pages, block_tokens=self._layout.block_tokens, device=self._device
@@ -151,10 +155,10 @@ class DecodeGraphs:
 
 
 def attach_decode_graphs(decoder: Decoder) -> str:
-    """Have a decoder on CUDA use graphs if they give what the plain pass gives.
+    """Make a decoder on CUDA use graphs if their outputs match the plain pass.
 
     Returns:
-        refusal: why not; empty when they are used.
+        refusal: reason for not using graphs; empty if graphs are used.
     """
     if not decoder.pages.kv.is_cuda:
         return "not on CUDA"
@@ -172,7 +176,7 @@ def attach_decode_graphs(decoder: Decoder) -> str:
 
 
 def _difference(decoder: Decoder, graphs: DecodeGraphs) -> float:
-    """Compare both on random KV in pages nobody uses yet; they are cleared afterwards."""
+    """Compare both passes on random KV in pages that are not in use yet, then clear the pages."""
     layout, usable = decoder.pages.layout, min(decoder.pages.num_pages - 1, 6)
     generator = torch.Generator(device=decoder.pages.kv.device).manual_seed(1)
     pages = list(range(1, usable + 1))

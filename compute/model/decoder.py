@@ -1,7 +1,8 @@
 """The decoder: one forward pass of a Llama-like model over a mixed batch.
 
-Called by the engine once per step with prefill chunks and decodes on one token axis, so every
-projection is one matrix product. KV goes to and comes from pages; nothing else is kept.
+The engine calls the decoder once per step, with prefill chunks and decodes on one token axis, so
+every projection is one matrix product. KV is read from and written to pages; no other state is kept
+between steps.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tierkv.compute.model.weights import LayerWeights, Weights
 
 
 class Outputs(NamedTuple):
-    """What a pass gives for the rows it was asked about.
+    """Outputs of a forward pass for the requested rows.
 
     Attributes:
-        hidden: after the last norm, ``[rows, hidden]`` in the weights' dtype.
-        logits: what the head makes of it, ``[rows, vocab]`` float32.
+        hidden: hidden state after the last norm, ``[rows, hidden]`` in the weights' dtype.
+        logits: output of the head for ``hidden``, ``[rows, vocab]`` float32.
     """
 
     hidden: Tensor
@@ -34,10 +35,10 @@ class Outputs(NamedTuple):
 
 
 class Graphs(Protocol):
-    """Forward passes captured before."""
+    """Forward passes that were captured as CUDA graphs."""
 
     def run(self, step: ForwardBatch) -> Outputs | None:
-        """Return the step's outputs; None when it must be computed plainly."""
+        """Return the step's outputs; None if the step must run without a graph."""
         ...
 
 
@@ -46,11 +47,12 @@ class Decoder:
 
     Attributes:
         arch: sizes and switches.
-        weights: what it computes with.
-        pages: where KV lives.
-        frequencies: of the rotation of keys and queries, ``[head_dim / 2]``.
-        attention: over the pages.
-        graphs: decode steps captured on CUDA (compute/model/cuda_decode.py); None: always plainly.
+        weights: the weights.
+        pages: the pages that hold KV.
+        frequencies: rotary frequencies of keys and queries, ``[head_dim / 2]``.
+        attention: paged attention over ``pages``.
+        graphs: captured decode steps on CUDA (compute/model/cuda_decode.py); None: never use
+            graphs.
     """
 
     def __init__(self, arch: Architecture, weights: Weights, pages: L1Pages) -> None:
@@ -68,7 +70,7 @@ class Decoder:
         return self.compute(batch).logits
 
     def compute(self, batch: ForwardBatch) -> Outputs:
-        """Compute KV of all tokens, and the outputs of the rows that are wanted.
+        """Compute KV of all tokens, and the outputs of ``batch.logit_rows``.
 
         Args:
             batch: the step; its pages must be allocated.
@@ -77,7 +79,7 @@ class Decoder:
         return self.compute_plainly(batch) if outputs is None else outputs
 
     def compute_plainly(self, batch: ForwardBatch) -> Outputs:
-        """Do ``compute`` operation by operation."""
+        """Do the same as ``compute``, without CUDA graphs."""
         steps = self.layer_steps(batch)
         while True:
             try:
@@ -87,10 +89,10 @@ class Decoder:
                 return outputs
 
     def layer_steps(self, batch: ForwardBatch) -> Generator[int, None, Outputs]:
-        """Do ``compute`` in steps: yields each layer's number before it reads that layer's pages.
+        """Do the same as ``compute`` in steps: yield each layer's index before reading its pages.
 
-        Returns what ``compute`` does. Other steps may be computed in between; nothing of a stopped
-        one is shared with them.
+        The generator returns the value of ``compute``. Other steps may be computed between two
+        layers; a paused step shares no state with other steps.
         """
         hidden = embedding(batch.token_ids, self.weights.embedding)
         cos, sin = rotation(self.frequencies, batch.positions, hidden.dtype)
@@ -110,13 +112,13 @@ class Decoder:
         return q, k, v
 
     def feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        """Return what the layer's second half adds to ``hidden``, both ``[tokens, hidden]``."""
+        """Return the feed-forward part's addition to ``hidden``, both ``[tokens, hidden]``."""
         normed = self._norm(hidden, layer.post_norm)
         gate, up = layer.gate_up(normed).chunk(2, dim=-1)
         return layer.down(silu(gate).mul_(up))
 
     def outputs(self, hidden: Tensor) -> Outputs:
-        """Turn ``[rows, hidden]`` after the last layer into what a pass gives."""
+        """Return the outputs for hidden states ``[rows, hidden]`` after the last layer."""
         normed = self._norm(hidden, self.weights.final_norm)
         return Outputs(normed, self.weights.head(normed).float())
 
@@ -129,9 +131,9 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
     ) -> Tensor:
-        """Return ``hidden`` and what the layer's first half adds to it.
+        """Return ``hidden`` plus the output of the layer's attention part.
 
-        In the last layer only rows with outputs are left, if the batch says so.
+        In the last layer only rows with outputs are kept, if ``batch.last`` is set.
         """
         q, k, v = self.project(layer, hidden)
         if batch.raw is not None:
@@ -145,7 +147,7 @@ class Decoder:
         return layer.out(attended.flatten(-2)).add_(hidden)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Root mean square norm, in float32 as the reference models do it."""
+        """Root mean square norm, computed in float32 like the reference models."""
         if x.dtype is torch.float32:
             return rms_norm(x, weight.shape, weight, self.arch.norm_eps)
         wide = x.float()

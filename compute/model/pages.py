@@ -1,8 +1,8 @@
-"""L1: the pages of KV a compute node owns, as one tensor.
+"""L1: the pages of KV of a compute node, as one tensor.
 
-The engine reads and writes it through attention; loader and publisher threads see one layer of one
-page as the bytes of one range of a pool slot: raw, or as a codec makes them, which each request may
-have its own of. Page 0 stays zero and pads page tables.
+The engine reads and writes the tensor through attention. Loader and publisher threads see one layer
+of one page as the bytes of one range of a pool slot, raw or encoded by a codec; each request may
+have a different codec. Page 0 stays zero and pads page tables.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ NULL_PAGE = 0
 
 
 class LayerWindow:
-    """Writable bytes of some pages in one layer; ``commit`` makes them count.
+    """Writable bytes of several pages in one layer; ``commit`` stores the bytes in the pages.
 
-    Raw ranges on the CPU are the page memory itself and ``commit`` does nothing. Encoded ones, and
-    all on CUDA (pinned there), are staged on the host; ``commit`` moves them to where the pages are
-    and decodes them there.
+    Raw ranges on the CPU are the page memory itself and ``commit`` copies nothing. Encoded ranges,
+    and all ranges on CUDA (in pinned memory), are staged on the host; ``commit`` moves the bytes to
+    the device of the pages and decodes there.
 
     Attributes:
-        ranges: one memoryview per page, in order, as long as its range.
-        done: how many leading ranges are in their pages.
+        ranges: one memoryview per page, in order, with the length of the range.
+        done: number of leading ranges already in the pages.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class LayerWindow:
 
     @property
     def is_staged(self) -> bool:
-        """Whether ``commit`` has anything to do."""
+        """Whether ``commit`` has to copy or decode."""
         return self._commit is not None
 
     def commit(self, count: int) -> None:
-        """Put the first ``count`` ranges into their pages, if they are not there already.
+        """Put the first ``count`` ranges into their pages; direct ranges are there already.
 
         Raises:
-            CacheError: a range can't be decoded; those before it are ``done``.
+            CacheError: a range can't be decoded; ``done`` counts the ranges before the bad range.
         """
         if self._commit is not None and count:
             self._commit(count)
@@ -61,7 +61,7 @@ class LayerWindow:
 
 
 class FrameWindow(LayerWindow):
-    """Frames of an entropy-coded layer: checked and decoded one by one."""
+    """Frames of an entropy-coded layer, checked and decoded one at a time."""
 
     def __init__(
         self, ranges: list[memoryview], *, decode: Callable[[int, memoryview], None]
@@ -83,8 +83,8 @@ class L1Pages:
     """The tensor ``[layers][num_pages][2][block_tokens][kv_heads][head_dim]``.
 
     Attributes:
-        layout: layout of one page; its codec is for requests that name none.
-        codecs: every codec that blocks of these pages can pass through.
+        layout: layout of one page; its codec is the default for requests without a codec.
+        codecs: every codec for blocks of these pages.
         num_pages: pages including the null page.
         kv: the tensor; layer l of page p is one contiguous range of ``layout.layer_bytes``.
     """
@@ -101,11 +101,12 @@ class L1Pages:
         """Reserve the pages, all zeros.
 
         Args:
-            layout: of a page.
+            layout: layout of one page.
             num_pages: pages including the null page.
-            device: whose memory.
+            device: device of the memory.
             calibration: tables of entropy-coded KV.
-            touched: take all memory now; else the system gives a CPU's as pages are written.
+            touched: allocate all memory now. False on a CPU: the system allocates memory when a
+                page is first written.
         """
         self.layout = layout
         self.codecs = Codecs(layout, calibration, device=device)
@@ -130,23 +131,25 @@ class L1Pages:
         return self.kv[layer].view(self.num_pages * 2, -1)
 
     def clear(self, pages: Sequence[int]) -> None:
-        """Zero pages, so that what they held before can't leak through a mask as NaN."""
+        """Zero pages, to keep earlier contents from leaking through a mask as NaN."""
         self.kv[:, torch.as_tensor(pages, device=self.kv.device)] = 0
 
     def copy_part(self, source: int, target: int, tokens: int) -> None:
-        """Make the first tokens of a page those of another one, and the rest zero."""
+        """Copy the first ``tokens`` tokens from ``source`` to ``target``; zero the rest of the
+        page.
+        """
         self.kv[:, target, :, :tokens] = self.kv[:, source, :, :tokens]
         self.kv[:, target, :, tokens:] = 0
 
     def read_ranges(
         self, layer: int, pages: Sequence[int], codec: KvCodec | None = None
     ) -> list[memoryview]:
-        """Return one layer of some pages as ranges; views of raw CPU memory, otherwise copies.
+        """Return one layer of the pages as ranges: views of raw CPU memory, otherwise copies.
 
         Args:
-            layer: which layer.
-            pages: which pages.
-            codec: one of fixed size; None is the layout's.
+            layer: index of the layer.
+            pages: page numbers.
+            codec: a codec of fixed size; None means the layout's codec.
         """
         codec = codec or self.layout.codec
         if self._in_place(codec):
@@ -155,7 +158,7 @@ class L1Pages:
         return _rows(self.codecs.fixed(codec).encode(layers).cpu())
 
     def read_frames(self, page: int, level: CodecLevel) -> memoryview:
-        """Return a page entropy-coded: its layers as equally long ranges in one piece, a copy."""
+        """Return a copy of a page in entropy-coded form: its layers as ranges of equal length."""
         return memoryview(self.codecs.entropy.encode(self.kv[:, page], level).data).cast("B")
 
     def window(
@@ -165,13 +168,13 @@ class L1Pages:
         codec: KvCodec | None = None,
         sizes: Sequence[int] = (),
     ) -> LayerWindow:
-        """Open one layer of some pages for writing bytes.
+        """Open one layer of the pages for writing bytes.
 
         Args:
-            layer: which layer.
-            pages: which pages.
-            codec: what the bytes will be; None is the layout's.
-            sizes: bytes of each page's range, where the codec's size is not fixed.
+            layer: index of the layer.
+            pages: page numbers.
+            codec: codec of the bytes; None means the layout's codec.
+            sizes: bytes of each page's range, if the codec's size is not fixed.
         """
         codec = codec or self.layout.codec
         if not codec.has_fixed_size:
@@ -227,7 +230,7 @@ def _as_bytes(tensor: Tensor) -> memoryview:
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros in memory of the system's own, which it has as zeros until it is written."""
+    """Return zeros in anonymous mapped memory; the system allocates a page on the first write."""
     size = math.prod(shape) * dtype.itemsize
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

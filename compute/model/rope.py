@@ -1,7 +1,7 @@
-"""Rotary position embedding: frequencies, angles, and turning keys and queries by them.
+"""Rotary position embedding: frequencies, angles, and rotation of keys and queries.
 
-Called once when a model is loaded and once per step for the rotation angles. Which variant a model
-has is read in compute/model/architecture.py.
+Frequencies are computed once when a model is loaded, rotation angles once per step. The rope
+variant of a model is read in compute/model/architecture.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     wavelength = 2 * math.pi / frequencies
     turns = s.original_context_tokens / wavelength
     smooth = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
-    smooth = smooth.clamp(0.0, 1.0)  # 0: long waves, fully stretched; 1: short waves, untouched.
+    smooth = smooth.clamp(0.0, 1.0)  # 0: long waves, fully stretched; 1: short waves, unchanged.
     return (1 - smooth) * frequencies / s.factor + smooth * frequencies
 
 
@@ -38,7 +38,7 @@ def rotation(frequencies: Tensor, positions: Tensor, dtype: torch.dtype) -> tupl
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x`` ``[tokens, heads, head_dim]``: pairs are (i, i + head_dim / 2)."""
+    """Rotate ``x`` ``[tokens, heads, head_dim]``; rotated pairs are (i, i + head_dim / 2)."""
     first, second = x.chunk(2, dim=-1)
     rotated = torch.empty_like(x)  # Written in place: temporaries cost more than the arithmetic.
     low, high = rotated.chunk(2, dim=-1)

@@ -1,10 +1,10 @@
-"""Which rows of a batch share one call of attention on a CPU: cohorts that decode, and short rests.
+"""Rows of a batch that share one attention call on a CPU: cohorts that decode, and short rests.
 
-Pure: page tables and lengths in, a partition out; called while a batch is laid out
-(compute/model/batch.py). A cohort is a group of decoding rows with the same leading pages, read
-once for all of them; pages are compared by number, because equal findable tokens have one page.
-A tile is a group of short rests of similar length, padded to the longest: one call has a fixed cost
-of some tens of microseconds, and a tile must fit a processor's cache.
+Pure: page tables and lengths in, a partition out; called while compute/model/batch.py lays out a
+batch. A cohort is a group of decoding rows with the same leading pages, which are read once for the
+whole cohort. Pages are compared by number, because equal findable tokens share one page. A tile is
+a group of short rests of similar length, padded to the longest: each call has a fixed cost of some
+tens of microseconds, and a tile must fit a processor's cache.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 LONGEST_REST = 64
-"""New tokens of a sequence, at most, to be attended to together with others."""
+"""Most new tokens of a sequence that may share an attention call."""
 MOST_PAIRS = 1 << 15
-"""Queries times keys of one sequence: beyond this a call's fixed cost no longer counts."""
+"""Queries times keys of one sequence; above this bound the fixed cost of a call is negligible."""
 CALL_PAIRS = 1 << 9
-"""Padded pairs that cost as much as another call."""
+"""Number of padded pairs that cost as much as another call."""
 TILE_KEYS = 1 << 12
 """Keys gathered for one call, padding included: 2 MiB with 2 heads of 32 float32."""
 
@@ -30,8 +30,8 @@ class Tiles:
     """A partition of rests.
 
     Attributes:
-        tiles: indices of the rests of each call; of a single one that is like no other, too.
-        large: indices of rests that gain nothing by company, whatever they share.
+        tiles: indices of the rests of each call; a call may have a single rest.
+        large: indices of rests too large to gain from a shared call, whatever pages they share.
     """
 
     tiles: tuple[tuple[int, ...], ...]
@@ -39,14 +39,14 @@ class Tiles:
 
 
 def find_tiles(queries: Int64Array, keys: Int64Array) -> Tiles:
-    """Put rests of like length together.
+    """Group rests of similar length.
 
-    O(n log n). Padding costs less than the calls it spares, and no tile gathers more than
-    ``TILE_KEYS`` keys.
+    O(n log n). Padding costs less than the saved calls, and no tile of several rests gathers more
+    than ``TILE_KEYS`` keys.
 
     Args:
         queries: ``[n]``, new tokens of each rest.
-        keys: ``[n]``, what each attends to.
+        keys: ``[n]``, keys that each rest attends to.
     """
     tiles: list[list[int]] = []
     pairs = most_queries = 0
@@ -54,7 +54,7 @@ def find_tiles(queries: Int64Array, keys: Int64Array) -> Tiles:
     for i in np.lexsort((queries, keys)).tolist():
         if not small[i]:
             continue
-        count, width = int(queries[i]), int(keys[i])  # Keys ascend: the last one has the most.
+        count, width = int(queries[i]), int(keys[i])  # Keys ascend: the last rest has the most.
         longest = max(most_queries, count)
         members = len(tiles[-1]) + 1 if tiles else 0
         padding = members * longest * width - pairs - count * width
@@ -70,16 +70,16 @@ def find_tiles(queries: Int64Array, keys: Int64Array) -> Tiles:
 Int64Array = NDArray[np.int64]
 
 LEAST_SAVED_TOKENS = 512
-"""Reads of a key spared, at least, for two attentions to be cheaper than one (bench.decoding)."""
+"""Fewest saved key reads for which two attention calls are cheaper than one (bench.decoding)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Rows whose page tables begin with the same pages.
+    """Rows with the same leading pages in their page tables.
 
     Attributes:
         members: indices of the rows, ascending.
-        shared_pages: leading pages that are read once; 0: nothing is shared.
+        shared_pages: leading pages that are read once; 0: no pages are shared.
     """
 
     members: tuple[int, ...]
@@ -87,22 +87,22 @@ class Cohort:
 
     @property
     def saved_pages(self) -> int:
-        """Pages that need not be read again."""
+        """Page reads saved by sharing."""
         return self.shared_pages * (len(self.members) - 1)
 
 
 def find_cohorts(table: Int64Array, full_pages: Int64Array, *, least_saved: int) -> list[Cohort]:
-    """Partition rows so that the fewest pages are read; what shares too little stays together.
+    """Partition rows to read the fewest pages; rows that share too little stay together.
 
-    O(rows x pages): each page is looked at once on the way down the tree of beginnings.
+    O(rows x pages): each page is read once on the way down the tree of beginnings.
 
     Args:
         table: ``[rows, pages]``, page numbers, one row per sequence.
-        full_pages: ``[rows]``, how many leading pages hold only what all of a row's queries see.
-        least_saved: cohorts that spare fewer pages are not worth it.
+        full_pages: ``[rows]``, number of leading pages that all queries of a row see in full.
+        least_saved: fewest saved pages for which a cohort is worthwhile.
 
     Returns:
-        cohorts: those that share; then, if any rows are left, one that does not.
+        cohorts: the sharing cohorts; then, if any rows are left, one cohort without sharing.
     """
     sharing = [
         cohort
@@ -115,7 +115,7 @@ def find_cohorts(table: Int64Array, full_pages: Int64Array, *, least_saved: int)
 
 
 def _best(table: Int64Array, full: Int64Array, rows: Int64Array, depth: int) -> Sequence[Cohort]:
-    """Keep rows that agree on ``depth`` pages together, or split them where that spares more."""
+    """Keep rows that agree on ``depth`` pages together, or split them to save more reads."""
     if len(rows) < 2:
         return ()
     most = int(full[rows].min())

@@ -1,8 +1,8 @@
-"""Decoder weights: shapes, source (safetensors files or a seed), and how matrices are stored.
+"""Decoder weights: shapes, source (safetensors files or a seed), and storage order of matrices.
 
-Projections that read the same input are stored as one matrix (q|k|v and gate|up), so a layer is
-four matrix products. On x86 CPUs large float32 matrices are kept in oneDNN's blocked order, which
-is read at the speed of memory. Pickles are never opened: only safetensors.
+Projections with the same input are stored as one matrix (q|k|v and gate|up), so a layer is four
+matrix products. On x86 CPUs large float32 matrices are kept in oneDNN's blocked order, which is
+read at memory bandwidth. Pickles are never opened: only safetensors.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from tierkv.compute.model.architecture import Architecture
 from tierkv.kvcore.errors import ModelFolderError
 
 _LEAST_PACKED = 1 << 19
-"""Elements from which packing pays: its call costs about 25 us more than a plain one."""
+"""Fewest elements for which packing pays: a packed call costs about 25 us more than a plain call.
+"""
 _PACKED_FOR_TOKENS = 8
-"""Tokens the blocked order is chosen for. It serves any number: measured within 10 % of the order
-chosen for 1, 64 and 512."""
+"""Batch size that the blocked order is chosen for. The order serves any number of tokens: measured
+within 10 % of the order chosen for 1, 64 and 512."""
 
 
 class Projection:
@@ -59,7 +60,7 @@ class Projection:
 
 
 def is_packed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a matrix is copied into another order instead of kept as it is."""
+    """Whether a matrix is copied into oneDNN's blocked order."""
     return (
         dtype is torch.float32
         and device.type == "cpu"
@@ -76,7 +77,7 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 Source = Callable[[str, tuple[int, ...]], Tensor]
-"""Gives the tensor of a Hugging Face name in the expected shape."""
+"""Returns the tensor with a given Hugging Face name, in the expected shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a decoder; ``tied`` says that ``head`` has the numbers of ``embedding``."""
+    """All weights of a decoder; ``tied`` means that ``head`` uses the values of ``embedding``."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -104,7 +105,7 @@ class Weights:
     tied: bool
 
     def parameters(self) -> int:
-        """Count the weights; tied ones once."""
+        """Count the weights; tied weights count once."""
         parts: list[Tensor | Projection | None] = [self.embedding, self.final_norm]
         parts += [] if self.tied else [self.head]
         for layer in self.layers:
@@ -119,7 +120,7 @@ def _count(part: Tensor | Projection | None) -> int:
 
 
 def assemble(arch: Architecture, source: Source) -> Weights:
-    """Ask ``source`` for every tensor the architecture needs and join the fused ones."""
+    """Ask ``source`` for every tensor of the architecture and join the fused projections."""
     embedding = source("model.embed_tokens.weight", (arch.vocab_tokens, arch.hidden))
     layers = tuple(_layer(arch, source, f"model.layers.{i}.") for i in range(arch.layers))
     final_norm = source("model.norm.weight", (arch.hidden,))
@@ -164,10 +165,10 @@ def load_weights(
     """Read all tensors from safetensors files.
 
     Args:
-        arch: what to expect.
+        arch: the expected architecture.
         files: the file of each tensor name.
-        dtype: type to convert to.
-        device: where to put them.
+        dtype: dtype of the returned weights.
+        device: device of the returned weights.
 
     Raises:
         ModelFolderError: a file can't be read, or a tensor is missing or has the wrong shape.
@@ -200,7 +201,7 @@ def _open(file: Path) -> Any:
 def random_weights(
     arch: Architecture, *, seed: int, dtype: torch.dtype, device: torch.device
 ) -> Weights:
-    """Draw weights from a seed: norms are one, the rest normal with a stable scale."""
+    """Draw weights from a seed: norms are one, all else is normal with a stable scale."""
     generator = torch.Generator().manual_seed(seed)
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
