@@ -1,1 +1,1 @@
-"""Blending: a prompt's KV put together from chunks computed elsewhere, a share of it anew."""
+"""Blending: a prompt's KV from chunks computed elsewhere, with a share of the tokens recomputed."""

@@ -1,8 +1,9 @@
-"""The correctness gate: whether blending may be trusted with a model at all.
+"""The correctness gate: the check at load whether blending may be used with a model.
 
-Run once when a model is loaded, on a few random tokens with pages of its own. Blending puts keys at
-other places than they were computed at; a model whose positions work otherwise than assumed would
-answer fluently and wrongly, so it is refused here, with a reason, and serves exact answers only.
+Runs once when a model is loaded, on a few random tokens with separate pages. Blending moves keys to
+positions other than the original ones. A model with a different handling of positions than assumed
+would give fluent but wrong answers. The gate refuses to blend this model, with a reason, and the
+model serves exact answers only.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ TOKENS = HEAD + CHUNKS * CHUNK + END
 BLOCK_TOKENS = 8
 TABLE_PAGES = -(-TOKENS // BLOCK_TOKENS)
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
-"""Largest distance of what should be equal, as a share of its norm. Keys turned by a wrong angle
-are off by 0.1 and more; rounding in bfloat16 measured up to 0.02 over 32 layers."""
+"""Largest distance of two tensors that should be equal, relative to the norm. Keys rotated by a
+wrong angle are off by 0.1 and more; rounding in bfloat16 measured up to 0.02 over 32 layers."""
 
 
 @torch.inference_mode()
 def check_model(decoder: Decoder) -> str:
-    """Return why a model must not be blended; empty if it may.
+    """Return the reason why a model must not be blended; empty if blending is allowed.
 
     Costs four passes over 10 to 34 tokens. The decoder's own pages are not touched.
     """
@@ -54,7 +55,7 @@ class _Trial:
         self._ids: Int64Array = ids.numpy()
 
     def find_fault(self) -> str:
-        """Compare what must be equal; returns the first difference in words."""
+        """Compare results that must be equal; return a description of the first difference."""
         logits = self._compute()
         if not torch.isfinite(logits).all():
             return "the model's logits are not finite"
@@ -67,7 +68,7 @@ class _Trial:
         half = self._kv()
         if (far := self._distance(half[0], full[0])) > self._tolerance:
             return f"chunks moved to another place differ from KV in place by {far:.2g} in layer 0"
-        first = slice(HEAD, HEAD + CHUNK)  # Has the context it was computed with.
+        first = slice(HEAD, HEAD + CHUNK)  # This chunk has the context it was computed with.
         if (far := self._distance(half[:, :, first], full[:, :, first])) > self._tolerance:
             return f"a chunk computed alone differs from the same chunk in place by {far:.2g}"
         return self._find_leak(half)
@@ -114,13 +115,13 @@ class _Trial:
         return TOLERANCE[self._decoder.pages.kv.dtype]
 
     def _kv(self, table: Int64Array | None = None) -> Tensor:
-        """Copy KV of a whole prompt, the blended one's unless said, layers and k|v first."""
+        """Copy the KV of a whole prompt, layers and k|v first; by default of the blended prompt."""
         pages = self._decoder.pages.kv
         index = torch.from_numpy(self._tables[1] if table is None else table).to(pages.device)
         return pages[:, index].transpose(1, 2).flatten(2, 3)[:, :, :TOKENS].float()
 
     @staticmethod
     def _distance(found: Tensor, wanted: Tensor) -> float:
-        """Return how far two tensors are from each other, relative to the second."""
+        """Return the norm of the difference of two tensors, relative to the norm of ``wanted``."""
         far = (found - wanted).norm() / wanted.norm().clamp(min=1e-30)
         return float(torch.nan_to_num(far, nan=torch.inf))

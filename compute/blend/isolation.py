@@ -1,9 +1,10 @@
-"""Chunks that were missing, computed once more without what stood before them in their prompt.
+"""The queue of missing chunks, to be computed without the text before them in their prompt.
 
-Used by the engine only, in its thread. One at a time joins the batch as a sequence nobody waits
-for, with a small part of each step. A chunk that one request lacked has the lowest rank: it waits
-until nobody else does and gives its pages up first. One that several lacked goes before others of
-its priority: it spares those that come after more than it takes, so a full node gets chunks, too.
+Used by the engine only, in its thread. One chunk at a time joins the batch as a sequence without a
+client and gets a small part of each step. A chunk that a single request lacked has the lowest rank:
+the chunk starts when no client's sequence is waiting and gives up pages first. A chunk that several
+requests lacked goes before the sequences of equal priority. A popular chunk saves later requests
+more than it costs, so even a full node computes popular chunks.
 """
 
 from __future__ import annotations
@@ -25,16 +26,23 @@ from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.request import GenerateRequest, SamplingParams
 
 _QUEUED_CHUNKS = 256
-"""More are dropped: whoever asks for them again has them queued again."""
+"""Further chunks are dropped; the next request that lacks a dropped chunk queues the chunk again.
+"""
 _LOWEST_PRIORITY = 1 << 62
-"""Behind every caller's, which is an int32."""
+"""After every caller's priority, which is an int32."""
 _POPULAR = 2
-"""Requests that lacked a chunk before it is worth letting others wait for its pages."""
+"""Requests that must lack a chunk before other sequences may wait for the chunk's pages."""
 
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A chunk, the first request that lacked it (its tokens, namespace, tenant), and how many."""
+    """A missing chunk.
+
+    Attributes:
+        request: the first request that lacked the chunk; gives its tokens, namespace and tenant.
+        chunk: the chunk.
+        requests: number of requests that lacked the chunk.
+    """
 
     request: GenerateRequest
     chunk: PromptChunk
@@ -42,17 +50,17 @@ class _Wanted:
 
     @property
     def is_popular(self) -> bool:
-        """Whether others should wait for it."""
+        """Whether other sequences should wait for this chunk."""
         return self.requests >= _POPULAR
 
 
 class Isolation:
-    """The queue of chunks to compute, and the one under way.
+    """The queue of chunks to compute, and the sequence of the chunk in progress.
 
     Attributes:
-        idle: set while there is nothing to compute; other threads may wait for it.
-        current: the sequence under way, or None.
-        dropped_chunks: given up for want of room.
+        idle: set while there is nothing to compute; other threads may wait for this event.
+        current: the sequence in progress, or None.
+        dropped_chunks: chunks dropped because the queue or the pages were full.
     """
 
     def __init__(
@@ -66,10 +74,10 @@ class Isolation:
         """Make an empty queue.
 
         Args:
-            batcher: computes one after the other.
+            batcher: computes the chunks, one at a time.
             block_tokens: tokens per block and page.
             clear: zeroes pages.
-            must_wait: whether what was computed could not be published soon.
+            must_wait: returns True if computed chunks could not be published soon.
         """
         self.idle = threading.Event()
         self.idle.set()
@@ -84,7 +92,7 @@ class Isolation:
         self._numbers = itertools.count(-1, -1)  # No caller's sequence has a negative number.
 
     def want(self, request: GenerateRequest, chunk: PromptChunk) -> None:
-        """Queue a chunk of a request unless it is under way; each time it counts for more."""
+        """Queue a missing chunk unless it is in progress; count repeated requests."""
         if self._computing is not None and self._computing.chunk.name == chunk.name:
             return
         if chunk.name in self._queue:
@@ -97,7 +105,7 @@ class Isolation:
         self.idle.clear()
 
     def begin_next(self) -> EngineSequence | None:
-        """Put the next chunk into the batch if none is under way and there is room for it."""
+        """Put the next chunk into the batch if no chunk is in progress and there is room."""
         while self.current is None and self._queue:
             wanted = max(self._queue.values(), key=lambda one: one.requests)
             if not self._is_known(wanted.chunk):
@@ -114,13 +122,13 @@ class Isolation:
         return len(self._batcher.pool.lookup(chunk.keys)) == len(chunk.keys)
 
     def _must_wait(self, wanted: _Wanted) -> bool:
-        """Whether others will make room for a chunk when they end."""
+        """Return True if the chunk should wait until pages or the publish queue have room."""
         if self._held_up():
             return True
         if not (self._batcher.active or self._batcher.waiting):
             return False
         if self._pages_for(wanted) >= self._batcher.pool.num_pages:
-            return False  # It never fits: others would wait behind it while the node is busy.
+            return False  # Never fits; don't hold up the queue while busy.
         return bool(self._batcher.waiting and not wanted.is_popular) or not self._fits(wanted)
 
     def _fits(self, wanted: _Wanted) -> bool:
@@ -152,12 +160,15 @@ class Isolation:
             next(self._numbers), request, arrival_s=0.0, block_tokens=self._block_tokens
         )
         seq.raw_start, seq.raw_pages = len(prefix), np.array(pages, dtype=np.int64)
-        seq.findable_tokens = len(prefix)  # The chunk itself is findable as a chunk, not twice.
+        seq.findable_tokens = len(prefix)  # The chunk is already findable as a chunk.
         self._batcher.add(seq)
         return seq
 
     def computed(self) -> tuple[FullBlock, ...]:
-        """Make the chunk under way findable; answers its blocks. Its sequence must end next."""
+        """Make the chunk in progress findable and return the chunk's blocks.
+
+        The sequence of the chunk must end next.
+        """
         assert self.current is not None and self._computing is not None
         chunk, seq = self._computing.chunk, self.current
         assert seq.phase is Phase.RUNNING and seq.computed == seq.length
@@ -170,19 +181,19 @@ class Isolation:
         return tuple(blocks)
 
     def put_back(self) -> None:
-        """Queue the chunk under way again: its sequence is about to end for want of pages."""
+        """Queue the chunk in progress again, before its sequence ends for lack of pages."""
         assert self._computing is not None
         self._queue[self._computing.chunk.name] = self._computing
 
     def ended(self, seq: EngineSequence) -> None:
-        """Take note that the sequence under way is out of the batch, whatever the reason."""
+        """Handle the end of the sequence in progress, whatever the reason of the end."""
         if seq is self.current:
             self._batcher.pool.release(seq.raw_pages.tolist())
             self.current = self._computing = None
             self._tell_idle()
 
     def stop(self) -> None:
-        """Drop what is queued."""
+        """Drop all queued chunks."""
         self._queue.clear()
         self._tell_idle()
 

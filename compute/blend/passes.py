@@ -1,10 +1,10 @@
 """The blending pass: a prompt's KV and its last token's logits, with most of its chunks reused.
 
-The engine runs a pass layer by layer behind a load, and may compute other things between two
-layers. A pass reads and writes the pages of its own sequence and reads the pages of chunks; where
-chunks come from, and whether blending is worth it, is decided elsewhere. Attention is causal by
-position: a token never sees a later one, whatever other tokens are computed with it. (Released
-blending code masks by rank among the computed tokens, which lets early tokens see the future.)
+The engine runs a pass layer by layer behind a load, and may compute other work between two layers.
+A pass reads and writes the pages of its own sequence and reads the pages of chunks. Other modules
+find the chunks and decide whether blending is worthwhile. Attention is causal by position: a token
+never sees a later token, whatever other tokens are computed together. (Released blending code masks
+by rank among the computed tokens, which lets early tokens see the future.)
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PlacedKv:
     """Keys (after rope) and values of all N tokens in one layer.
 
     Attributes:
-        keys: ``[N, kv_heads, head_dim]``; what ``load`` brought and ``put`` replaced.
-        values: the same.
+        keys: ``[N, kv_heads, head_dim]``; loaded by ``load``, replaced by ``put``.
+        values: as ``keys``.
     """
 
     def __init__(self, decoder: Decoder, plan: BlendPlan, rows: PlanRows) -> None:
@@ -40,7 +40,7 @@ class PlacedKv:
         self._sources = torch.stack((sources, sources + layout.block_tokens))
         targets = torch.from_numpy(rows.targets[plan.exact :]).to(device)
         self._targets = torch.stack((targets, targets + layout.block_tokens))
-        # Angle 0 leaves fresh tokens as they are; they are put there by the pass anyway.
+        # Angle 0 leaves fresh tokens unchanged; the pass replaces their keys in any case.
         positions = torch.zeros(len(rows.sources), dtype=torch.int64)
         positions[torch.from_numpy(rows.reused)] = torch.from_numpy(rows.reused)
         positions = positions[plan.exact :].to(device)
@@ -51,13 +51,13 @@ class PlacedKv:
         self._unturned = torch.empty_like(self.keys[plan.exact :])
 
     def load(self, layer: int) -> None:
-        """Bring exact KV and that of chunks, at its place; fresh tokens' rows are arbitrary."""
+        """Load exact KV, and chunk KV at its new position; rows of fresh tokens are arbitrary."""
         self.load_exact(layer)
         source = self._pages.token_rows(layer)
         keys, values = self._sources[:, self._exact :]
         torch.index_select(source, 0, values, out=self.values[self._exact :])
         torch.index_select(source, 0, keys, out=self._unturned)
-        # tierkv.compute.model.rope.rotate without its temporaries: this is done for every reused
+        # Like tierkv.compute.model.rope.rotate, but without temporaries: this runs for every reused
         # token.
         first, second = self._unturned.chunk(2, dim=-1)
         turned_first, turned_second = self.keys[self._exact :].chunk(2, dim=-1)
@@ -65,19 +65,19 @@ class PlacedKv:
         torch.mul(second, self._cos, out=turned_second).addcmul_(first, self._sin)
 
     def load_exact(self, layer: int) -> None:
-        """Bring exact KV only; the other rows are arbitrary."""
+        """Load exact KV only; the other rows are arbitrary."""
         source = self._pages.token_rows(layer)
         keys, values = self._sources[:, : self._exact]
         torch.index_select(source, 0, keys, out=self.keys[: self._exact])
         torch.index_select(source, 0, values, out=self.values[: self._exact])
 
     def put(self, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Replace the KV of some tokens by what was computed for them."""
+        """Replace the KV of the given tokens with computed KV."""
         self.keys.index_copy_(0, positions, keys)
         self.values.index_copy_(0, positions, values)
 
     def store(self, layer: int) -> None:
-        """Write all that is not exact already into the sequence's pages."""
+        """Write all KV behind the exact prefix into the sequence's pages."""
         target = self._pages.token_rows(layer)
         for half, source in enumerate((self.keys, self.values)):
             target.index_copy_(0, self._targets[half], source[self._exact :])
@@ -88,16 +88,16 @@ SPAN_TOKENS = 128
 
 
 class CausalSpans:
-    """Attention for a fixed set of tokens, made once and used in every layer.
+    """Attention for a fixed set of tokens, built once and used in every layer.
 
     Attributes:
-        positions: of the tokens, ascending, ``[A]``.
+        positions: positions of the tokens, ascending, ``[A]``.
     """
 
     def __init__(self, positions: Tensor, context: int) -> None:
         self.positions = positions
         self._keys_at = torch.arange(context, device=positions.device)
-        # All tokens from the first one on: a plain prefill.
+        # All tokens of the prompt: a plain prefill.
         self._is_prefill = len(positions) == context
         starts = range(0, len(positions), SPAN_TOKENS)
         stops = [min(start + SPAN_TOKENS, len(positions)) for start in starts]
@@ -105,12 +105,12 @@ class CausalSpans:
         self._spans = [(a, b, last + 1) for a, b, last in zip(starts, stops, lasts, strict=True)]
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return ``[A, heads, head_dim]`` for queries of that shape, over all N keys and values.
+        """Return ``[A, heads, head_dim]`` for equally shaped queries, over all N keys and values.
 
         Args:
             q: rotated queries of the tokens.
             keys: ``[N, kv_heads, head_dim]``, rotated.
-            values: the same shape.
+            values: the same shape as ``keys``.
         """
         if self._is_prefill:
             return _attend(q, keys, values, None)
@@ -121,7 +121,7 @@ class CausalSpans:
         return out
 
     def attention_paid(self, q: Tensor, keys: Tensor, asking: int) -> Tensor:
-        """Return how much attention the last ``asking`` tokens pay to each key, ``[N]`` float32.
+        """Return the attention that the last ``asking`` tokens pay to each key, ``[N]`` float32.
 
         Summed over heads and asking tokens; costs one ``[heads, asking, N]`` tensor.
         """
@@ -136,9 +136,9 @@ class CausalSpans:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend with each key head as a batch of its own, so that no kernel has to repeat any.
+    """Attend with each key head as a separate batch entry, so no kernel has to repeat keys.
 
-    Fused kernels on CUDA that take a mask don't take grouped queries.
+    Fused CUDA kernels that accept a mask don't accept grouped queries.
     """
     kv_heads = keys.shape[1]
     grouped = q.view(len(q), kv_heads, -1, q.shape[-1]).permute(1, 2, 0, 3)
@@ -154,19 +154,19 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Ten
 
 
 ASKING_TOKENS = 128
-"""Most tokens of the prompt's end whose attention counts as the question's."""
+"""Most tokens at the prompt's end whose attention counts as the question's attention."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendOutcome:
-    """What a pass gives besides the KV in the sequence's pages.
+    """Result of a pass, besides the KV in the sequence's pages.
 
     Attributes:
-        outputs: of the last token, one row.
+        outputs: outputs of the last token, one row.
         recomputed_tokens: reused tokens that were computed again.
-        reused_tokens: tokens that came from chunks, recomputed ones included.
-        selected: ``[recomputed_tokens]`` int64, positions of those computed again, ascending; with
-            gradual filtering, those kept at the check layer.
+        reused_tokens: tokens from chunks, recomputed tokens included.
+        selected: ``[recomputed_tokens]`` int64, positions of the recomputed tokens, ascending; with
+            gradual filtering, the tokens kept at the check layer.
     """
 
     outputs: Outputs
@@ -185,16 +185,16 @@ def blend_steps(
 ) -> Generator[int, None, BlendOutcome]:
     """Compute a plan layer by layer.
 
-    Yields each layer's number before it first reads that layer's chunk pages. With the query
-    selector all layers are yielded twice. At the end every page row of ``[0, N)`` holds what
-    decoding uses.
+    Yields each layer's index before the first read of the layer's chunk pages. With the query
+    selector all layers are yielded twice. At the end every page row of ``[0, N)`` holds the KV for
+    decoding.
 
     Args:
-        decoder: bound to the pages that the plan names.
-        plan: what to do.
-        check_layer: where the hkvd selector compares.
+        decoder: a decoder bound to the plan's pages.
+        plan: the prompt and its chunks.
+        check_layer: the layer where the hkvd selector compares.
 
-    Ref: CacheBlend (arXiv 2405.16444), with an exact causal mask and all KV that was computed kept.
+    Ref: CacheBlend (arXiv 2405.16444), with an exact causal mask and all computed KV kept.
     """
     layout = decoder.pages.layout
     rows = lay_out(plan, layout.block_tokens)
@@ -217,10 +217,10 @@ class _Pass:
         self._fresh = torch.from_numpy(rows.fresh).to(device)
 
     def scout(self) -> Generator[int, None, Tensor]:
-        """Run the fresh tokens over reused KV; nothing is stored.
+        """Run the fresh tokens over reused KV without storing any KV.
 
         Returns:
-            attention: the question's to each reused token, ``[reused_tokens]`` float32.
+            attention: the question's attention to each reused token, ``[reused_tokens]`` float32.
         """
         active = self._activate(self._reused[:0])
         asking = min(self._rows.question, ASKING_TOKENS)
@@ -239,9 +239,9 @@ class _Pass:
     def run(
         self, selector: Selector, attention: Tensor | None
     ) -> Generator[int, None, BlendOutcome]:
-        """Compute what the selector chooses, and all fresh tokens.
+        """Compute the selected tokens and all fresh tokens.
 
-        ``attention`` is what ``scout`` returned, ``[reused_tokens]``; None without scouting.
+        ``attention`` is the result of ``scout``, ``[reused_tokens]``; None without scouting.
         """
         chosen = self._reused[selector.begin(attention).to(self._reused.device)]
         active, selected = self._activate(chosen), chosen
@@ -256,7 +256,7 @@ class _Pass:
             k = active.rotate(k)
             keep = selector.keep_at(index)
             survivors = None if keep is None else self._survivors(active, chosen, k, v, keep)
-            self._placed.put(active.positions, k, v)  # Whatever was computed is better than reused.
+            self._placed.put(active.positions, k, v)  # Computed KV is always better than reused KV.
             if survivors is not None and len(survivors) < len(chosen):
                 fewer = self._activate(survivors)
                 rows = torch.searchsorted(active.positions, fewer.positions)
@@ -271,9 +271,10 @@ class _Pass:
     def _survivors(
         self, active: _Active, chosen: Tensor, k: Tensor, v: Tensor, keep: int
     ) -> Tensor:
-        """Return the ``[keep]`` int64 positions of the chosen tokens that deviate most, ascending.
+        """Return the positions of the ``keep`` chosen tokens with the highest deviation.
 
-        ``k`` and ``v``, ``[active, kv_heads, head_dim]``, are rotated like what was reused.
+        ``[keep]`` int64, ascending. ``k`` and ``v``, ``[active, kv_heads, head_dim]``, are rotated
+        like the reused KV.
         """
         rows = torch.searchsorted(active.positions, chosen)
         old = self._placed.keys[chosen], self._placed.values[chosen]
@@ -297,7 +298,7 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Active:
-    """The tokens that are computed in a layer, ascending, and what only depends on them."""
+    """The tokens to compute in a layer, ascending, with their attention and rotation angles."""
 
     positions: Tensor
     spans: CausalSpans
@@ -305,5 +306,5 @@ class _Active:
     sin: Tensor
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Rotate their queries or keys, ``[active, heads, head_dim]``, to their positions."""
+        """Rotate queries or keys, ``[active, heads, head_dim]``, to their positions."""
         return rotate(x, self.cos, self.sin)

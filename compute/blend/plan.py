@@ -1,7 +1,7 @@
-"""What a blending pass is to do: which tokens have exact KV, which come from chunks, which are new.
+"""The plan of a blending pass: which tokens have exact KV, come from chunks, or are new.
 
-Made by the engine once chunks were found; pure numpy. Positions are those of the prompt, half-open
-ranges everywhere; nothing here is computed per layer.
+The engine makes a plan once the chunks were found; pure numpy. Positions are prompt positions and
+all ranges are half-open; no index here is computed per layer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tierkv.kvcore.request import Blend
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkUse:
-    """One chunk of a prompt whose KV is in pages of its own.
+    """A chunk of a prompt, with KV in separate pages.
 
     Attributes:
         start: prompt position of the chunk's first token.
-        tokens: how many it has.
-        pages: L1 pages with its keys before rope and its values, from the chunk's first token on.
+        tokens: number of tokens in the chunk.
+        pages: L1 pages with the chunk's values and keys before rope, from the first token on.
     """
 
     start: int
@@ -33,15 +33,15 @@ class ChunkUse:
 class BlendPlan:
     """A prompt to blend.
 
-    What lies in ``[exact, N)`` and in none of ``reused`` is fresh: it is always computed, and so is
-    the last token, whose logits are wanted.
+    Tokens in ``[exact, N)`` outside ``reused`` are fresh and always computed. The last token is
+    always computed too, because its logits are needed.
 
     Attributes:
         token_ids: the whole prompt, ``[N]``.
-        exact: leading tokens whose exact KV is in ``page_table`` already; never computed.
-        page_table: pages of the sequence, for all N tokens; none is among the chunks' pages.
+        exact: number of leading tokens with exact KV in ``page_table``; never computed.
+        page_table: pages of the sequence, for all N tokens; disjoint from the chunks' pages.
         reused: chunks in order, disjoint; their tokens before ``exact`` don't count.
-        blend: how much is computed again, and what chooses it.
+        blend: the recompute ratio and the selector.
     """
 
     token_ids: Int64Array
@@ -56,10 +56,10 @@ class PlanRows:
     """A plan as index arrays.
 
     Attributes:
-        reused: positions of the tokens that come from chunks, ascending, ``[n]``.
-        offsets: of those, their distance from their chunk's first reused token, ``[n]``.
-        lengths: of those, how many tokens of their chunk are reused, ``[n]``.
-        fresh: positions that are always computed, ascending; the last one is N - 1.
+        reused: positions of the tokens from chunks, ascending, ``[n]``.
+        offsets: distance of each reused token from its chunk's first reused token, ``[n]``.
+        lengths: number of reused tokens in the chunk of each reused token, ``[n]``.
+        fresh: positions that are always computed, ascending; the last position is N - 1.
         sources: row of the key of each token, in its own page or in its chunk's, ``[N]``; see
             ``tierkv.compute.model.batch.token_rows_of``.
         targets: row of the key of each token in the sequence's own pages, ``[N]``.
@@ -74,7 +74,7 @@ class PlanRows:
 
     @property
     def question(self) -> int:
-        """Number of fresh tokens at the prompt's end, behind the last reused one."""
+        """Number of fresh tokens at the prompt's end, behind the last reused token."""
         last = int(self.reused[-1]) if len(self.reused) else -1
         return int((self.fresh > last).sum())
 

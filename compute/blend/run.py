@@ -1,7 +1,7 @@
-"""One blending pass in the engine: the chunks it uses, the load it follows, and how far it is.
+"""One blending pass in the engine: the chunks to reuse, the load behind them, and the progress.
 
-Used by compute/blend/stage.py only. A pass whose load turns out short begins again with the chunks
-that did arrive: a half-read chunk must leave no trace.
+Used by compute/blend/stage.py only. If a load turns out to be short, the pass begins again with the
+chunks that did arrive: a half-read chunk must leave no trace.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class ChunkLoad:
     """Chunks on their way from the pool.
 
     Attributes:
-        order: their pages, one chunk after the other; it holds a reference of its own.
-        job: how far the loader is.
-        first_block: where each chunk, by its name, begins in the order.
+        order: the pages of the chunks, one chunk after the other; holds a separate reference on
+            them.
+        job: progress of the loader.
+        first_block: index of each chunk's first block in the order, by chunk name.
     """
 
     order: LoadOrder
@@ -39,7 +40,7 @@ class ChunkLoad:
     first_block: dict[BlockKey, int]
 
     def has(self, chunk: PromptChunk) -> bool:
-        """Whether all blocks of a chunk of this load are good so far."""
+        """Whether all blocks of a chunk of this load have arrived intact."""
         return self.first_block[chunk.name] + len(chunk.keys) <= self.job.good
 
 
@@ -48,15 +49,15 @@ class BlendRun:
     """A sequence's blending pass.
 
     Attributes:
-        chunk: all tokens behind its exact prefix; they are computed by this pass together.
-        blend: how much is computed again.
-        uses: the chunks it can still use, in prompt order.
-        pages: of every chunk by name; the run holds one reference on each page.
-        load: chunks that come from the pool; None when all were in L1, or the load was given up.
-        deadline_s: when the load counts as failed.
-        expected_s: what computing it was to take, by what steps cost; 0.0: unknown.
-        scale: ``StepCostFit.scale`` when ``expected_s`` was predicted.
-        computed_s: what it took so far.
+        chunk: all tokens behind the sequence's exact prefix; this pass computes them together.
+        blend: the recompute ratio and the selector.
+        uses: the chunks that are still usable, in prompt order.
+        pages: pages of every chunk by name; the run holds one reference on each page.
+        load: chunks from the pool; None if all were in L1, or if the load was given up.
+        deadline_s: time when the load counts as failed.
+        expected_s: predicted duration of the pass, from the cost of steps; 0.0: unknown.
+        scale: ``StepCostFit.scale`` at the time of the prediction.
+        computed_s: duration so far.
     """
 
     chunk: Chunk
@@ -73,7 +74,7 @@ class BlendRun:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the next layer's chunks are there, or not needed, or never will be."""
+        """Whether the chunks of the next layer are loaded, not needed, or will never arrive."""
         if self.load is None:
             return True
         ready = self.load.job.layer_ready
@@ -82,16 +83,17 @@ class BlendRun:
         )
 
     def give_up_load(self) -> None:
-        """Go on without what was to be loaded."""
+        """Continue without the chunks of the load."""
         if self.load is not None:
             self.load.job.given_up = True
             missing, self.load = self.load.first_block, None
             self._keep([use for use in self.uses if use.name not in missing])
 
     def go_on(self, decoder: Decoder) -> BlendOutcome | None:
-        """Compute one layer; the outcome after the last one.
+        """Compute one layer; return the outcome after the last layer.
 
-        ``can_go_on`` must hold. When chunks turned out bad nothing is computed: look at ``uses``.
+        ``can_go_on`` must hold. If chunks turned out bad, no layer is computed and ``uses`` has
+        changed.
         """
         if self._drop_bad():
             return None
@@ -106,7 +108,7 @@ class BlendRun:
         return None
 
     def spared(self, outcome: BlendOutcome) -> BlendedTokens:
-        """Count reused tokens that were not computed again, by the tier they came from."""
+        """Count reused tokens that were not computed again, by source tier."""
         counts = dict.fromkeys(Tier, 0)
         block_tokens, last = self.chunk.seq.block_tokens, self.chunk.seq.length - 1
         for use in self.uses:
@@ -124,7 +126,7 @@ class BlendRun:
         return self.load.job.tiers[self.load.first_block[use.name] + block]
 
     def _drop_bad(self) -> bool:
-        """Forget chunks whose load failed; True if there were any: what was computed is void."""
+        """Drop chunks of failed loads; return True if any were dropped and the pass restarts."""
         load = self.load
         if load is None or load.job.good == len(load.job.pages):
             return False
@@ -137,7 +139,7 @@ class BlendRun:
     def _keep(self, uses: list[PromptChunk]) -> None:
         self.uses = uses
         self._steps, self._next_layer = None, 0
-        self.expected_s = 0.0  # What it takes now is another pass.
+        self.expected_s = 0.0  # The prediction was for another pass.
 
     def _plan(self) -> BlendPlan:
         seq = self.chunk.seq

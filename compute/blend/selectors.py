@@ -1,8 +1,8 @@
-"""Which reused tokens are computed again: three ways behind one small interface.
+"""Selectors: three ways to choose the reused tokens to compute again, behind one small interface.
 
-Called by the blending pass; a selector holds numbers of one plan and no tensors of a layer. All of
-them choose ``ceil(recompute_ratio * n)`` of n reused tokens (boundary: of each chunk's), so with
-ratio 1 every token is computed again and the answer is exact.
+Called by the blending pass; a selector holds numbers of one plan and no tensors of a layer. Every
+selector chooses ``ceil(recompute_ratio * n)`` of n reused tokens (the boundary selector: of each
+chunk's tokens). With ratio 1 every token is computed again and the answer is exact.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from tierkv.compute.blend.plan import BlendPlan, PlanRows
 from tierkv.kvcore.request import Blend, BlendSelector
 
 CHECK_LAYER = 2
-"""Where HKVD compares, if the model is that deep. The paper takes 1, the first layer whose KV can
-deviate; but what one chunk gives to another shows up in deeper layers (docs/quality.md), and one
-more layer that is computed in full costs 1/layers of a prefill."""
+"""The layer where HKVD compares, if the model is deep enough. The paper uses 1, the first layer
+whose KV can deviate; but the influence of one chunk on another shows in deeper layers
+(docs/quality.md), and one more layer computed in full costs 1/layers of a prefill."""
 
 
 class Selector(Protocol):
-    """Chooses among the n reused tokens of a plan, which it numbers 0 to n - 1 in order.
+    """Chooses among the n reused tokens of a plan, numbered 0 to n - 1 in order.
 
-    1. ``begin`` gives the tokens that are active (computed) from layer 0 on, ascending.
-    2. If ``scouts``, a pass of the fresh tokens alone runs first, and ``begin`` gets how much
-       attention the question paid to each reused token; otherwise it gets None.
-    3. ``keep_at`` says how many of the active reused tokens stay active from that layer's attention
-       on, those whose KV deviates most; None: all. It never rises from layer to layer.
-    4. KV of chunks in layers before ``first_read`` is not needed: all is computed there.
+    1. ``begin`` returns the tokens that are active (computed) from layer 0 on, ascending.
+    2. If ``scouts``, a pass of the fresh tokens alone runs first, and ``begin`` receives the
+       question's attention to each reused token; otherwise ``begin`` receives None.
+    3. ``keep_at`` returns the number of active reused tokens that stay active from the layer's
+       attention on, namely the tokens with the highest KV deviation; None: all. The number never
+       rises from layer to layer.
+    4. KV of chunks in layers before ``first_read`` is not needed: all tokens are computed there.
     """
 
     scouts: bool
     first_read: int
 
     def begin(self, attention: Tensor | None) -> Tensor:
-        """See 1; ``attention`` is ``[n]`` float32, the result int64 indices, each at most once."""
+        """See 1; ``attention`` is ``[n]`` float32, the result distinct int64 indices."""
         ...
 
     def keep_at(self, layer: int) -> int | None:
@@ -47,7 +48,10 @@ class Selector(Protocol):
 
 
 class BoundarySelector:
-    """The first tokens of each chunk: they were computed as a beginning, which they are not now.
+    """Selects the first tokens of each chunk.
+
+    These tokens were computed at the beginning of a text; in the prompt other text comes before
+    them.
 
     Ref: EPIC (arXiv 2410.15332), LegoLink.
     """
@@ -68,10 +72,10 @@ class BoundarySelector:
 
 
 class HkvdSelector:
-    """Those whose keys and values at a check layer deviate most from fresh ones.
+    """Selects the tokens whose keys and values at a check layer deviate most from fresh KV.
 
-    All tokens are computed up to the check layer. Gradual filtering keeps 1.5 times as many there
-    and fewer on each later layer, the mean over these layers being the ratio.
+    All tokens are computed up to the check layer. Gradual filtering keeps 1.5 times the ratio there
+    and fewer tokens on each later layer; the mean over these layers is the ratio.
 
     Ref: CacheBlend (arXiv 2405.16444).
     """
@@ -95,16 +99,17 @@ class HkvdSelector:
         return torch.arange(self._reused)
 
     def keep_at(self, layer: int) -> int | None:
-        """Choose at the check layer, and again behind it when gradual."""
+        """Choose at the check layer; if gradual, also at every later layer."""
         at = layer - self.first_read
         return self._keep[at] if at == 0 or (at > 0 and self._gradual) else None
 
 
 class QuerySelector:
-    """Those the question attends to most, over all heads and layers.
+    """Selects the tokens with the most attention from the question, over all heads and layers.
 
-    Costs a second pass of the fresh tokens, and every layer's KV is read before anything is known;
-    in return nothing is computed in full and what does not matter to the question is left alone.
+    Costs a second pass of the fresh tokens, and every layer's KV is read before the choice. In
+    return no layer is computed in full, and tokens that do not matter to the question are left
+    alone.
 
     Ref: InfoFlow KV (arXiv 2603.05353), ProphetKV (arXiv 2602.02579).
     """
@@ -116,7 +121,7 @@ class QuerySelector:
         self._keep = _ceil(ratio * reused)
 
     def begin(self, attention: Tensor | None) -> Tensor:
-        """Return the tokens with most attention, ``[ceil(ratio * n)]`` int64."""
+        """Return the tokens with the most attention, ``[ceil(ratio * n)]`` int64."""
         assert attention is not None
         return highest(attention, self._keep)
 
@@ -133,7 +138,7 @@ def first_read(blend: Blend, layers: int) -> int:
 def make_selector(
     plan: BlendPlan, rows: PlanRows, *, layers: int, check_layer: int = CHECK_LAYER
 ) -> Selector:
-    """Return the selector that the plan's blend names."""
+    """Return the selector of the plan's blend."""
     blend, reused = plan.blend, len(rows.reused)
     match blend.selector:
         case BlendSelector.BOUNDARY:
@@ -151,15 +156,15 @@ def make_selector(
 
 
 def deviation(fresh: tuple[Tensor, Tensor], reused: tuple[Tensor, Tensor]) -> Tensor:
-    """Return how far each token's reused KV is from fresh KV, ``[tokens]`` float32.
+    """Return the deviation of each token's reused KV from fresh KV, ``[tokens]`` float32.
 
-    Squared differences of keys summed over heads and channels and divided by their mean over the
-    tokens, plus the same of values. Keys may be before or after rope, if all are: rotating both
-    changes no difference.
+    Squared differences of keys are summed over heads and channels and divided by their mean over
+    the tokens; the same sum for values is added. Keys may all be before rope or all be after rope,
+    because rotating both sides changes no difference.
 
     Args:
         fresh: keys and values, each ``[tokens, kv_heads, head_dim]``.
-        reused: the same of the cache.
+        reused: the same tensors from the cache.
     """
     total = torch.zeros(len(fresh[0]), device=fresh[0].device)
     for new, old in zip(fresh, reused, strict=True):
@@ -171,12 +176,12 @@ def deviation(fresh: tuple[Tensor, Tensor], reused: tuple[Tensor, Tensor]) -> Te
 def highest(score: Tensor, count: int) -> Tensor:
     """Return ``[count]`` int64 indices of the highest of ``[n]`` scores, ascending.
 
-    Ties go to the earlier one.
+    Ties go to the earlier index.
     """
     order = torch.sort(score, descending=True, stable=True).indices
     return order[:count].sort().values
 
 
 def _ceil(share: float) -> int:
-    """Round up, but not for what rounding added: 0.15 of 100 is 15."""
+    """Round up, but ignore floating-point error: 0.15 of 100 is 15."""
     return math.ceil(share - 1e-9)

@@ -1,8 +1,8 @@
-"""The blending stage of a request: look its chunks up, load them, compute what blending must.
+"""The blending stage of a request: look up chunks, load chunks, and run the blending pass.
 
-Used by the engine only, in its thread, between a sequence's exact prefix and its decoding. The
-batcher decides about pages, a pass is compute/blend/run.py; here the two meet the tiers. Whatever
-goes wrong, the prompt is computed exactly.
+Used by the engine only, in the engine's thread, between a sequence's exact prefix and its decoding.
+The batcher decides about pages and compute/blend/run.py is one pass; this module connects both with
+the tiers. After any failure the prompt is computed exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Blends:
-    """Sequences whose chunks are being looked up, loaded or blended."""
+    """Sequences in the blending stage: chunks are being looked up, loaded or blended."""
 
     def __init__(
         self,
@@ -57,16 +57,16 @@ class Blends:
         """Make an empty stage.
 
         Args:
-            batcher: is told what was found and blended.
+            batcher: is told the results of lookups and passes.
             tiers: looks up and loads in worker threads.
-            loads: knows what stands before a sequence, and logs decisions.
-            inbox: how those threads reach the engine's.
-            decoder: what passes run on.
-            isolation: computes what is missing for the next time.
-            refusal: why this model's chunks are never blended; empty when they may be.
-            clock: where deadlines come from.
+            loads: knows the work ahead of a sequence, and logs decisions.
+            inbox: carries results from the worker threads to the engine's thread.
+            decoder: runs the passes.
+            isolation: computes missing chunks for later requests.
+            refusal: reason why this model's chunks are never blended; empty if blending is allowed.
+            clock: source of time for deadlines.
             timeout_s: longest wait for a lookup.
-            prefill_rate: tokens per second now; 0.0 until known.
+            prefill_rate: returns the current tokens per second; 0.0 until known.
         """
         self._batcher = batcher
         self._tiers = tiers
@@ -82,7 +82,7 @@ class Blends:
         self._runs: dict[int, BlendRun] = {}
 
     def consider(self, seq: EngineSequence) -> None:
-        """Leave a new sequence what its request allows, if blending is possible here at all."""
+        """Set ``seq.blend`` as the request allows, if this node can blend at all."""
         request = seq.request
         wanted = request.blend is not None and bool(request.blend.chunks) and request.use_cache
         if not wanted or request.handoff or request.resumed_tokens:
@@ -96,12 +96,12 @@ class Blends:
 
     @property
     def ready(self) -> BlendRun | None:
-        """The pass to go on with: of those whose next layer is there, the one of highest rank."""
+        """The pass to continue: the highest-ranked pass whose next layer is loaded."""
         able = [run for run in self._runs.values() if run.can_go_on]
         return min(able, key=lambda run: run.chunk.seq.rank, default=None)
 
     def look_up(self, seq: EngineSequence) -> None:
-        """Find out which chunks of a sequence are in L1 or in the pool."""
+        """Find the chunks of a sequence in L1 or in the pool."""
         chunks = prompt_chunks(seq.request, block_tokens=seq.block_tokens)
         missing = [chunk for chunk in chunks if not self._pages_in_l1(chunk)]
         tokens = sum(chunk.stop - chunk.start for chunk in missing)
@@ -115,14 +115,14 @@ class Blends:
         )
 
     def _pages_in_l1(self, chunk: PromptChunk) -> list[int]:
-        """Return a chunk's pages; none unless all are there."""
+        """Return a chunk's pages; empty unless all are in L1."""
         pages = self._batcher.pool.lookup(chunk.keys)
         return pages if len(pages) == len(chunk.keys) else []
 
     def _looked_up(
         self, seq: EngineSequence, chunks: Sequence[PromptChunk], found: FoundChunks
     ) -> None:
-        """Blend with what was found, or compute exactly; compute missing chunks for next time."""
+        """Blend with the found chunks or compute exactly; queue missing chunks for later."""
         self._lookups.pop(seq.seq_id, None)
         if seq.phase is not Phase.CHUNKS:
             return
@@ -145,7 +145,10 @@ class Blends:
         held: dict[BlockKey, list[int]],
         found: FoundChunks,
     ) -> bool:
-        """Begin a pass that uses some chunks; False if it is not worth it or pages are short."""
+        """Begin a pass that uses the given chunks.
+
+        Return False if the pass is not worthwhile or pages are short.
+        """
         loads = list({use.name: use for use in uses if use.name not in held}.values())
         sources = [copies for chunk in loads for copies in found[chunk.name]]
         decision = self._decide(seq, uses, sources)
@@ -181,7 +184,7 @@ class Blends:
     def _decide(
         self, seq: EngineSequence, uses: list[PromptChunk], sources: list[tuple[Source, ...]]
     ) -> BlendDecision | None:
-        """Choose how much to compute again; None when computing all is as fast."""
+        """Choose the recompute ratio; return None if computing all tokens is as fast."""
         blend = seq.blend
         assert blend is not None
         work = BlendWork(
@@ -230,15 +233,15 @@ class Blends:
 
     def _load_ended(self, run: BlendRun, order: LoadOrder, job: LoadJob) -> None:
         if run.load is not None and run.load.job is job:
-            run.deadline_s = math.inf  # All that comes is there.
+            run.deadline_s = math.inf  # No more blocks will arrive.
         self._batcher.load_ended(order)
 
     def go_on(self, run: BlendRun) -> BlendOutcome | None:
-        """Compute one layer of a pass; its outcome after the last one."""
+        """Compute one layer of a pass; return the outcome after the last layer."""
         began_s = self._clock.now()
         try:
             outcome = run.go_on(self._decoder)
-        except RuntimeError:  # Torch's. A pass takes a whole prompt at once: memory may not do.
+        except RuntimeError:  # Torch's. A pass computes a whole prompt: memory may be short.
             self._tiers.cache_errors["blend_failed"] += 1
             _log.exception("a blending pass failed, its prompt is computed exactly")
             self._compute_exactly(run)
@@ -249,7 +252,7 @@ class Blends:
         return outcome
 
     def finish(self, run: BlendRun, outcome: BlendOutcome) -> None:
-        """Turn a blended sequence into one that decodes; chunks that were loaded stay in L1."""
+        """Turn a blended sequence into a decoding sequence; loaded chunks stay in L1."""
         seq = run.chunk.seq
         seq.blended = run.spared(outcome)
         self._tiers.figures.blended(
@@ -273,16 +276,19 @@ class Blends:
         self._batcher.compute_exactly(run.chunk.seq)
 
     def forget(self, seq_id: int) -> None:
-        """Drop what a sequence holds here; a loader's own references go when its thread is done."""
+        """Drop the lookup, pass and pages of a sequence.
+
+        A loader's own references are dropped when its thread is done.
+        """
         self._lookups.pop(seq_id, None)
         run = self._runs.pop(seq_id, None)
         if run is not None and run.load is not None:
-            run.load.job.given_up = True  # What is left would only take the line from others.
+            run.load.job.given_up = True  # The rest would only slow other loads.
         for pages in run.pages.values() if run is not None else ():
             self._batcher.pool.release(pages)
 
     def check_deadlines(self) -> None:
-        """Go on without what took too long."""
+        """Give up expired loads and lookups; continue without the missing chunks."""
         now = self._clock.now()
         for run in [x for x in self._runs.values() if x.load is not None and x.deadline_s < now]:
             self._tiers.cache_errors["load_timeout"] += 1
@@ -296,4 +302,4 @@ class Blends:
 
 
 def _wake_up() -> None:
-    """Do nothing: that it is in the inbox makes the loop look at its passes."""
+    """Do nothing: a message in the inbox is enough to make the loop check its passes."""
