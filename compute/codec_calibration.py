@@ -1,7 +1,7 @@
-"""Measures the KV of a model on prompts and makes the entropy codec's tables from it.
+"""Measures the KV of a model on prompts and builds the entropy codec's tables from the statistics.
 
-Called by ``tierkv calibrate``; runs the prompts through our own decoder, so what is measured is
-what nodes will store: keys after rope, in the dtype of the pages.
+Called by ``tierkv calibrate``. The prompts run through our own decoder, so the measured KV is like
+the KV that nodes will store: keys after rope, in the dtype of the pages.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tierkv.compute.model.batch import ChunkInput, build_batch
 from tierkv.compute.model.decoder import Decoder
 
 SINK_TOKENS = 4
-"""A prompt's first tokens attract attention with keys unlike all others; they are not measured."""
+"""A prompt's first tokens attract attention with unusual keys; these tokens are not measured."""
 
 STEPS_PER_SIGMA = (1 / 16, 1 / 4, 3 / 4)
-"""Steps of the levels fine, medium and coarse, as shares of a layer's spread."""
+"""Steps of the levels fine, medium and coarse, as shares of a layer's standard deviation."""
 
 _SAMPLE_BLOCKS = 64
 _ROUNDS = 3
 
 
 class KvStatistics:
-    """Sums over tokens per channel, and some whole blocks; fed prompt by prompt.
+    """Sums over tokens per channel, and samples of whole blocks; fed one prompt at a time.
 
     Attributes:
-        tokens: how many tokens were measured.
-        samples: ``[2, block_tokens, kv_heads, head_dim]`` per layer, of blocks that are kept.
+        tokens: number of measured tokens.
+        samples: kept blocks, each ``[layers, 2, block_tokens, kv_heads, head_dim]``.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class KvStatistics:
         self._squares: Tensor | None = None
 
     def add(self, kv: Tensor) -> None:
-        """Take in ``[layers, 2, tokens, kv_heads, head_dim]``."""
+        """Add the KV of a prompt, ``[layers, 2, tokens, kv_heads, head_dim]``."""
         wide = kv.double()
         sums, squares = wide.sum(dim=2), wide.square().sum(dim=2)
         self._sum = sums if self._sum is None else self._sum + sums
@@ -71,7 +71,7 @@ def measure_prompts(
     *,
     progress: Callable[[int], None] = lambda done: None,
 ) -> KvStatistics:
-    """Run prompts through a decoder, each alone and cut to what its pages hold."""
+    """Run prompts through a decoder one at a time, each cut to the capacity of the pages."""
     found = KvStatistics()
     for done, prompt in enumerate(prompts, 1):
         kv = _kv_of(decoder, prompt)
@@ -94,7 +94,7 @@ def _kv_of(decoder: Decoder, prompt: Sequence[int]) -> Tensor:
 
 
 def _keep_blocks(found: KvStatistics, kv: Tensor, block_tokens: int) -> None:
-    """Keep two blocks of a prompt while there is room: its second and its last whole one."""
+    """Keep two blocks of a prompt while there is room: the second and the last whole block."""
     whole = kv.shape[2] // block_tokens
     for block in sorted({1, whole - 1} - {0, -1}):
         if block < whole and len(found.samples) < _SAMPLE_BLOCKS:
@@ -103,10 +103,10 @@ def _keep_blocks(found: KvStatistics, kv: Tensor, block_tokens: int) -> None:
 
 
 def tables_from(found: KvStatistics) -> Calibration:
-    """Make tables whose layers take equal room.
+    """Make tables with which all layers take equal room.
 
-    All ranges of a block are as long as its longest, so a layer that needs fewer bytes at the same
-    relative step gets a finer one for nothing.
+    All ranges of a block are as long as the longest, so a layer that needs fewer bytes at the same
+    relative step gets a finer step for free.
 
     Raises:
         ValueError: no whole block was measured.
@@ -123,17 +123,17 @@ def tables_from(found: KvStatistics) -> Calibration:
 
 
 def _even_steps(blocks: Tensor, steps: Tensor, level: CodecLevel) -> Tensor:
-    """Refine the steps of layers that take less than the largest; ``[layers, 2]`` to the same."""
+    """Refine the steps of layers that take less room than the largest, ``[layers, 2]``."""
     steps = steps.float()
     for _ in range(_ROUNDS):
         bits = _bits(blocks, steps, packer_for(level))
-        # One bit per number less for each doubling of the step.
+        # Each doubling of the step saves one bit per number.
         steps = steps / torch.exp2(bits.max() - bits)[:, None]
     return steps
 
 
 def _bits(blocks: Tensor, steps: Tensor, packer: zstandard.ZstdCompressor) -> Tensor:
-    """Return how many bits a number takes in each layer."""
+    """Return the bits per number in each layer."""
     symbols = (blocks / steps[None, :, :, None, None, None]).round().clamp(-127, 127)
     symbols = symbols.to(torch.int8)
     sizes = torch.zeros(blocks.shape[1])

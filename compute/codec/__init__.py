@@ -1,1 +1,1 @@
-"""How KV becomes smaller at the edge of L1: one Protocol, and the codecs behind it."""
+"""Codecs that shrink KV on the way out of L1: one Protocol and its implementations."""

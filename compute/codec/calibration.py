@@ -1,7 +1,7 @@
-"""Tables of the entropy codec: where the KV of one model lies, and how fine its steps are.
+"""Tables of the entropy codec: the means of one model's KV and the quantisation steps.
 
-Measured once per model (compute/codec_calibration.py) and kept beside its weights; read when a node
-starts. Writer and reader must have equal tables, so each frame names them by number.
+Measured once per model (compute/codec_calibration.py) and stored next to the model's weights; read
+when a node starts. Writer and reader must have equal tables, so each frame carries their number.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Calibration:
     """Means and steps of one model.
 
     Attributes:
-        mean: ``[layers, 2, kv_heads, head_dim]`` float32, exact in bfloat16, as it is kept.
+        mean: ``[layers, 2, kv_heads, head_dim]`` float32, exact in bfloat16, the stored dtype.
         steps: ``[3, layers, 2]`` float32, positive; one per level, layer and k or v.
-        number: names the tables in frames; equal for equal tables.
+        number: identifies the tables in frames; equal for equal tables.
     """
 
     mean: Tensor
@@ -56,7 +56,7 @@ def make_calibration(mean: Tensor, steps: Tensor) -> Calibration:
 
 
 def save_calibration(calibration: Calibration, file: Path, *, revision: str) -> None:
-    """Write tables for the model of that revision.
+    """Write the tables of the model with the given revision.
 
     Raises:
         OSError: the file can't be written.
@@ -67,10 +67,11 @@ def save_calibration(calibration: Calibration, file: Path, *, revision: str) -> 
 
 
 def load_calibration(file: Path, layout: BlockLayout, *, revision: str) -> Calibration:
-    """Read the tables of the model of that layout and revision.
+    """Read the tables and check the model's layout and revision.
 
     Raises:
-        ConfigError: there are none, or they are of another model; says how to make them.
+        ConfigError: the file is missing, unreadable, or belongs to another model; the hint says how
+            to make the tables.
     """
     if not file.is_file():
         raise _refused(file, "there are no tables")

@@ -1,7 +1,7 @@
-"""Every codec of one node, made when first asked for: which one a request gets, its namespace says.
+"""Every codec of one node, created on first use; a request's namespace decides which codec to use.
 
-Owned by L1 pages (compute/model/pages.py). A codec that needs calibrated tables is not there
-without them: such requests neither publish nor load, and their answers stay exact.
+Owned by L1 pages (compute/model/pages.py). Without calibrated tables the codecs based on tables are
+missing: requests for these codecs neither publish nor load, and the answers stay exact.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from tierkv.kvcore.layout import BlockLayout, KvCodec
 
 
 class Codecs:
-    """Codecs for blocks of one shape. Thread-safe: at worst one is made twice.
+    """Codecs for blocks of one shape.
+
+    Thread-safe: two threads may create the same codec twice, which does no harm.
 
     Attributes:
-        layout: the node's own; its codec is the default.
+        layout: the node's layout; its codec is the default.
     """
 
     def __init__(
@@ -33,11 +35,11 @@ class Codecs:
         self._entropy: EntropyCodec | None = None
 
     def has(self, codec: KvCodec) -> bool:
-        """Whether KV can be stored under a codec here."""
+        """Whether this node can store KV under the codec."""
         return codec.has_fixed_size or self._calibration is not None
 
     def layout_of(self, codec: KvCodec) -> BlockLayout:
-        """Return the layout with that codec, for its sizes."""
+        """Return the layout with the given codec, for its sizes."""
         return self.layout if codec is self.layout.codec else replace(self.layout, codec=codec)
 
     def fixed(self, codec: KvCodec) -> LayerCodec:
@@ -48,7 +50,7 @@ class Codecs:
 
     @property
     def entropy(self) -> EntropyCodec:
-        """The codec of all levels; ``has`` must hold."""
+        """The codec of all entropy levels; ``has`` must hold."""
         assert self._calibration is not None, "asked for a codec that this node does not have"
         if self._entropy is None:
             self._entropy = EntropyCodec(self.layout, self._calibration, device=str(self._device))

@@ -1,10 +1,11 @@
-"""Entropy-coded KV: numbers in steps of calibrated tables, as bytes that zstandard packs.
+"""Entropy-coded KV: values quantised with calibrated tables and packed by zstandard.
 
-A number is stored as ``round((x - mean) / step)``: off by half a step at most. The few that have no
-such code in [-127, 127], and those that are not finite, follow as they are. Symbols are zig-zag
-coded (small magnitudes are small bytes) in token-major order, ``[k|v][tokens][heads][dim]``.
-Source: CacheGen, arXiv 2310.07240, without its deltas between tokens: on KV that was measured they
-cost more than they save. Huffman coding inside zstandard is within 0.1 bit of arithmetic coding.
+A value is stored as ``round((x - mean) / step)``, with an error of at most half a step. The few
+values without a code in [-127, 127], and values that are not finite, are appended unencoded
+(escapes). Symbols are zig-zag coded (small magnitudes are small bytes) in token-major order,
+``[k|v][tokens][heads][dim]``. Source: CacheGen, arXiv 2310.07240, without its deltas between
+tokens: on measured KV the deltas cost more than they save. Huffman coding inside zstandard is
+within 0.1 bit of arithmetic coding.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ from tierkv.kvcore.layout import FRAME_HEAD_BYTES, BlockLayout, framed_bytes
 
 _LARGEST = 127
 _ESCAPE = 255
-"""The zig-zag code of -128, which no number in range has."""
+"""The zig-zag code of -128, which no value in range has."""
 
 _ZSTD_LEVEL = 1
-"""Higher ones are slower and, measured on KV, not smaller."""
+"""Higher levels are slower and, measured on KV, not smaller."""
 
 _COARSE_HASH_LOG = 8
-"""Coarse symbols repeat by chance everywhere: looking for fewer repeats packs tighter, faster."""
+"""Coarse symbols repeat by chance everywhere: searching for fewer repeats is faster and packs
+tighter."""
 
 Bytes = NDArray[np.uint8]
 
 
 def packer_for(level: CodecLevel) -> zstandard.ZstdCompressor:
-    """Return a compressor for the symbols of a level; for one thread."""
+    """Return a compressor for the symbols of a level; use it in one thread only."""
     if level is not CodecLevel.COARSE:
         return zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
     parameters = zstandard.ZstdCompressionParameters.from_level(
@@ -48,12 +50,13 @@ def packer_for(level: CodecLevel) -> zstandard.ZstdCompressor:
 
 
 class EntropyCodec:
-    """One layer of one block to a frame and back; any number of threads may use one.
+    """Encodes one block to frames and decodes one frame at a time; safe for any number of threads.
 
-    1. ``encode`` gives equally long ranges, one per layer; ``layout.stored_layer_bytes`` at most.
+    1. ``encode`` returns ranges of equal length, one per layer, of at most
+       ``layout.stored_layer_bytes``.
     2. Equal values at equal levels give equal bytes.
-    3. ``decode`` of what ``encode`` gave is within half a step; numbers that are not finite come
-       back as they were. Of any other bytes it is an error of the cache or some numbers.
+    3. ``decode`` of encoded bytes is within half a step; non-finite values come back unchanged.
+       ``decode`` of any other bytes raises a cache error or returns arbitrary values.
     """
 
     def __init__(self, layout: BlockLayout, calibration: Calibration, *, device: str) -> None:
@@ -73,7 +76,7 @@ class EntropyCodec:
         """
         steps = self._steps[STEP_LEVELS.index(level)]
         codes = layers.to(torch.float32, copy=True).sub_(self._mean).div_(steps).round_()
-        outside = (codes.abs() <= _LARGEST).logical_not_()  # True where a number is not finite.
+        outside = (codes.abs() <= _LARGEST).logical_not_()  # Also True for non-finite values.
         crowded = outside.flatten(1).sum(1).tolist()
         if any(crowded):
             codes.masked_fill_(outside, -128.0)
@@ -108,14 +111,14 @@ class EntropyCodec:
         """Decode one frame straight into a page.
 
         Args:
-            layer: whose frame it is.
+            layer: the layer of the frame.
             frame: a whole range.
-            out: view of a page, of the shape and dtype of the layout; garbage after an error.
-            coarsest: the most loss that is allowed.
+            out: view of a page, with the shape and dtype of the layout; garbage after an error.
+            coarsest: coarsest level that is allowed.
 
         Raises:
-            LayoutError: it is no frame of this layout and calibration, or too coarse.
-            ChecksumError: its packed bytes are broken.
+            LayoutError: the range is not a frame of this layout and calibration, or is too coarse.
+            ChecksumError: the packed bytes are broken.
         """
         head = read_head(frame, calibration=self._number, numbers=self._numbers, coarsest=coarsest)
         payload = frame[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + head.payload_bytes]
@@ -127,7 +130,8 @@ class EntropyCodec:
         unpacked = self._unpack(payload, head.escapes)
         zigzag = unpacked[: self._numbers]
         symbols = ((zigzag >> 1) ^ -(zigzag & 1)).view(np.int8)
-        # In float32 and rounded once: faster too, as CPUs have little arithmetic on 16 bits.
+        # Computed in float32 and rounded once; also faster, because CPUs have little 16-bit
+        # arithmetic.
         numbers = torch.from_numpy(symbols).to(out.device).float().view(self._shape)
         steps = self._steps[STEP_LEVELS.index(head.level), layer]
         out.copy_(torch.addcmul(self._mean[layer], numbers, steps))
@@ -137,7 +141,7 @@ class EntropyCodec:
     def _unpack(self, payload: memoryview, escapes: int) -> Bytes:
         expected = self._numbers + escapes * self._dtype.itemsize
         try:
-            # Asked first: unpacking reserves what a frame says of itself, however much that is.
+            # Checked first: unpacking reserves whatever size the frame claims.
             if zstandard.get_frame_parameters(payload).content_size != expected:
                 raise LayoutError(f"a frame does not unpack to {expected} bytes")
             unpacked = zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
@@ -161,7 +165,7 @@ def _bytes_of(values: Tensor) -> bytes:
 
 
 def _ranges(frames: Sequence[tuple[FrameHead, bytes]]) -> Bytes:
-    """Lay frames out as equally long ranges, zeros behind the shorter ones."""
+    """Lay frames out as ranges of equal length, padded with zeros."""
     size = framed_bytes(max(head.payload_bytes for head, _ in frames))
     ranges = np.zeros((len(frames), size), dtype=np.uint8)
     for row, (head, payload) in zip(ranges, frames, strict=True):

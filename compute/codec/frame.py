@@ -1,7 +1,7 @@
-"""The head of an entropy-coded range: what its bytes are, checked before they are believed.
+"""The head of an entropy-coded range: a description of the bytes, checked before use.
 
 Written and read by compute/codec/entropy.py; pure. One frame holds one layer of one block, so
-layers still move alone. Whatever is wrong with a head is a LayoutError, which means "miss".
+layers still move alone. Every fault in a head is a LayoutError, which means "miss".
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ assert _HEAD.size == FRAME_HEAD_BYTES
 
 
 class CodecLevel(IntEnum):
-    """How coarse the numbers of a frame are; the value is what its head says."""
+    """Coarseness of the values of a frame; the enum value is the byte in the frame's head."""
 
     FINE = 0
     MEDIUM = 1
     COARSE = 2
     RAW = 255
-    """The numbers as they are: coding them would have made them longer."""
+    """Unencoded values: coding would have made the range longer."""
 
 
 LEVELS = {
@@ -34,23 +34,24 @@ LEVELS = {
     KvCodec.ENTROPY_MEDIUM: CodecLevel.MEDIUM,
     KvCodec.ENTROPY_COARSE: CodecLevel.COARSE,
 }
-"""The level of each codec that has one; ``adaptive`` has two (compute/tiers/block_puts.py)."""
+"""The level of each codec with a single level; ``adaptive`` has two (compute/tiers/block_puts.py).
+"""
 
 
 def coarsest_of(codec: KvCodec) -> CodecLevel:
-    """Return how coarse a frame may be for a reader with that codec."""
+    """Return the coarsest level that a reader with the codec accepts."""
     return LEVELS.get(codec, CodecLevel.COARSE)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameHead:
-    """What a frame says of itself.
+    """Contents of a frame's head.
 
     Attributes:
-        level: step of its numbers.
-        calibration: which tables it was made with (Calibration.number).
-        payload_bytes: bytes behind the head; then zeros up to the range's end.
-        escapes: numbers that have no code and are stored as they are.
+        level: coarseness of the values.
+        calibration: number of the tables behind the frame (Calibration.number).
+        payload_bytes: bytes after the head; the rest of the range is zeros.
+        escapes: count of values without a code, which are stored unencoded.
     """
 
     level: CodecLevel
@@ -72,12 +73,13 @@ def read_head(
 
     Args:
         frame: the whole range.
-        calibration: the only tables that can decode it here.
-        numbers: how many numbers it must hold, which bounds its escapes.
-        coarsest: the reader's codec promises no more loss than this.
+        calibration: number of this node's tables; other tables can't decode here.
+        numbers: count of values that the frame must hold, which bounds the escapes.
+        coarsest: coarsest level that the reader's codec allows.
 
     Raises:
-        LayoutError: it is no frame, one of other tables, too coarse, or its lengths can't be.
+        LayoutError: the range is not a frame, uses other tables, is too coarse, or has impossible
+            lengths.
     """
     if len(frame) < FRAME_HEAD_BYTES:
         raise LayoutError(f"a range of {len(frame)} bytes is too short for a frame")

@@ -1,8 +1,8 @@
-"""One layer of some blocks to bytes and back, behind one Protocol: raw, fp8, int8 and int4.
+"""Codecs of fixed size between one layer of blocks and bytes: raw, fp8, int8 and int4.
 
-Used by L1 pages (compute/model/pages.py): the publisher encodes what it writes to the pool, loader
-threads decode what they read. All work is whole-tensor torch: other threads can run meanwhile, and
-the work happens where the tensors are, so that only encoded bytes cross a GPU's bus.
+Used by L1 pages (compute/model/pages.py): the publisher encodes data for the pool, loader threads
+decode data from the pool. All work is whole-tensor torch, so other threads can run meanwhile. The
+work happens on the device of the tensors, so only encoded bytes cross a GPU's bus.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ class IntegerCodec:
     """Codecs ``int8`` and ``int4``: asymmetric codes, keys per channel, values per token and head.
 
     A key channel keeps its offset over all tokens, so its range within a block is narrow; values
-    have no such channels. A number is stored as ``lowest + code * step`` of its group: off by half
-    a step at most. Stored are bfloat16 lowest and step of keys ``[kv_heads][head_dim]`` and of
-    values ``[block_tokens][kv_heads]``, then codes ``[k|v][block_tokens][kv_heads][head_dim]``;
-    with 4 bits the codes of a key and of the value at the same place share a byte.
+    have no channels of this kind. A number is stored as ``lowest + code * step`` of its group, with
+    an error of at most half a step. Stored are bfloat16 lowest and step of keys
+    ``[kv_heads][head_dim]`` and of values ``[block_tokens][kv_heads]``, then codes
+    ``[k|v][block_tokens][kv_heads][head_dim]``; with 4 bits the codes of the key and the value at
+    the same place share a byte.
 
     Ref: KIVI, arXiv 2402.02750 (there with a full-precision tail, here blocks are always full).
     """
@@ -107,9 +108,9 @@ _HALF_MASK = 0xBF80 - (1 << 16)
 class Float8Codec:
     """Codec ``fp8``: e4m3 numbers with one float32 scale per head of keys and of values.
 
-    The largest magnitude of a head in a block is scaled to the largest e4m3 number. Three bits of
-    mantissa: a value is off by at most 1/16 of itself, or by 2**-10 of the scale where the value is
-    tiny. Stored are scales ``[k|v][kv_heads]``, then codes
+    The largest magnitude of a head in a block is scaled to the largest e4m3 number. With three bits
+    of mantissa the error of a value is at most 1/16 of the value, or 2**-10 of the scale for tiny
+    values. Stored are scales ``[k|v][kv_heads]``, then codes
     ``[k|v][block_tokens][kv_heads][head_dim]``.
     """
 
@@ -139,7 +140,8 @@ class Float8Codec:
         """
         heads = stored[:, : self._head_bytes].clone().view(torch.float32) * _HALF_SHIFT
         codes = stored[:, self._head_bytes :].contiguous().view(torch.int8).to(torch.int16)
-        # Exponent and mantissa move into those of a float16, 256 times smaller; the sign is there.
+        # Exponent and mantissa move to their place in a float16, which makes the number 256 times
+        # smaller; the sign is in place already.
         values = (codes << 7).bitwise_and_(_HALF_MASK).view(torch.float16).float()
         values = values.view(len(stored), *self._shape)
         return values.mul_(heads.view(len(stored), *self._scales)).to(self._dtype)
@@ -155,11 +157,11 @@ TORCH_DTYPES = {
 class LayerCodec(Protocol):
     """A codec for blocks of one layout.
 
-    1. ``encode`` gives exactly ``layout.stored_layer_bytes`` per block, whatever the values are.
-    2. Equal values give equal bytes, and a block's bytes do not depend on its neighbours in a call.
-    3. ``decode`` of what ``encode`` gave keeps the codec's error bound; of any other bytes of that
-       size it gives some numbers, never an error. A range with values that are not finite is not
-       finite after decoding either, so that broken KV never looks sound.
+    1. ``encode`` returns exactly ``layout.stored_layer_bytes`` per block, whatever the values are.
+    2. Equal values give equal bytes, and a block's bytes do not depend on other blocks in the call.
+    3. ``decode`` of encoded bytes keeps the codec's error bound; ``decode`` of any other bytes of
+       the right size returns arbitrary numbers, never an error. A range with non-finite values is
+       not finite after decoding either, so broken KV never looks sound.
     """
 
     def encode(self, layers: Tensor) -> Tensor:
@@ -170,7 +172,7 @@ class LayerCodec(Protocol):
 
 
 class RawCodec:
-    """``none``: the bytes as they are, bit for bit."""
+    """``none``: the bytes unchanged, bit for bit."""
 
     def __init__(self, layout: BlockLayout) -> None:
         self._shape = (2, layout.block_tokens, layout.kv_heads, layout.head_dim)
@@ -186,10 +188,10 @@ class RawCodec:
 
 
 def make_codec(layout: BlockLayout) -> LayerCodec:
-    """Return the codec that the layout names.
+    """Return the codec of the layout.
 
     Raises:
-        ValueError: its size is not fixed.
+        ValueError: the codec's size is not fixed.
     """
     dtype = TORCH_DTYPES[layout.dtype]
     match layout.codec:
