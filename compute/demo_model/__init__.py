@@ -1,1 +1,1 @@
-"""A small trained model shipped with the project, and the data that it knows."""
+"""A small trained model, shipped with the project, and the synthetic data for its training."""

@@ -1,8 +1,8 @@
-"""Public data of the demo model: records for a table, conversations to train on, probes to test.
+"""Public data of the demo model: records for a table, training conversations, and test probes.
 
-Everything is made from a seed, with the standard library only. Names in `make_records`,
-`make_chats` and `make_probes` are never seen in training; training conversations come from
-`sample_conversation`, whose mixture changes with the progress of the training.
+All data is made from a seed, with the standard library only. Names in `make_records`, `make_chats`
+and `make_probes` never occur in training; training conversations come from `sample_conversation`,
+whose mixture changes with the progress of the training.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ PROBE_TASKS = SINGLE_TASKS + CHAT_TASKS
 
 @dataclass(frozen=True)
 class CustomerRecord:
-    """One row of the demo table: the note as text and the facts it states.
+    """One row of the demo table: the note as text and the facts in the note.
 
     Attributes:
         record_id: Number of the record, counted from 1.
-        text: The note, which is what a prompt holds.
+        text: The note, as used in a prompt.
         review: The review within the note.
         name: The customer's name.
-        city: Where the customer lives.
-        job: What the customer does for a living.
-        product: What the customer bought.
+        city: The customer's home.
+        job: The customer's job.
+        product: The product that the customer bought.
         order: The order number.
         plan: The customer's plan.
         category: Kind of the product (not stated in the note).
-        sentiment: `positive` or `negative`, as the review is.
-        topic: What the review is about.
+        sentiment: Sentiment of the review, `positive` or `negative`.
+        topic: Topic of the review.
     """
 
     record_id: int
@@ -87,7 +87,7 @@ class Probe:
     """One held-out test.
 
     Attributes:
-        task: Name of the task, one of `PROBE_TASKS`.
+        task: Name of the task, from `PROBE_TASKS`.
         messages: Chat messages that end with a user message.
         answer: The exact answer.
     """
@@ -107,11 +107,11 @@ def make_records(count: int, seed: int = 0) -> list[CustomerRecord]:
     """Make the records of the demo table.
 
     Args:
-        count: How many records.
+        count: Number of records.
         seed: The same seed always makes the same records.
 
     Returns:
-        Records whose customers' names were held out of the training.
+        Records of customers with names that were held out of the training.
     """
     rng = random.Random(seed)
     found: list[CustomerRecord] = []
@@ -122,7 +122,7 @@ def make_records(count: int, seed: int = 0) -> list[CustomerRecord]:
 
 
 def make_prompt(record: CustomerRecord, question: str, instruction: str = INSTRUCTION) -> str:
-    """Return the one user message that a SQL query sends for a record."""
+    """Return the single user message that a SQL query sends for a record."""
     return f"{instruction}\n{record.text}\nQuestion: {question}"
 
 
@@ -139,15 +139,15 @@ def make_documents(
 
     Args:
         rng: Source of randomness.
-        people: How many customers.
+        people: Number of customers.
         fields: Least and greatest number of stated fields per note.
         review: Share of notes with a review.
         fillers: Greatest number of remarks per note.
-        follow_up: Share of notes that are followed by a note which does not state the name.
+        follow_up: Share of notes that are followed by a note without the name.
         held_out: Whether to use held-out names.
 
     Returns:
-        The notes, each follow-up right behind the note that it belongs to.
+        The notes, each follow-up right after its first note.
     """
     found: list[Note] = []
     for name in notes.make_names(rng, people, held_out, 0.0 if held_out else 0.1):
@@ -189,10 +189,10 @@ def sample_conversation(rng: random.Random, head: Head, progress: float) -> Trai
     Args:
         rng: Source of randomness.
         head: System prompt and instruction to use.
-        progress: Share of the training that is done, from 0 to 1; texts grow with it.
+        progress: Finished share of the training, from 0 to 1; texts grow with the progress.
 
     Returns:
-        A conversation of about ten turns.
+        A conversation of 8 to 22 turns.
     """
     kind, early = rng.random(), progress < 0.35
     if kind < (0.3 if early else 0.45):
@@ -227,9 +227,9 @@ def make_probes(tasks: Sequence[str], count: int, seed: int = 0) -> list[Probe]:
     """Make held-out tests.
 
     Args:
-        tasks: Tasks of `PROBE_TASKS`. One-document tasks come as SQL sends them, with
-            `INSTRUCTION`; chat tasks ask in the tenth turn of a chat.
-        count: How many probes per task.
+        tasks: Tasks of `PROBE_TASKS`. One-document tasks have the form of a SQL query's prompt,
+            with `INSTRUCTION`; chat tasks ask in the tenth turn of a chat.
+        count: Number of probes per task.
         seed: The same seed always makes the same probes.
 
     Returns:

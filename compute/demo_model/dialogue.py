@@ -1,8 +1,8 @@
-"""Questions about notes, and conversations of many turns made of them.
+"""Questions about notes, and conversations of many turns made from the questions.
 
-A conversation is a head (system prompt and instruction), one or more notes and a list of turns; its
-first user message holds everything up to the first question, as a SQL query would send it. One
-conversation supervises many answers, which is what makes training cheap.
+A conversation is a head (system prompt and instruction), one or more notes and a list of turns. The
+first user message holds everything up to the first question, like the prompt of a SQL query. One
+conversation supervises many answers, which makes training cheap.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class DialogueTurn:
         question: The question itself.
         answer: The exact answer.
         document: Index of the document that decides the answer.
-        evidence: The words of that document which decide it.
+        evidence: The deciding words of the document.
         name: The name (or first name) in the question, or an empty string.
-        asked: In a yes/no question, the word in it that is to be compared with the evidence.
+        asked: In a yes/no question, the word of the question to compare with the evidence.
     """
 
     task: str
@@ -57,14 +57,14 @@ class DialogueTurn:
 
 @dataclass(frozen=True)
 class TrainingDialogue:
-    """Documents and turns that make one training example.
+    """Documents and turns of one training example.
 
     Attributes:
         head: System prompt and instruction.
-        documents: The notes in the order in which they stand.
+        documents: The notes in the order of the prompt.
         turns: Questions and answers.
-        prefixes: What stands before each question, such as `Question: `.
-        separator: What stands between the parts of the first user message.
+        prefixes: Text before each question, for example `Question: `.
+        separator: Text between the parts of the first user message.
         question_first: Whether the first question stands before the documents.
     """
 
@@ -91,7 +91,7 @@ class TrainingDialogue:
 
 
 def _who(rng: random.Random, note: Note, alone: bool) -> tuple[str, str]:
-    """Return how a question refers to the customer, and the name in it if any."""
+    """Return how a question refers to the customer, and the name in this reference if any."""
     if alone and (not note.name or rng.random() < 0.7):
         return "the customer", ""
     name = note.name if rng.random() < 0.75 else note.name.split()[0]
@@ -121,10 +121,10 @@ def ask(rng: random.Random, note: Note, document: int, field: str, alone: bool) 
 
     Args:
         rng: Source of randomness.
-        note: The note that states it.
+        note: The note that states the field or label.
         document: Index of the note in the conversation.
         field: A key of `note.facts`.
-        alone: Whether the note is the only one, so that "the customer" is clear.
+        alone: Whether the note is the only note, so that "the customer" is clear.
 
     Returns:
         The turn.
@@ -193,8 +193,8 @@ def chat_turns(
     Args:
         rng: Source of randomness.
         documents: The notes.
-        count: How many questions.
-        lookup: Share of questions for a stated field; the others ask for labels or yes/no.
+        count: Number of questions.
+        lookup: Share of questions for a stated field; the rest are for labels or yes/no questions.
         quote: Share of questions that ask to repeat a note (dense supervision for copying).
 
     Returns:
@@ -227,7 +227,7 @@ def make_conversation(
     turns: Sequence[DialogueTurn],
     question_first: bool = False,
 ) -> TrainingDialogue:
-    """Put a conversation together, with natural differences in how the parts are joined."""
+    """Put a conversation together, with natural variation in the joints between its parts."""
     first = rng.choice(("Question: ", "Question: ", "Question: ", ""))
     later = rng.choice(("Question: ", "", ""))
     prefixes = (first, *[later] * (len(turns) - 1))

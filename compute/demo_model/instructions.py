@@ -1,8 +1,8 @@
-"""Instructions and system prompts that stand before the documents of a prompt.
+"""Instructions and system prompts to put before the documents of a prompt.
 
-`INSTRUCTION` is the long text that the demo puts in front of every record, so that its keys and
-values can be shared by all rows of a query. The shorter ones are there so that the model does not
-depend on the exact words of the long one.
+`INSTRUCTION` is the long text before every record in the demo, so that all rows of a query can
+share its keys and values. The shorter instructions keep the model from depending on the exact words
+of the long instruction.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SYSTEM = (
 
 @dataclass(frozen=True)
 class Head:
-    """What stands before the documents.
+    """The text before the documents of a prompt.
 
     Attributes:
         system: The system prompt, or an empty string for none.
@@ -67,7 +67,7 @@ class Head:
 
 
 def shuffled_instruction(rng: random.Random) -> str:
-    """Return a text of some sentences of the long and the short instructions in any order."""
+    """Return 2 to 14 random sentences of the long and the short instructions and system prompts."""
     sentences = [part.rstrip(".") + "." for part in INSTRUCTION.split(". ")] + list(SHORT + SYSTEM)
     return " ".join(rng.sample(sentences, rng.randint(2, 14)))
 
@@ -77,10 +77,10 @@ def make_head(rng: random.Random, long_share: float) -> Head:
 
     Args:
         rng: Source of randomness.
-        long_share: Share of heads that hold a long instruction.
+        long_share: Share of heads with a long instruction.
 
     Returns:
-        The head; with the long instruction it is `INSTRUCTION` word for word two times of three.
+        The head; two of three long instructions are `INSTRUCTION` word for word.
     """
     if rng.random() < long_share:
         text = INSTRUCTION if rng.random() < 0.67 else shuffled_instruction(rng)

@@ -1,8 +1,8 @@
-"""Synthetic customer notes: the facts about one customer and the text that states them.
+"""Synthetic customer notes: the facts about one customer and the text that states the facts.
 
-A note begins with the customer's name, then states facts as a form or as sentences, then may hold
-remarks of the agent and a review. Names are split by a hash into those used in training and those
-held out for evaluation and for the demo.
+A note begins with the customer's name, then states facts as a form or as sentences. Remarks of the
+agent and a review may follow. A hash splits names into a training part and a part held out for
+evaluation and for the demo.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Note:
     """One document.
 
     Attributes:
-        name: The customer's name; a follow-up does not state it.
-        facts: Field or label (such as `city` or `sentiment`) to its value.
+        name: The customer's name; a follow-up does not state the name.
+        facts: Value of each field or label (for example `city` or `sentiment`).
         text: The document itself.
-        evidence: Field to the words of the text that state it (for a label, the phrase of the
-            review that decides it).
+        evidence: The words of the text that state each field (for a label, the deciding phrase of
+            the review).
         review: The review within the text, or an empty string.
         follow_up: True when the note says "this customer" and the name stands in the note before.
     """
@@ -51,7 +51,7 @@ class Note:
 
 
 def is_held_out(name: str) -> bool:
-    """Return whether a name is kept out of the training data (one of five)."""
+    """Return whether a name is kept out of the training data (one in five)."""
     return zlib.crc32(name.encode()) % 5 == 0
 
 
@@ -69,12 +69,12 @@ def make_names(
 
     Args:
         rng: Source of randomness.
-        count: How many names, at most the number of last names.
-        held_out: Whether to take names of the held-out part or of the training part.
+        count: Number of names, at most the number of last names.
+        held_out: Whether to take held-out names; otherwise take training names.
         novel: Share of first names that are made of syllables.
 
     Returns:
-        The names, each of a first and a last name.
+        The names, each with a first and a last name.
     """
     names: list[str] = []
     seen: set[str] = set()
@@ -106,11 +106,11 @@ def write_review(
         rng: Source of randomness.
         item: The product.
         sentiment: `positive` or `negative`.
-        topic: One of `words.TOPICS`.
-        length: How many sentences decide the topic; neutral ones come on top of them.
+        topic: A topic of `words.TOPICS`.
+        length: Number of sentences that decide the topic; neutral sentences are added.
 
     Returns:
-        The review and the sentence in it that comes first of those that decide the topic.
+        The review, and the first sentence of the review that decides the topic.
     """
     good, bad = rng.choice(words.GOOD), rng.choice(words.BAD)
     chosen = rng.sample(words.PHRASES[topic, sentiment], length)
@@ -149,10 +149,10 @@ def write_note(
     Args:
         rng: Source of randomness.
         name: The customer's name.
-        facts: Values by field, of `phrasings.FIELDS`; `sentiment` and `topic` too where there is a
-            review (which needs a `product`).
-        fillers: How many remarks of the agent to add.
-        review_length: How many sentences of the review decide its topic; 0 for no review.
+        facts: Values by field, of `phrasings.FIELDS`; with a review also `sentiment` and `topic` (a
+            review needs a `product`).
+        fillers: Number of the agent's remarks to add.
+        review_length: Number of review sentences that decide the topic; 0 for no review.
 
     Returns:
         The note with its evidence.
@@ -182,7 +182,7 @@ def write_note(
 
 
 def write_follow_up(rng: random.Random, name: str, facts: dict[str, str]) -> Note:
-    """Write a note that says "this customer" for the person whom the note before it names."""
+    """Write a note that says "this customer" for the customer named in the note before."""
     start = rng.choice(("Follow-up.", "Second note.", "More about this customer."))
     parts = [start]
     for field, value in facts.items():
@@ -192,7 +192,7 @@ def write_follow_up(rng: random.Random, name: str, facts: dict[str, str]) -> Not
 
 
 def sample_facts(rng: random.Random, fields: Sequence[str], review: bool) -> dict[str, str]:
-    """Draw values for the fields, with the labels of a review where one is to be written."""
+    """Draw values for the fields, plus sentiment, topic and product if there will be a review."""
     facts = {field: pick_value(rng, field) for field in fields}
     if review:
         facts["sentiment"] = rng.choice(words.SENTIMENTS)

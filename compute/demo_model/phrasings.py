@@ -1,8 +1,8 @@
 """Phrasings of facts and of questions in the demo model's synthetic language.
 
-There are several variants per kind, because a user will never ask in exactly the words that a
-single template has. In the templates `{w}` is how the question refers to the customer, `{r}` how it
-refers to the review and `{v}` a value.
+There are several variants per kind, because users will not ask in exactly the words of a single
+template. In the templates `{w}` is the question's reference to the customer, `{r}` its reference to
+the review, and `{v}` a value.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Word banks of the demo model's synthetic language.
 
-Every value (name, city, product and so on) is one English word, so the tokenizer can give each of
-them a token of its own. The sentences of reviews and of remarks stand here too; the review
-sentences decide its topic and its sentiment.
+Every value (name, city, product and so on) is one English word, so the tokenizer can give each word
+a separate token. The sentences of reviews and of remarks are here too; the sentences of a review
+decide the review's topic and sentiment.
 """
 
 from __future__ import annotations
