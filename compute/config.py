@@ -1,7 +1,7 @@
-"""What a compute node may be told.
+"""Settings of a compute node.
 
-Made by the composition root (tierkv/config.py) or by a test; every value is checked once, here.
-Nothing in this file imports torch, so that a front without it can read the types.
+Made by the composition root (tierkv/config.py) or by a test; every value is checked once, here. No
+code in this file imports torch, so a front without torch can read the types.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class LoadPolicy(StrEnum):
 
 
 READ_BYTES = 1 << 20
-"""Below this a read costs its latency: in shared memory 0.1 ms a call, 0.1 ms for 1 MiB."""
+"""Below this size the latency of a read dominates: in shared memory 0.1 ms a call, 0.1 ms for 1
+MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class RandomModelSpec:
     """A model without weights on disk: a Hugging Face configuration and a seed.
 
     Attributes:
-        config: what a ``config.json`` would hold; needs ``architectures`` or ``model_type``.
+        config: content of a ``config.json``; needs ``architectures`` or ``model_type``.
         seed: equal seeds give equal weights on every machine.
     """
 
@@ -53,35 +54,37 @@ class ComputeConfig:
         role: ``compute``, ``prefill`` or ``decode``.
         model_folder: a Hugging Face folder, or None when ``random_model`` is set.
         random_model: random weights, for benchmarks and tests.
-        model_name: what requests call the model.
-        tokenizer_folder: where the front finds the tokenizer; defaults to ``model_folder``.
+        model_name: name of the model in requests.
+        tokenizer_folder: folder where the front finds the tokenizer; defaults to ``model_folder``.
         dtype: ``auto`` (float32 on CPU, bfloat16 on CUDA), ``float32``, ``bfloat16``, ``float16``.
         device: ``auto``, ``cpu`` or ``cuda``.
         l1_bytes: memory for L1 pages when ``l1_pages`` is 0.
-        touch_l1: take L1's memory at the start, so that it can't run out later; else a CPU's is
-            taken as pages are first written, for a process that may do little.
-        l1_pages: number of L1 pages; 0 derives it from ``l1_bytes``.
+        touch_l1: allocate L1's memory at the start, so that memory can't run out later. False: a
+            CPU's memory is allocated as pages are first written, for a process that may do little.
+        l1_pages: number of L1 pages; 0 derives the number from ``l1_bytes``.
         block_tokens: tokens per block and page.
-        max_batch_tokens: tokens computed in one step, at most.
-        max_running: requests in the batch, at most.
-        max_waiting: queued requests before new ones are refused.
+        max_batch_tokens: most tokens computed in one step.
+        max_running: most requests in the batch.
+        max_waiting: queued requests before new requests are refused.
         load_policy: when to load from the pool.
-        kv_codec: how KV is encoded below L1; lossy ones may change answers.
+        kv_codec: encoding of KV below L1; lossy codecs may change answers.
         kv_calibration: file of tables for entropy-coded KV; None looks into the model folder.
-        ttft_budget_s: with codec ``adaptive``, time to the first token that loading aims at; 0:
-            half of what computing would take.
+        ttft_budget_s: with codec ``adaptive``, target for the time to the first token when loading;
+            0: half of the estimated computing time.
         publish: whether new blocks are written to the pool.
-        publish_queue_blocks: blocks waiting for publication before more are skipped.
+        publish_queue_blocks: blocks waiting for publication before further blocks are skipped.
         load_threads: threads that look blocks up and load them.
-        load_read_bytes: one read of a load brings as many layers as fit into this; 0: one layer.
-        load_timeout_s: a load that takes longer counts as failed; a handoff waits for its blocks
-            as long.
+        load_read_bytes: one read of a load brings as many layers as fit into this size; 0: one
+            layer.
+        load_timeout_s: a load that takes longer counts as failed; also the longest wait of a
+            handoff for its blocks.
         locate_timeout_s: longest wait for the directory.
         threads: torch's intra-op threads; 0 leaves torch's choice.
-        eviction_policy: which unused blocks leave L1 first, by name (policies/select.py).
-        speculative_tokens: tokens that a greedy answer may guess ahead, from what it repeats; 0: it
-            does not guess; -1: 8 with float32 on CPU; none on CUDA, where that is not measured, and
-            none with dtypes so coarse that near ties may end otherwise.
+        eviction_policy: name of the policy that picks the unused blocks to evict from L1
+            (policies/select.py).
+        speculative_tokens: tokens that a greedy answer may guess ahead, from repetitions in the
+            text. 0: no guesses. -1: 8 with float32 on CPU; 0 on CUDA, where guessing is not
+            measured, and 0 with coarser dtypes, where near ties may end differently.
     """
 
     node_id: NodeId
@@ -129,10 +132,10 @@ class ComputeConfig:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def guesses_on(self, device: str, dtype: str) -> int:
-        """Return how many tokens are guessed ahead on a device of that type with that dtype.
+        """Return the number of tokens to guess ahead on a device type with a dtype.
 
-        Coarser dtypes round a row's scores differently when other rows are computed beside it; in
-        float32 that is too little to matter.
+        Coarser dtypes round a row's scores differently when the step has other rows too; in float32
+        the difference is too small to matter.
         """
         if self.speculative_tokens >= 0:
             return self.speculative_tokens

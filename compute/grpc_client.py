@@ -1,7 +1,7 @@
 """A compute node on the other end of a gRPC channel, behind the ComputeClient Protocol.
 
-Used by the scheduler. A lost node is a TransportError whatever was already streamed; typed errors
-of the node come out as they went in. Never imports torch.
+Used by the scheduler. A lost node is a TransportError even after events were streamed; typed errors
+of the node arrive unchanged. Never imports torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PREFETCH_TIMEOUT_S = 30.0
 
 
 class GrpcComputeClient:
-    """ComputeClient over one channel; make it inside the event loop that uses it."""
+    """ComputeClient over one channel; create the client inside the event loop of its calls."""
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         self._address = address
@@ -40,7 +40,7 @@ class GrpcComputeClient:
         self._closed = False
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
-        """Answer a request with a stream of events; closing it early cancels the request."""
+        """Answer a request with a stream of events; closing the stream cancels the request."""
         if self._closed:
             raise TransportError("this client of the compute node is closed")
         call = self._stub.Generate(generate_request_to_proto(request))
@@ -53,7 +53,7 @@ class GrpcComputeClient:
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from error
         except asyncio.CancelledError:
-            if self._closed:  # Else it is our own caller who is being cancelled.
+            if self._closed:  # Otherwise our own caller was cancelled.
                 raise TransportError("the channel to the compute node was closed") from None
             raise
         finally:
@@ -62,7 +62,7 @@ class GrpcComputeClient:
             raise TransportError("the compute node ended the stream without a last event")
 
     async def cancel(self, request_id: RequestId) -> bool:
-        """End a request; False when it is not known."""
+        """End a request; return False when the request is unknown."""
         try:
             reply = await self._stub.Cancel(
                 pb.CancelRequest(request_id=request_id), timeout=_CONTROL_TIMEOUT_S
@@ -80,7 +80,7 @@ class GrpcComputeClient:
         return describe_reply_from_proto(intact(reply))
 
     async def drop_cache(self) -> int:
-        """Forget unused L1 pages; returns how many blocks were dropped."""
+        """Forget unused L1 pages; return the number of dropped blocks."""
         try:
             reply = await self._stub.DropCache(pb.DropCacheRequest(), timeout=_CONTROL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -88,7 +88,7 @@ class GrpcComputeClient:
         return intact(reply).dropped_blocks
 
     async def prefetch(self, request: GenerateRequest) -> int:
-        """Bring known blocks of a prompt into L1; returns how many of its tokens are there."""
+        """Bring known blocks of a prompt into L1; return the number of prompt tokens in L1."""
         try:
             reply = await self._stub.Prefetch(
                 generate_request_to_proto(request), timeout=_PREFETCH_TIMEOUT_S
@@ -98,7 +98,10 @@ class GrpcComputeClient:
         return intact(reply).loaded_tokens
 
     def _translated(self, error: grpc.aio.AioRpcError) -> TierKVError:
-        """Return the typed error; a refused token is ours, not the password of who asks."""
+        """Return the typed error.
+
+        A refused token is the cluster's token, not the password of a user.
+        """
         typed = error_from_rpc(error, default=TransportError)
         if isinstance(typed, AuthenticationError):
             return NodeRefusedError(
@@ -108,6 +111,6 @@ class GrpcComputeClient:
         return typed
 
     async def close(self) -> None:
-        """Close the channel; streams still open end with TransportError."""
+        """Close the channel; open streams end with TransportError."""
         self._closed = True
         await self._channel.close(None)

@@ -1,7 +1,7 @@
-"""From a ComputeConfig to a model in memory with its pages.
+"""Turns a ComputeConfig into a model in memory with its pages.
 
-Called once when a node starts, and by nothing else. Sizes are checked here, so that what can't
-fit is refused with the number that would.
+Called once when a node starts, and only then. Sizes are checked here: a model or L1 that can't fit
+is refused with the number of bytes needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tierkv.storage.modelfiles.model_folder import CALIBRATION_NAME, inspect_mod
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder ready to run, and how the cluster sees it."""
+    """A decoder ready to run, and its description for the cluster."""
 
     decoder: Decoder
     info: ModelInfo
@@ -139,7 +139,10 @@ def _device(name: str) -> torch.device:
 
 
 def _check_memory(arch: Architecture, plan: PagePlan, device: torch.device) -> None:
-    """Refuse what the device has no room for; an output head in another order is a copy."""
+    """Refuse a model that does not fit on the device.
+
+    An output head in another storage order is a copy of the embedding.
+    """
     head = (arch.vocab_tokens, arch.hidden)
     check_memory(
         arch,
@@ -152,10 +155,11 @@ def _check_memory(arch: Architecture, plan: PagePlan, device: torch.device) -> N
 
 
 def _calibration(config: ComputeConfig, layout: BlockLayout, revision: str) -> Calibration | None:
-    """Read the tables of codecs that need them; without any, a namespace can't have those.
+    """Read the tables for entropy codecs; without tables, namespaces can't use these codecs.
 
     Raises:
-        ConfigError: they can't be used and the node's own codec, or its setting, asks for them.
+        ConfigError: the tables can't be used, but the node's codec or ``kv_calibration`` needs
+            tables.
     """
     if config.kv_calibration:
         return load_calibration(Path(config.kv_calibration), layout, revision=revision)

@@ -1,7 +1,7 @@
 """A compute node in the same process, behind the ComputeClient Protocol.
 
-Used by ``tierkv sql`` and tests; calls go straight to the node. The node is started and stopped by
-whoever made it.
+Used by ``tierkv sql`` and tests; calls go straight to the node. The creator of the node starts and
+stops the node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LocalComputeClient:
                 yield event
 
     async def cancel(self, request_id: RequestId) -> bool:
-        """End a request; False when it is not known."""
+        """End a request; return False when the request is unknown."""
         return await self._node.cancel(request_id)
 
     async def describe(self) -> tuple[NodeInfo, NodeReport]:
@@ -40,15 +40,15 @@ class LocalComputeClient:
         return self._node.info(), self._node.report()
 
     async def drop_cache(self) -> int:
-        """Forget unused L1 pages."""
+        """Forget unused L1 pages; return the number of dropped blocks."""
         return await self._node.drop_cache()
 
     async def prefetch(self, request: GenerateRequest) -> int:
-        """Bring known blocks of a prompt into L1; returns how many of its tokens are there."""
+        """Bring known blocks of a prompt into L1; return the number of prompt tokens in L1."""
         if self._closed:
             raise TransportError("this client of the compute node is closed")
         return await self._node.prefetch(request)
 
     async def close(self) -> None:
-        """Refuse further requests; the node itself belongs to its maker."""
+        """Refuse further requests; the creator of the node closes the node."""
         self._closed = True

@@ -1,9 +1,9 @@
-"""What a node's model will take, as far as that is known before torch is loaded: pages and memory.
+"""The needs of a node's model, as far as known before torch is loaded: pages and memory.
 
-Called by compute/loading.py, and by processes that load a model later than they start
-(``tierkv sql``): a model that cannot be served is refused at the start, not in the middle of a
-statement. Memory is checked here because the operating system would grant more than it has and kill
-the process later; the refusal says how much was needed.
+Called by compute/loading.py, and by processes that start before they load a model (``tierkv sql``):
+a model that cannot be served is refused at the start, not in the middle of a statement. Memory is
+checked here because the operating system would grant more memory than available and kill the
+process later; the error message gives the bytes needed.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def check_memory(
     free: int | None,
     copies_head: bool = False,
 ) -> None:
-    """Refuse a model whose weights and pages are larger than what is free.
+    """Refuse a model if its weights and pages need more than the free memory.
 
     Args:
-        arch: of the model.
-        layout: of its blocks; says in which type it computes.
+        arch: architecture of the model.
+        layout: layout of the model's blocks; includes the dtype.
         num_pages: pages of L1.
-        device: whose memory it is, for the message.
-        free: bytes of it that can be had; None where that can't be told.
-        copies_head: whether an output head that is the embedding is a copy of it.
+        device: name of the device, for the message.
+        free: free bytes of the device; None if unknown.
+        copies_head: whether an output head tied to the embedding is stored as a separate copy.
 
     Raises:
-        ConfigError: with the bytes that are needed and the bytes that are free.
+        ConfigError: with the needed bytes and the free bytes.
     """
     weights = weights_bytes(arch, layout, copies_head=copies_head)
     pages = num_pages * layout.payload_bytes
@@ -56,7 +56,7 @@ def check_memory(
 
 
 def weights_bytes(arch: Architecture, layout: BlockLayout, *, copies_head: bool = False) -> int:
-    """Return the size of a model's weights in the type it computes with."""
+    """Return the size of a model's weights in its dtype."""
     head = arch.vocab_tokens * arch.hidden
     heads = 1 if arch.tied and not copies_head else 2
     parameters = heads * head + arch.layers * _layer_parameters(arch) + arch.hidden
@@ -64,7 +64,7 @@ def weights_bytes(arch: Architecture, layout: BlockLayout, *, copies_head: bool 
 
 
 def _layer_parameters(arch: Architecture) -> int:
-    """Count what compute/model/weights.py reads for a layer."""
+    """Count the parameters that compute/model/weights.py reads for a layer."""
     queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     qkv = queries + 2 * keys
     norms = 2 * arch.hidden + (2 * arch.head_dim if arch.qk_norm else 0)
@@ -78,13 +78,13 @@ def _layer_parameters(arch: Architecture) -> int:
 
 
 def free_host_bytes() -> int | None:
-    """Return how much memory this process can have; None where the system does not say."""
+    """Return the memory that this process can have; None if the system does not say."""
     limits = [_available_bytes(), _group_limit_bytes()]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _available_bytes() -> int | None:
-    """Read what Linux could give without swapping, file caches included."""
+    """Read the memory that Linux could give without swapping, file caches included."""
     if not _MEMINFO.exists():
         return None
     rows = (line.split() for line in _MEMINFO.read_text().splitlines())
@@ -102,7 +102,7 @@ _CUDA_DEVICES: Final = (Path("/dev"), "nvidia[0-9]*")
 
 @dataclass(frozen=True, slots=True)
 class PagePlan:
-    """The layout of a model's blocks, and how many pages of them L1 gets."""
+    """The layout of a model's blocks, and the number of L1 pages."""
 
     layout: BlockLayout
     pages: int
@@ -111,7 +111,7 @@ class PagePlan:
 def check_config(config: ComputeConfig) -> None:
     """Refuse a model or a setting that can't work; quick, and imports no torch.
 
-    What only torch or the weights can tell is found when the model is loaded.
+    Faults that only torch or the weights can reveal are found when the model is loaded.
 
     Raises:
         ModelFolderError: the folder can't be served.
@@ -127,17 +127,17 @@ def check_config(config: ComputeConfig) -> None:
 
 
 def check_device(name: str) -> None:
-    """Refuse a name that is no device's.
+    """Refuse an unknown device name.
 
     Raises:
-        ConfigError: with the names there are.
+        ConfigError: with the known names.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
 
 
 def choose_dtype(name: str, *, on_cpu: bool) -> KvDtype:
-    """Return the type a model computes with.
+    """Return the dtype of a model's weights and computation.
 
     Raises:
         ConfigError: an unknown name.
@@ -155,7 +155,7 @@ def plan_pages(config: ComputeConfig, arch: Architecture, dtype: KvDtype) -> Pag
     """Lay out blocks and count the pages that L1 has room for.
 
     Raises:
-        ModelFolderError: sizes that no block can have.
+        ModelFolderError: the model's sizes are not valid for a block.
         ConfigError: L1 would hold less than two pages.
     """
     try:

@@ -1,7 +1,7 @@
 """A compute node: third hop of the main job (executor -> dispatcher -> node).
 
-Owns the model, its pages, the engine thread and the tiers below. Requests come in as values and
-go out as async streams of events; the composition root wires the meta server and the pool nodes.
+Owns the model, its pages, the engine thread and the tiers below. Requests come in as values and go
+out as async streams of events; the composition root wires the meta server and the pool nodes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ComputeNode:
     ``start`` ran; the other methods may be called from any thread.
 
     Attributes:
-        config: what it was told.
+        config: settings of the node.
         model: the served model as the cluster sees it.
     """
 
@@ -127,40 +127,40 @@ class ComputeNode:
         )
 
     async def start(self) -> None:
-        """Start the engine; the running event loop becomes the node's."""
+        """Start the engine; the running event loop becomes the node's event loop."""
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._engine.start)
         self._running = True
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken: started, not stopped, and no bug ended the engine."""
+        """Whether requests are accepted: started, not stopped, and no bug ended the engine."""
         return self._running and not self._engine.broken
 
     async def stop(self) -> None:
-        """End all requests as cancelled, publish what is queued, stop all threads."""
+        """End all requests as cancelled, publish queued blocks, stop all threads."""
         if self._running:
             self._running = False
             await self._guides.close()
-            # In a thread: the loop must stay free to answer the directory's last questions.
+            # In a thread: the loop must stay free to answer the last directory calls.
             await asyncio.to_thread(self._engine.stop)
 
     def set_control_address(self, address: str) -> None:
-        """Set where the node's gRPC service listens, once that is known."""
+        """Set the address of the node's gRPC service, once the address is known."""
         self._control_address = address
 
     def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None:
-        """Replace the connected DMP nodes; the caller closes those it takes out."""
+        """Replace the connected DMP nodes; the caller closes the removed nodes."""
         if self._host_memory is not None:
             self._host_memory.keep(nodes)
         self._engine.set_pool_nodes(nodes)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Answer a request; closing the iterator early cancels it within a step.
+        """Answer a request; closing the iterator early cancels the request within a step.
 
         Raises:
-            UserError: the request can't work (unknown model, too long, bad token ids, a schema
-                that can't be followed).
+            UserError: the request can't work (unknown model, too long, bad token ids, a schema that
+                can't be followed).
             OverloadedError: the queue is full, or too many schemas wait to be compiled.
             TransportError: the node is not running.
         """
@@ -192,7 +192,7 @@ class ComputeNode:
             del self._by_request[request_id]
 
     def _check(self, request: GenerateRequest) -> None:
-        """Refuse what can't work, before it costs anything."""
+        """Refuse a request that can't work, before it costs anything."""
         if not self._running or self._engine.broken:
             raise TransportError(f"compute node {self.config.node_id} is not running")
         if request.model != self.model.name:
@@ -200,7 +200,8 @@ class ComputeNode:
                 f"node {self.config.node_id} serves {self.model.name!r}, not {request.model!r}"
             )
         if request.prepared_for not in ("", self.model.identity):
-            # The front knows an earlier life of this node; bfloat16 and float16 have one size.
+            # The front knows an earlier start of this node; the block size is the same for bfloat16
+            # and float16.
             raise TransportError(
                 f"node {self.config.node_id} serves other weights or another KV layout of "
                 f"{request.model!r} than the request was prepared for"
@@ -233,7 +234,7 @@ class ComputeNode:
             raise OverloadedError(f"node {self.config.node_id} has {len(self._streams)} requests")
 
     async def cancel(self, request_id: RequestId) -> bool:
-        """End a request as CANCELLED; False when no such request is known."""
+        """End a request as CANCELLED; return False when the request is unknown."""
         numbers = self._by_request.get(request_id, set())
         for seq_id in numbers:
             self._engine.cancel(seq_id)
@@ -243,7 +244,7 @@ class ComputeNode:
         """Bring blocks of a prompt into L1 ahead of its request, as far as there is room to spare.
 
         Returns:
-            how many leading tokens of the prompt L1 holds now.
+            number of leading prompt tokens in L1 now.
         """
         self._check(request)
         loop, loaded = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
@@ -260,17 +261,17 @@ class ComputeNode:
         return int(await loaded)
 
     def hold(self, order: HoldOrder) -> None:
-        """Take an order to keep blocks in L1, or to let go of them; carried out between steps."""
+        """Apply an order to protect or release blocks in L1; the engine does so between steps."""
         self._engine.hold(order)
 
     async def drop_cache(self) -> int:
-        """Forget L1 pages nobody uses; pool copies stay. Returns how many blocks were dropped."""
+        """Forget unused L1 pages; pool copies stay. Return the number of dropped blocks."""
         return await asyncio.wrap_future(self._engine.inbox.call(self._engine.drop_unused))
 
     async def flush(self, timeout_s: float = 60.0) -> bool:
-        """Wait until every block computed so far is published or given up; False on timeout.
+        """Wait until every block computed so far is published or given up; return False on timeout.
 
-        That includes the chunks of blended prompts that are still to be computed in isolation.
+        The wait includes the chunks of blended prompts that are still to be computed in isolation.
         """
         deadline_s = self._clock.now() + timeout_s
         await asyncio.wrap_future(self._engine.inbox.call(self._engine.hand_out))
@@ -280,7 +281,7 @@ class ComputeNode:
         return await asyncio.to_thread(self._engine.tiers.publisher.flush, max(0.0, left_s))
 
     async def check_invariants(self) -> None:
-        """Assert that no page, claim or phase is out of place."""
+        """Assert that every page, claim and phase is consistent."""
         await asyncio.wrap_future(self._engine.inbox.call(self._engine.batcher.check_invariants))
 
     def _locate(self, keys: Sequence[BlockKey]) -> LocateReply:
@@ -298,7 +299,7 @@ class ComputeNode:
             raise DirectoryUnavailableError("the node is stopping") from None
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
-        """Carry a step's events into the event loop, all at once."""
+        """Pass all events of a step to the event loop at once."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._dispatch, deliveries)
 
@@ -309,7 +310,7 @@ class ComputeNode:
                 answers.put_nowait(delivery.event)
 
     def _on_pages(self, events: list[BlockEvent]) -> None:
-        """Report what L1 gained and lost; runs in the engine thread."""
+        """Report blocks that L1 gained and lost; runs in the engine thread."""
         for event in events:
             if isinstance(event, BlockStored):
                 self._stored[event.key] = event
@@ -319,7 +320,7 @@ class ComputeNode:
         self._reporter.report(events)
 
     def inventory(self) -> tuple[BlockStored, ...]:
-        """Return everything L1 holds now, for a directory that lost track."""
+        """Return all blocks in L1 now, for a directory that lost track."""
         return tuple(self._stored.values())  # One C call: atomic under the interpreter lock.
 
     def info(self) -> NodeInfo:
@@ -335,7 +336,7 @@ class ComputeNode:
         )
 
     def report(self) -> NodeReport:
-        """Say how busy the node is and what its tiers did."""
+        """Report the node's load and the statistics of its tiers."""
         meters = self._engine.tiers.meters
         return NodeReport(
             load=self._engine.load,
@@ -353,7 +354,7 @@ class ComputeNode:
 
     @property
     def speculation(self) -> GuessStats:
-        """How many tokens were guessed ahead, and how many of them were right."""
+        """Counts of tokens guessed ahead and of correct guesses."""
         return self._engine.drafts.stats
 
     def _l1_stats(self) -> TierStats:

@@ -1,7 +1,7 @@
-"""The gRPC door of a compute node: messages in, node calls, messages out.
+"""The gRPC service of a compute node: messages in, node calls, messages out.
 
-One servicer for all RPCs; an RPC cancelled by its client cancels the request. Every typed
-error travels as one (kvwire/status.py); nothing else is translated here.
+One servicer for all RPCs; an RPC cancelled by its client cancels the request. Every typed error
+travels as a typed error (kvwire/status.py); no other error is translated here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ServedNode(Protocol):
-    """What this door needs of a node: our own (compute/node.py), or another engine's.
+    """Interface of a served node: our own (compute/node.py), or another engine's.
 
     ``generate``, ``cancel``, ``drop_cache`` and ``prefetch`` keep the sentences of
     tierkv.compute.client.ComputeClient; ``info`` and ``report`` are quick and never fail.
@@ -72,7 +72,7 @@ class ComputeServicer(compute_pb2_grpc.ComputeServicer):
             return pb.CancelReply(found=await self._node.cancel(RequestId(request.request_id)))
 
     async def Describe(self, request: pb.DescribeRequest, context: _Context) -> pb.DescribeReply:
-        """Say who the node is and how it does."""
+        """Return registration and current report."""
         async with answering(context):
             return describe_reply_to_proto(self._node.info(), self._node.report())
 
@@ -91,7 +91,7 @@ class ComputeServicer(compute_pb2_grpc.ComputeServicer):
 async def serve_node(
     node: ServedNode, address: str, *, token: str | None = None, setting: str = "compute.address"
 ) -> BoundServer:
-    """Bind, start serving a node, and tell it its address. The caller stops the server.
+    """Bind, start serving a node, and tell the node its address. The caller stops the server.
 
     Raises:
         ConfigError: the address can't be bound, or is public without a token.
