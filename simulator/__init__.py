@@ -1,1 +1,1 @@
-"""Virtual time: traces replayed through the cores that production runs."""
+"""Traces replayed in virtual time through the same pure cores as in production."""

@@ -1,8 +1,8 @@
-"""One simulation in a process of its own: a question on standard input, its answer on output.
+"""A simulation as a separate process: a question on standard input, the answer on output.
 
-Started by dbfront/databases/simulations.py, so that minutes of computing neither slow the front
-down nor outlive a cancelled statement. Both are one JSON object (``asker`` is the process that
-waits); an error is an answer too.
+Started by dbfront/databases/simulations.py, so minutes of computing neither slow the front down nor
+outlive a cancelled statement. Question and answer are one JSON object each (``asker`` is the id of
+the waiting process); an error is an answer too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tierkv.simulator.request import parse
 from tierkv.simulator.run import simulate
 
 NICENESS = 10
-"""The front and its neighbours go first."""
+"""The front and other processes of the machine go first."""
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics, or what is wrong with the question; end when nobody waits any more."""
+    """Return the metrics or the error of a question; exit when the asking process is gone."""
 
     def still_asked(*said: object) -> None:
         if os.getppid() != question["asker"]:

@@ -1,8 +1,8 @@
-"""One cache replays a trace: what each policy hits, block by block.
+"""Replays a trace through one cache, block by block, and counts the hits of a policy.
 
-The single-level question, with no time to compute or load: which policy keeps the right blocks.
-`tierkv simulate --capacity-blocks` and bench/policies.py call it; nodes, routers and pools are in
-the cluster simulation.
+The single-level question, without times of computing or loading: which policy keeps the right
+blocks. `tierkv simulate --capacity-blocks` and bench/policies.py call this module; nodes, routers
+and pools are in the cluster simulation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tierkv.simulator.yardsticks.block_policies import BLOCK_POLICIES
 from tierkv.simulator.yardsticks.optimum import belady_hits
 
 Progress = Callable[[int, int], None]
-"""Told from time to time: requests done, and all of them."""
+"""Called from time to time with the finished and the total number of requests."""
 
 Order = Literal["head", "tail", "leaves"]
 
@@ -30,16 +30,16 @@ _PROGRESS_STEP = 256
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a replay hit.
+    """Hits of a replay.
 
     Attributes:
-        policy: its name.
-        capacity_blocks: of the cache.
-        requests: replayed.
+        policy: name of the policy.
+        capacity_blocks: capacity of the cache.
+        requests: number of replayed requests.
         block_references: blocks of all prompts.
-        block_hits: of those, in the longest resident prefix of their request.
-        prompt_tokens: of all prompts.
-        token_hits: of those, in blocks that were hit.
+        block_hits: block references in the longest resident prefix of their request.
+        prompt_tokens: tokens of all prompts.
+        token_hits: prompt tokens in hit blocks.
     """
 
     policy: str
@@ -57,12 +57,12 @@ class ReplayResult:
 
     @property
     def token_hit_rate(self) -> float:
-        """Share of prompt tokens in blocks that hit, 0 to 1."""
+        """Share of prompt tokens in hit blocks, 0 to 1."""
         return self.token_hits / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return what `replay` knows, production first and the optimum last."""
+    """Return the policy names of `replay`, production first and the optimum last."""
     return (*PRODUCTION_POLICIES, *BLOCK_POLICIES, "belady")
 
 
@@ -77,21 +77,22 @@ def replay(
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     order: Order = "head",
 ) -> ReplayResult:
-    """Replay requests in the order given; the caller sorts them by time.
+    """Replay requests in the order given; the caller sorts the requests by time.
 
     Args:
-        requests: of a trace.
-        policy_name: one of `policy_names`.
-        capacity_blocks: of the cache, at least 1.
-        seed: of the policy's own chance.
-        progress: told how far it is.
-        hints: which facts of the trace the policy is told.
+        requests: requests of a trace.
+        policy_name: a name from `policy_names`.
+        capacity_blocks: capacity of the cache, at least 1.
+        seed: seed of the policy's random choices.
+        progress: called with the progress.
+        hints: facts of the trace to tell the policy.
         block_tokens: tokens per id.
-        order: for policies on single blocks: name a prompt from its head, as an engine does that
-            knows no better, from its tail, or let only leaves go, as the production ones do.
+        order: for policies on single blocks. ``head``: use a prompt's blocks from the first on,
+            like a simple engine; ``tail``: from the last on; ``leaves``: evict only leaves, like
+            the production policies.
 
     Raises:
-        UserError: no such policy, or no capacity.
+        UserError: the policy is unknown, or the capacity is below 1.
     """
     if capacity_blocks < 1:
         raise UserError(f"capacity_blocks must be at least 1, got {capacity_blocks}")
@@ -145,18 +146,18 @@ def _counted(
 def _leaf_hits(
     requests: Sequence[Request], policy: EvictionPolicy, capacity_blocks: int, hints: Hints
 ) -> Iterator[int]:
-    """Yield hit blocks per request of a cache that evicts leaves, but not the request's own."""
+    """Yield hit blocks per request of a cache that evicts leaves outside the current request."""
     cache = _LeafCache(policy, capacity_blocks)
     for request, hint in zip(requests, hints.of(requests), strict=True):
         yield cache.serve(request.block_ids, hint, request.timestamp_s)
 
 
 class _LeafCache:
-    """Blocks by id, which is also the handle.
+    """Blocks by id; the id is also the policy's handle.
 
     Attributes:
-        _parent: per resident block, the block before it.
-        _children: per resident block, its resident children.
+        _parent: parent block of each resident block.
+        _children: number of resident children of each resident block.
     """
 
     def __init__(self, policy: EvictionPolicy, capacity_blocks: int) -> None:
@@ -167,7 +168,7 @@ class _LeafCache:
         self._facts: dict[int, BlockFacts] = {}
 
     def serve(self, chain: tuple[int, ...], hint: Hint, now: float) -> int:
-        """Use what is here of a prompt, let in what is not, and answer the hits."""
+        """Use the resident blocks of a prompt, admit the missing blocks, and return the hits."""
         children = self._children
         hit = next((i for i, block in enumerate(chain) if block not in children), len(chain))
         facts = self._facts_of(chain, hint)
@@ -204,10 +205,10 @@ class _LeafCache:
         return facts
 
     def _enter(self, chain: tuple[int, ...], depth: int, facts: BlockFacts, now: float) -> bool:
-        """Let one block in; False if no room is made for it."""
+        """Admit one block; return False if the cache makes no room."""
         block, parent = chain[depth], chain[depth - 1] if depth else None
         if block in self._children:
-            return False  # Only where equal ids have different prefixes.
+            return False  # Only if equal ids have different prefixes.
         if len(self._children) >= self._capacity and not self._make_room(facts, now):
             return False
         self._parent[block] = parent
@@ -218,7 +219,7 @@ class _LeafCache:
         return True
 
     def _make_room(self, facts: BlockFacts, now: float) -> bool:
-        """Evict one block; the one before the newcomer is held by it already."""
+        """Evict one block; the newcomer's parent is protected already."""
         policy = self._policy
         victim = policy.victim(now)
         if victim is None or not policy.admits(facts, now):
@@ -238,7 +239,7 @@ def _block_hits(
 ) -> Iterator[int]:
     """Yield hit blocks per request of a cache of single blocks, used one after the other.
 
-    Every resident block may go at any time, as the published algorithms have it.
+    Every resident block may be evicted at any time, as in the published algorithms.
     """
     here: dict[int, BlockFacts] = {}
     for request in requests:

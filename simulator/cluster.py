@@ -1,8 +1,7 @@
-"""A cluster of nodes and a pool in virtual time: a queue of events, the next one first.
+"""A cluster of nodes and a pool in virtual time, driven by a queue of events in time order.
 
-The shell around the routers: it makes requests arrive, has nodes load and compute, keeps caches and
-pool up to date and writes down what happened. Nothing here reads a clock; equal options give equal
-results.
+The shell around the routers makes requests arrive, lets nodes load and compute, updates caches and
+pool, and records the results. This module never reads a clock; equal options give equal results.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from tierkv.simulator.routing.select import make_router
 from tierkv.simulator.workload import NOBODY, Workload, WorkloadPrompt
 
 Progress = Callable[[int, int], None]
-"""Called with requests done and requests in all; it may raise to stop the simulation."""
+"""Called with the finished and the total number of requests; may raise to stop the simulation."""
 
 PROGRESS_EVERY = 64
 """Events between two calls."""
 
 
 class EventKind(IntEnum):
-    """What happens next; of two events at one time, the one that frees something comes first."""
+    """Kinds of events; at equal times, events that free a resource come first."""
 
     PREFILLED = 0
     ANSWERED = 1
@@ -53,17 +52,17 @@ class EventKind(IntEnum):
 
 
 class Cluster:
-    """One run. Make it, call ``run`` once, read ``ledger``.
+    """One simulation. Create a cluster, call ``run`` once, read ``ledger``.
 
     Attributes:
-        options: what was asked for.
-        constants: of nodes and routers.
-        model: what computing takes.
-        layout: of one block.
-        nodes: by number.
-        noise: what does not go as predicted.
-        pool: what they share; of no capacity without a pool.
-        ledger: what happened.
+        options: options of the simulation.
+        constants: constants of nodes and routers.
+        model: cost of computing.
+        layout: layout of one block.
+        nodes: nodes by number.
+        noise: random deviations from the predictions.
+        pool: the shared pool; without a pool its capacity is 0.
+        ledger: the results.
     """
 
     def __init__(self, workload: Workload, options: ClusterOptions, constants: Constants) -> None:
@@ -115,7 +114,7 @@ class Cluster:
         return self.ledger
 
     def look_up(self, job: SimulatedRequest) -> Lookup:
-        """Say where a job's chain is now, as a directory that is up to date would."""
+        """Return the current locations of a job's chain, like an up-to-date directory."""
         return look_up(job.chain, self._residents, len(self.nodes))
 
     # -- events
@@ -168,7 +167,7 @@ class Cluster:
         self._go_on(job, now)
 
     def _go_on(self, job: SimulatedRequest, now: float) -> None:
-        """In a closed loop, have the session's next request arrive after its pause."""
+        """In a closed loop, schedule the session's next request after its pause."""
         follower = job.prompt.follower
         if not self.options.closed_loop or follower == NOBODY:
             return
@@ -205,7 +204,7 @@ class Cluster:
                     self._go_on(order.job, now)
 
     def _start_ahead(self, order: LoadAheadOrder, now: float) -> None:
-        """Move blocks to a node while the job waits for it; fewer if the pool has fewer."""
+        """Move blocks to a node while the job waits for this node; fewer if the pool has fewer."""
         job = order.job
         local = self.nodes[order.node].cache.depth(job.chain)
         blocks = min(order.blocks, self.pool.cache.depth(job.chain))
@@ -218,7 +217,7 @@ class Cluster:
         self._at(end_s, EventKind.MOVED, there)
 
     def _place(self, job: SimulatedRequest, node: SimNode, now: float) -> None:
-        """Send a job to its node and hold what it will find there."""
+        """Send a job to its node and hold the reusable blocks there."""
         local = node.cache.depth(job.chain)
         job.node = node.index
         self._hold_local(job, node, local)
@@ -234,7 +233,7 @@ class Cluster:
             self._load_ahead(node, now)
 
     def _hold_local(self, job: SimulatedRequest, node: SimNode, depth: int) -> None:
-        """Have the node keep what the job will find there."""
+        """Hold the job's reusable blocks in the node's cache."""
         if not self.options.reserve or not depth or job.held_local == job.chain[depth - 1]:
             return
         held, job.held_local = job.held_local, job.chain[depth - 1]
@@ -243,12 +242,12 @@ class Cluster:
             node.cache.release(held)
 
     def _begin(self, node: SimNode, now: float) -> None:
-        """Compute the next prompt of an idle node, and load for the one after it."""
+        """Compute the next prompt of an idle node, and load for the prompt after it."""
         if not node.queue or node.running is not None:
             return
         job = node.queue[0]
         if job.load is not None and node.cache.depth(job.chain) < job.local_blocks:
-            job.load = None  # Evicted before its turn: what was loaded behind it is of no use.
+            job.load = None  # Evicted before its turn: loaded blocks behind are useless.
         if job.load is None:
             self._load(job, node, now, idle_from_s=now)
         reused = (job.local_blocks + job.loaded_blocks) * self.options.block_tokens
@@ -275,7 +274,10 @@ class Cluster:
     def _load(
         self, job: SimulatedRequest, node: SimNode, now: float, *, idle_from_s: float
     ) -> None:
-        """Decide how much to load, and queue that. Without a load it is decided again later."""
+        """Decide the number of blocks to load, and queue the load.
+
+        Without a load the decision is repeated later.
+        """
         job.local_blocks = node.cache.depth(job.chain)
         self._hold_local(job, node, job.local_blocks)
         ahead = job.ahead
@@ -306,7 +308,7 @@ class Cluster:
     # -- caches
 
     def _keep(self, job: SimulatedRequest, node: SimNode, now: float) -> None:
-        """Keep what was computed: here, and in the pool as far as its link keeps up."""
+        """Store computed blocks in the node's cache, and in the pool if the link keeps up."""
         blocks = job.prompt.blocks
         node.cache.touch(blocks, now)
         node.cache.add(blocks, now)
@@ -316,7 +318,7 @@ class Cluster:
         self._let_go(job)
 
     def _let_go(self, job: SimulatedRequest) -> None:
-        """End what was held for a job."""
+        """Release all holds of a job."""
         if job.held_local != NOWHERE:
             self.nodes[job.node].cache.release(job.held_local)
         if job.held_pool != NOWHERE:

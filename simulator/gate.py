@@ -1,7 +1,7 @@
-"""Load or recompute: the question every node asks before it computes a prompt.
+"""Load or recompute: the decision of every node before it computes a prompt.
 
-Answered by costing/node_service.py, by which the scheduler routes, with the simulated node's
-own figures: one function for both, as in production. Called by simulator/cluster.py.
+The decision uses costing/node_service.py, the scheduler's own routing function, with the figures of
+the simulated node: one function for both, as in production. Called by simulator/cluster.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tierkv.simulator.nodes.serving_model import ServingModel
 from tierkv.simulator.options import Gate
 
 AT_ONCE = 1e18
-"""Bytes per second of paths that are not there, and so never used."""
+"""Bytes per second of paths that do not exist and are never used."""
 
 
 class LoadGate:
     """Decides how many blocks a node loads.
 
     Attributes:
-        gate: what the decision knows of the pool's queue.
+        gate: what the decision knows about the pool's queue.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class LoadGate:
     def blocks_to_load(
         self, tokens: int, *, local: int, pool: int, queue_s: float, busy_s: float
     ) -> int:
-        """Say how many blocks beyond the local ones are worth loading.
+        """Return the number of blocks beyond the local blocks that are worth loading.
 
         Args:
-            tokens: of the prompt.
+            tokens: tokens of the prompt.
             local: blocks in the node's own cache.
             pool: blocks in the pool, from the beginning of the chain.
             queue_s: seconds until the transfer begins.

@@ -1,7 +1,7 @@
-"""What a simulated cluster may be told, and what does not go together.
+"""Options of a simulated cluster, and checks of their combinations.
 
-Made by the command line, the SQL function and the benchmarks from plain values; every refusal names
-the option and the cure.
+Made by the command line, the SQL function and the benchmarks from plain values; every error message
+names the option and the cure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GB = 1e9
 
 
 class RouterName(StrEnum):
-    """Who chooses the node."""
+    """Routers, which choose the node of each request."""
 
     TIERKV = "tierkv"
     RANDOM = "random"
@@ -33,8 +33,8 @@ class RouterName(StrEnum):
 class Gate(StrEnum):
     """What the choice between loading and recomputing knows.
 
-    LIVE: what the pool's link has queued, as node and router see it; NODE: only the node sees it;
-    BLIND: nobody does; OFF: whatever the pool has is loaded.
+    LIVE: node and router see the queue of the pool's link; NODE: only the node sees the queue;
+    BLIND: neither sees the queue; OFF: all blocks in the pool are loaded.
     """
 
     LIVE = "live"
@@ -45,24 +45,25 @@ class Gate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """One cluster.
+    """Options of one cluster.
 
     Attributes:
-        nodes: prefill nodes.
-        router: who chooses among them.
+        nodes: number of prefill nodes.
+        router: router that chooses the node.
         policy: eviction policy of every cache.
         local_gb: memory for KV on each node, in 10^9 bytes.
-        pool_gb: memory of the shared pool; 0.0 is no pool.
-        pool_gbps: what its link moves, in 10^9 bytes per second, all nodes together.
+        pool_gb: memory of the shared pool; 0.0 means no pool.
+        pool_gbps: bandwidth of the pool's link for all nodes together, in 10^9 bytes per second.
         gate: what the choice between loading and recomputing knows.
-        closed_loop: a session's next request arrives a pause after the answer before it.
-        speed: timestamps are divided by it.
-        slo_s: time to first token that counts as good; 0.0 counts none.
-        reserve: blocks promised to a request stay until it is served.
+        closed_loop: a session's next request arrives a pause after the previous answer.
+        speed: divisor of all timestamps.
+        slo_s: time to first token that counts as good; 0.0: good requests are not counted.
+        reserve: blocks promised to a request stay until the request is served.
         model: name in the constants file.
         block_tokens: tokens per id of the trace.
-        seed: of everything that is left to chance.
-        noise: nodes don't take the predicted time, and news comes late (simulator/nodes/noise.py).
+        seed: seed of all random choices.
+        noise: nodes deviate from the predicted time, and news comes late
+            (simulator/nodes/noise.py).
     """
 
     nodes: int = 1

@@ -1,7 +1,7 @@
-"""Pictures of simulations, drawn with matplotlib into any format its file name says.
+"""Plots of simulations, drawn with matplotlib in the format of the file's ending.
 
 Called by ``tierkv simulate --plot``. matplotlib is an optional package and is imported when the
-first picture is drawn; without it the error names the cure.
+first plot is drawn; without matplotlib the error names the cure.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 BUCKETS: Final = 60
 SMALL_S: Final = 0.01
-"""Times below are drawn as this: the axis is logarithmic."""
+"""Times below this value are drawn as this value: the axis is logarithmic."""
 
 
 def new_figure(panels: int) -> Figure:
-    """Return an empty figure for so many panels side by side.
+    """Return an empty figure with room for the given number of panels side by side.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -34,17 +34,17 @@ def new_figure(panels: int) -> Figure:
         raise ConfigError(
             "--plot needs matplotlib, which is not installed", hint="pip install 'tierkv[plot]'"
         ) from None
-    # The same picture must give the same file, and text stays text.
+    # The same plot must give the same file, and text stays text.
     matplotlib.rcParams["svg.hashsalt"] = "tierkv"
     matplotlib.rcParams["svg.fonttype"] = "none"
     return Figure(figsize=(5.2 * panels, 3.6), layout="constrained")
 
 
 def check_format(file: Path) -> None:
-    """Refuse a file whose ending names no format that can be drawn.
+    """Refuse a file whose ending is not a format that can be drawn.
 
     Raises:
-        ConfigError: it does not, or matplotlib is not installed.
+        ConfigError: the format is unknown, or matplotlib is not installed.
     """
     known = new_figure(1).canvas.get_supported_filetypes()
     if file.suffix.removeprefix(".") not in known:
@@ -55,7 +55,7 @@ def check_format(file: Path) -> None:
 
 
 def save_figure(figure: Figure, file: Path) -> None:
-    """Write a figure; its format is the file's ending, which ``check_format`` has seen.
+    """Write a figure in the format of the file's ending, already checked by ``check_format``.
 
     Raises:
         ConfigError: the file can't be written.
@@ -70,7 +70,7 @@ def save_figure(figure: Figure, file: Path) -> None:
 def plot_cluster(
     file: Path, arrivals_s: Sequence[float], ttfts_s: Sequence[float], *, title: str
 ) -> None:
-    """Draw the distribution of times to the first token, and how they went over time."""
+    """Draw the distribution of times to the first token, and their course over time."""
     figure = new_figure(2)
     figure.suptitle(title, fontsize=10)
     spread, course = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
@@ -86,7 +86,7 @@ def plot_cluster(
 
 
 def draw_distribution(axes: Axes, ttfts_s: Sequence[float], *, label: str) -> None:
-    """Draw one line: which share of requests had their first token within what time."""
+    """Draw one line: the share of requests with a first token within each time."""
     ordered = [max(SMALL_S, ttft) for ttft in sorted(ttfts_s)]
     shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
     step = max(1, len(ordered) // 500)
@@ -109,7 +109,7 @@ def plot_hit_rates(
 
 
 def _course(pairs: Sequence[tuple[float, float]], share: float) -> tuple[list[float], list[float]]:
-    """Return a quantile of TTFT per stretch of time."""
+    """Return a quantile of TTFT per time bucket."""
     if not pairs:
         return [], []
     start_s, width_s = pairs[0][0], max(1e-9, (pairs[-1][0] - pairs[0][0]) / BUCKETS)

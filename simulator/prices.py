@@ -1,7 +1,7 @@
-"""Prices of pool memory by region, and what a pool costs per node it saves.
+"""Prices of pool memory by region, for the cost of a pool per saved node.
 
-Read by ``tierkv simulate --cost`` and tierkv.simulate in SQL from simulator/prices.toml or a
-file of the same form.
+Read by ``tierkv simulate --cost`` and tierkv.simulate in SQL from simulator/prices.toml or a file
+of the same form.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ SHIPPED: Final = Path(__file__).parent / "prices.toml"
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """What memory costs.
+    """Prices of memory.
 
     Attributes:
-        currency: of the prices.
-        per_gb_month: by region.
+        currency: currency of the prices.
+        per_gb_month: price by region.
     """
 
     currency: str
     per_gb_month: Mapping[str, float]
 
     def regions(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        """Return the regions asked for, all of them when none is.
+        """Return the wanted regions, or all regions if ``wanted`` is empty.
 
-        Spaces, hyphens, underscores and case do not count: ``Hong Kong`` is ``hong_kong``.
+        Spaces, hyphens, underscores and case are ignored: ``Hong Kong`` is ``hong_kong``.
 
         Raises:
-            ConfigError: no price for one of them.
+            ConfigError: a region has no price.
         """
         names = {_plain(name): name for name in self.per_gb_month}
         for region in wanted:
@@ -50,7 +50,7 @@ def load_prices(path: Path | None = None) -> PriceList:
     """Read a price list; None means simulator/prices.toml.
 
     Raises:
-        ConfigError: it can't be read, or a price is no positive number.
+        ConfigError: the file can't be read, or a price is not a positive number.
     """
     file = path or SHIPPED
     try:

@@ -1,7 +1,7 @@
-"""What may be asked of the simulator, as plain named values, and what does not go together.
+"""Questions to the simulator, as plain named values, and checks of their combinations.
 
-The command line, the SQL function and its child process all come through ``parse``; the names are
-those of the command's options with underscores. A value of None was not given.
+The command line, the SQL function and its child process all use ``parse``. Names are the names of
+the command's options with underscores. A value of None counts as not given.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tierkv.simulator.trace import DEFAULT_BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class CacheQuestion:
-    """How often one cache hits.
+    """How often does one cache hit?
 
     Attributes:
-        policy: by name.
-        capacity_blocks: how many blocks it holds.
+        policy: name of the policy.
+        capacity_blocks: capacity of the cache in blocks.
         block_tokens: tokens per id of the trace.
-        seed: of the policy's chance.
+        seed: seed of the policy's random choices.
     """
 
     policy: str
@@ -38,10 +38,10 @@ class CacheQuestion:
 
 @dataclass(frozen=True, slots=True)
 class CostQuestion:
-    """What the pool costs per node saved.
+    """What does the pool cost per saved node?
 
     Attributes:
-        regions: whose prices; none: all.
+        regions: regions of the prices; empty: all.
         slo_share: share of requests that must meet the SLO.
         prices: file of prices; None: simulator/prices.toml.
     """
@@ -53,14 +53,14 @@ class CostQuestion:
 
 @dataclass(frozen=True, slots=True)
 class SimulationRequest:
-    """One question to the simulator: a cache, or a cluster and what its pool is worth.
+    """A question to the simulator: a cache, or a cluster and the worth of its pool.
 
     Attributes:
         cache: replay one cache.
         cluster: simulate a cluster.
-        cost: search for the smallest clusters too.
-        simulates_nodes: False when only ``cost`` was asked for.
-        constants: file of models and nodes; None: the one shipped.
+        cost: also search for the smallest clusters.
+        simulates_nodes: False when only ``cost`` was requested.
+        constants: file of models and nodes; None: simulator/models.toml.
     """
 
     cache: CacheQuestion | None = None
@@ -71,11 +71,11 @@ class SimulationRequest:
 
 
 def parse(values: Mapping[str, Any]) -> SimulationRequest:
-    """Check named values and say what is asked.
+    """Check named values and return the question.
 
     Raises:
         ConfigError: a value is unknown, out of range, missing or contradicts another; the message
-            says what to give instead.
+            gives the cure.
     """
     given = {name: value for name, value in values.items() if value is not None}
     unknown = sorted(set(given) - set(_READERS))
@@ -149,7 +149,7 @@ def _whole(low: int, high: int) -> Callable[[str, Any], int]:
 
 
 def _finite(name: str, value: Any) -> float:
-    """Read a number; its range is checked where its meaning is known."""
+    """Read a number; the caller checks the range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{_option(name)} must be a number, not {value!r}")
     return float(value)

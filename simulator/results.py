@@ -1,7 +1,7 @@
-"""What a simulated cluster did: counted while it runs, summed up at the end.
+"""Results of a simulated cluster: counted during the simulation, summed up at the end.
 
-Times are virtual seconds, sizes bytes; ratios are 0 to 1. The names of a summary's numbers are the
-JSON keys of ``tierkv simulate`` and the metrics of ``tierkv.simulate`` in SQL.
+Times are virtual seconds, sizes bytes; ratios are 0 to 1. The names in a summary are the JSON keys
+of ``tierkv simulate`` and the metrics of ``tierkv.simulate`` in SQL.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tierkv.simulator.nodes.pool import SimPool
 
 @dataclass(slots=True)
 class ResultLedger:
-    """Everything that is counted.
+    """All counters of a simulation.
 
     Attributes:
-        arrivals_s: when requests arrived, in the order in which they were served.
-        ttfts_s: their times to the first token.
-        prompt_tokens: of all prompts; local, pool and computed tokens sum up to it.
-        local_hit_tokens: reused from the cache of the node that served them.
-        pool_hit_tokens: loaded from the pool.
-        computed_tokens: computed.
-        local_hit_bytes: KV that was found in place.
-        pool_read_bytes: moved from the pool.
-        pool_write_bytes: moved to the pool.
-        pool_skipped_write_bytes: not written because the link was behind.
+        arrivals_s: arrival times of requests, in the order of service.
+        ttfts_s: times to the first token of these requests.
+        prompt_tokens: tokens of all prompts; the sum of local, pool and computed tokens.
+        local_hit_tokens: tokens reused from the cache of the serving node.
+        pool_hit_tokens: tokens loaded from the pool.
+        computed_tokens: tokens computed.
+        local_hit_blocks: blocks behind ``local_hit_tokens``.
+        pool_read_bytes: bytes moved from the pool.
+        pool_write_bytes: bytes moved to the pool.
+        pool_skipped_write_bytes: bytes not written because the link was behind.
     """
 
     arrivals_s: array[float] = field(default_factory=lambda: array("d"))
@@ -58,7 +58,7 @@ class ResultLedger:
         return len(self.ttfts_s) + self.refused
 
     def served(self, job: SimulatedRequest, block_tokens: int) -> None:
-        """Note a first token."""
+        """Record a first token."""
         self.arrivals_s.append(job.arrived_s)
         self.ttfts_s.append(job.ttft_s)
         reused = job.local_blocks + job.loaded_blocks
@@ -70,7 +70,7 @@ class ResultLedger:
         self.local_hit_blocks += reused - loaded
 
     def close(self, nodes: Sequence[SimNode], pool: SimPool, *, block_bytes: int) -> None:
-        """Take over what nodes, caches, pool and link counted."""
+        """Copy the counters of nodes, caches, pool and link."""
         self.nodes = len(nodes)
         self.block_bytes = block_bytes
         self.pool_read_bytes = pool.read_bytes
@@ -86,11 +86,11 @@ class ResultLedger:
             self.span_s = max(ends) - min(self.arrivals_s)
 
     def attainment(self, slo_s: float) -> float:
-        """Return the share of requests whose first token came within ``slo_s``."""
+        """Return the share of requests with a first token within ``slo_s``."""
         return sum(1 for ttft in self.ttfts_s if ttft <= slo_s) / max(1, self.requests)
 
     def summary(self, slo_s: float = 0.0) -> dict[str, float | int | None]:
-        """Sum up, in the order in which people read it.
+        """Return the metrics by name, in reading order.
 
         Args:
             slo_s: time to the first token that counts as good; 0.0: ``slo_attainment`` is None.
@@ -128,7 +128,10 @@ class ResultLedger:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least ``share`` of them do not exceed; 0.0 of none."""
+    """Return the smallest value that is at least as large as ``share`` of all values.
+
+    The result without values is 0.0.
+    """
     if not ordered:
         return 0.0
     return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1e6) * len(ordered) // 10**6) - 1))]

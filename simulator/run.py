@@ -1,7 +1,8 @@
-"""Answers a question about a trace: the one place where the simulator's parts come together.
+"""Answers a question about a trace; the only module that combines the simulator's parts.
 
 Called by ``tierkv simulate``, by the child process behind tierkv.simulate in SQL, and by
-benchmarks. Equal questions get equal answers; how long it took is not part of them.
+benchmarks. Equal questions get equal answers; the duration of the simulation is not part of an
+answer.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SimulationAnswer:
-    """What came out.
+    """Result of a simulation.
 
     Attributes:
-        metrics: by name, in the order in which people read them.
-        ledger: of the cluster; None when there was none.
-        trace: what was replayed.
-        notes: sentences for people, such as refused lines.
+        metrics: metrics by name, in reading order.
+        ledger: ledger of the cluster; None without a cluster.
+        trace: the replayed trace.
+        notes: sentences for people, for example about refused lines.
     """
 
     metrics: dict[str, Metric]
@@ -52,8 +53,8 @@ def simulate(
 
     Args:
         path: JSON lines in Mooncake's format, plain or zstd.
-        request: what is asked.
-        progress: called with requests done and requests in all.
+        request: the question.
+        progress: called with the finished and the total number of requests.
         told: called with a line about each cluster tried for the cost.
 
     Raises:

@@ -1,7 +1,7 @@
-"""How many nodes a load needs, with a pool and without: the smallest cluster that meets the SLO.
+"""The smallest clusters that meet the SLO for a load, with and without a pool.
 
-Runs the cluster simulation at one number of nodes after the other; used by ``--cost`` and the
-sizing benchmark.
+Runs the cluster simulation with different numbers of nodes; used by ``--cost`` and the sizing
+benchmark.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MOST_NODES = 256
 
 @dataclass(frozen=True, slots=True)
 class PoolWorth:
-    """What a pool saves.
+    """Nodes saved by a pool.
 
     Attributes:
-        nodes_without: nodes that meet the SLO without it.
-        nodes_with: nodes that meet it with the pool.
+        nodes_without: nodes that meet the SLO without the pool.
+        nodes_with: nodes that meet the SLO with the pool.
     """
 
     nodes_without: int
@@ -33,7 +33,7 @@ class PoolWorth:
 
     @property
     def nodes_saved(self) -> int:
-        """How many nodes fewer; negative when the pool does harm."""
+        """Number of saved nodes; negative when the pool does harm."""
         return self.nodes_without - self.nodes_with
 
 
@@ -49,9 +49,9 @@ def pool_worth(
 
     Args:
         workload: the load.
-        options: with a pool and an SLO; ``nodes`` is not looked at.
-        constants: of models and nodes.
-        slo_share: share of requests whose first token must come within the SLO.
+        options: options with a pool and an SLO; ``nodes`` is ignored.
+        constants: constants of models and nodes.
+        slo_share: share of requests with a first token within the SLO.
         told: called with a line about each run.
 
     Raises:
@@ -72,10 +72,10 @@ def smallest_cluster(
     slo_share: float,
     told: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Find the fewest nodes that meet the SLO: doubled until they do, then by bisection.
+    """Find the fewest nodes that meet the SLO: by doubling, then by bisection.
 
     Raises:
-        ConfigError: not even MOST_NODES do.
+        ConfigError: even MOST_NODES nodes miss the SLO.
     """
 
     def suffices(nodes: int) -> bool:
@@ -110,13 +110,14 @@ def smallest_cluster(
 
 
 class _TooManyMissed(Exception):
-    """The SLO can't be met any more: the rest of the run would say nothing new."""
+    """The SLO can't be met any more: the rest of the run would add no information."""
 
 
 class _Watch:
-    """Counts late first tokens while a cluster runs, and ends it when there are too many.
+    """Counts late first tokens while a cluster runs, and ends the run when too many are late.
 
-    A hopeless cluster answers its last request hours too late; simulating that takes longest.
+    A hopeless cluster answers the last request hours too late, and simulating the delay takes
+    longest.
     """
 
     def __init__(self, ledger: ResultLedger, slo_s: float, slo_share: float, requests: int) -> None:
@@ -129,7 +130,7 @@ class _Watch:
 
     @property
     def too_many(self) -> bool:
-        """Whether more first tokens came late than may; all so far are looked at."""
+        """Whether more first tokens were late than allowed, over all results so far."""
         ttfts_s = self._ledger.ttfts_s
         self._missed += sum(1 for ttft in ttfts_s[self._seen :] if ttft > self._slo_s)
         self._seen = len(ttfts_s)

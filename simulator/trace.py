@@ -1,8 +1,8 @@
 """Request traces: JSON lines in Mooncake's format, plain or compressed with zstandard, as a stream.
 
-The simulator and the benchmarks read traces here and nowhere else. A line that can't be used is
-refused with its number and the reason, and counted; the rest goes on, unless so many are refused
-that the file must be something else.
+The simulator and the benchmarks read traces only through this module. An unusable line is refused
+with its number and the reason, and counted; reading continues. If too many lines are refused, the
+file is not a trace.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from tierkv.kvcore.limits import (
 )
 
 DEFAULT_BLOCK_TOKENS: Final = 512
-"""Tokens that one id of Mooncake's traces stands for."""
+"""Tokens per id in Mooncake's traces."""
 
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _PACKED_STEP_BYTES: Final = 1 << 10
-"""A few bytes can unpack to megabytes; this many to what memory always has."""
+"""A few packed bytes can unpack to megabytes; the unpacked size of this many always fits in memory.
+"""
 
 _SHOWN_REFUSALS: Final = 20
 _MAX_ID: Final = 1 << 63
@@ -48,15 +49,15 @@ class Request:
     """One request of a trace.
 
     Attributes:
-        timestamp_s: when it arrived, from the trace's origin.
-        input_tokens: of the prompt.
-        output_tokens: of the answer.
+        timestamp_s: arrival time, from the trace's origin.
+        input_tokens: tokens of the prompt.
+        output_tokens: tokens of the answer.
         block_ids: one id per block of the prompt; an id names its whole prefix, so equal ids have
-            equal prefixes. The last block may be partial, or missing if it would be.
-        session_id: which conversation; None when the trace does not say.
-        turn: its number there, from 1; 0 when the trace does not say.
-        tool_use: whether the answer ended in a tool call; None when the trace does not say.
-        think_time_s: between the previous answer and this request; None when not known.
+            equal prefixes. A partial last block may be present or missing.
+        session_id: id of the conversation; None when the trace has no session.
+        turn: number of the turn in the session, from 1; 0 when unknown.
+        tool_use: whether the answer ended in a tool call; None when unknown.
+        think_time_s: time between the previous answer and this request; None when unknown.
     """
 
     timestamp_s: float
@@ -71,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """A line that was not used, and why; lines count from 1."""
+    """A refused line and the reason; lines count from 1."""
 
     line: int
     reason: str
@@ -79,12 +80,12 @@ class RefusedLine:
 
 @dataclass(slots=True)
 class TraceReader:
-    """Reads one file; iterate over it once.
+    """Reads one file; iterate over the reader once.
 
     Attributes:
-        path: of the trace.
-        lines: that were not empty, so far.
-        refused_lines: how many of them were refused, so far.
+        path: path of the trace.
+        lines: number of lines so far, without empty lines.
+        refused_lines: number of refused lines so far.
         refused: the first refusals, for a report.
     """
 
@@ -94,10 +95,10 @@ class TraceReader:
     refused: list[RefusedLine] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield the requests as they stand in the file.
+        """Yield the requests in the order of the file.
 
         Raises:
-            UserError: no such file, not this format, or no request in it.
+            UserError: the file does not exist, has another format, or has no request.
         """
         known_ids: dict[int, int] = {}
         try:
@@ -151,9 +152,9 @@ class Trace:
     """A whole trace in memory, in the order of its timestamps.
 
     Attributes:
-        requests: equal timestamps keep the order of the file.
-        refused_lines: how many lines were refused.
-        refused: the first of them.
+        requests: the requests; equal timestamps keep the order of the file.
+        refused_lines: number of refused lines.
+        refused: the first refused lines.
     """
 
     requests: tuple[Request, ...]
@@ -167,7 +168,7 @@ class Trace:
 
     @property
     def unique_blocks(self) -> int:
-        """Different blocks, which is what a cache that never evicts would hold."""
+        """Different blocks: the size of a cache without evictions."""
         return len(set().union(*(request.block_ids for request in self.requests)))
 
 
@@ -183,7 +184,7 @@ def load_trace(path: Path | str) -> Trace:
 
 
 def in_order(requests: Iterable[Request]) -> tuple[Request, ...]:
-    """Return requests by timestamp; equal ones keep their order."""
+    """Return requests by timestamp; requests with equal timestamps keep their order."""
     return tuple(sorted(requests, key=lambda request: request.timestamp_s))
 
 
@@ -196,7 +197,7 @@ def _decompressed(file: IO[bytes]) -> IO[bytes]:
 
 
 class _Unpacked(io.RawIOBase):
-    """The content of zstd frames; unlike in zstandard's own reader, a cut is an error."""
+    """The content of zstd frames; a truncated frame is an error, unlike in zstandard's reader."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
@@ -227,7 +228,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines; one that is too long comes cut, which makes it unreadable."""
+    """Yield lines; a line beyond the limit is truncated and becomes unreadable."""
     while line := file.readline(MAX_TRACE_LINE_BYTES):
         rest = line
         while len(rest) == MAX_TRACE_LINE_BYTES and not rest.endswith(b"\n"):
@@ -275,7 +276,7 @@ def _tokens(row: dict[str, object], name: str) -> int:
 
 
 def _ids(row: dict[str, object], known_ids: dict[int, int]) -> tuple[int, ...]:
-    """Return the ids; the same object for the same id, because most ids occur many times."""
+    """Return the ids; equal ids share one object, because most ids occur many times."""
     ids = row.get("hash_ids")
     if not isinstance(ids, list):
         raise ValueError(f"hash_ids must be a list, got {_shown(ids)}")

@@ -1,7 +1,7 @@
-"""What a trace knows of the future that a client could have said: the hints of a replay.
+"""Hints of a replay: facts about the future in a trace that a client could have given.
 
-Each is switched on by itself, so that its worth can be measured (docs/policies.md). None of them is
-needed: without them a policy is told nothing but the blocks.
+Each kind of hint is switched on separately, to measure its worth (docs/policies.md). All hints are
+optional: without hints a policy sees only the blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tierkv.simulator.trace import Request
 
 
 class Hint(NamedTuple):
-    """Of one request: the first two fields of Outlook."""
+    """Hint of one request: the first two fields of Outlook."""
 
     expectation: Expectation = Expectation.UNKNOWN
     expected_in_s: float | None = None
@@ -25,7 +25,7 @@ NO_HINT: Final = Hint()
 
 
 class Hints(Protocol):
-    """Where hints come from."""
+    """Source of hints."""
 
     def of(self, requests: Sequence[Request]) -> Iterator[Hint]:
         """Yield the hint of each request."""
@@ -33,12 +33,12 @@ class Hints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceHints:
-    """Which hints a replay gives.
+    """The hints of a replay.
 
     Attributes:
         turn: an answer that ended in a tool call has another turn.
-        final: the last request of a session says so; all others of a session have another turn.
-        think_time: how long the next turn will take to come, where the trace knows.
+        final: the last request of a session is marked as last, all earlier requests as followed.
+        think_time: time until the next turn, if the trace has this time.
     """
 
     turn: bool = False
@@ -46,7 +46,7 @@ class TraceHints:
     think_time: bool = False
 
     def of(self, requests: Sequence[Request]) -> Iterator[Hint]:
-        """Yield the hint of each request; requests without a session get what they have."""
+        """Yield the hint of each request; hints that need a session are unknown without one."""
         if not (self.turn or self.final or self.think_time):
             for _ in requests:
                 yield NO_HINT
@@ -69,7 +69,7 @@ NO_HINTS: Final = TraceHints()
 
 
 def _next_turns(requests: Sequence[Request]) -> list[Request | None]:
-    """Return, per request, the next one of its session."""
+    """Return the next request of the session for each request."""
     found: list[Request | None] = [None] * len(requests)
     latest: dict[str, Request] = {}
     for index in range(len(requests) - 1, -1, -1):

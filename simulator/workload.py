@@ -1,8 +1,8 @@
-"""A trace made ready for the cluster simulation: chains of numbered blocks, and who follows whom.
+"""A trace prepared for the cluster simulation: chains of numbered blocks, and links of sessions.
 
-Built once and replayed many times, under each router and size. A block's number stands for its
-whole prefix, whatever the ids of the trace do; only full blocks count, because only full blocks are
-ever reused.
+Built once and replayed many times, with each router and size. A block's number stands for its whole
+prefix, whatever the trace's ids mean. Only full blocks count, because only full blocks are ever
+reused.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ class WorkloadPrompt:
     """One request of the workload.
 
     Attributes:
-        number: its place in the workload.
-        arrival_s: when it arrives in an open loop, or as the first of its session.
-        input_tokens: of the prompt, at least 1.
-        output_tokens: of the answer, at least 1.
-        blocks: its full blocks, as numbers.
-        session_id: as the trace says.
-        conversation: number of the conversation it belongs to; without a session id it is told
-            from the prompts: one that contains an earlier prompt goes on with it.
-        follower: the next request of its session, or NOBODY.
-        pause_s: closed loop: from the answer before it to its arrival; None when not known.
-        gap_s: closed loop: from the arrival of the request before it, where the pause isn't known.
+        number: index in the workload.
+        arrival_s: time of arrival in an open loop, or as the first request of a session.
+        input_tokens: tokens of the prompt, at least 1.
+        output_tokens: tokens of the answer, at least 1.
+        blocks: numbers of the prompt's full blocks.
+        session_id: session id of the trace.
+        conversation: number of the conversation. Without a session id the conversation follows from
+            the prompts: a prompt that contains an earlier prompt continues its conversation.
+        follower: number of the session's next request, or NOBODY.
+        pause_s: closed loop: time from the previous answer to this arrival; None when unknown.
+        gap_s: closed loop: time from the previous arrival, used when the pause is unknown.
+        is_first: whether the session has no earlier request.
     """
 
     number: int
@@ -50,11 +51,11 @@ class WorkloadPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All prompts in order of their arrival, and the facts of every block.
+    """All prompts in order of arrival, and the facts of every block.
 
     Attributes:
-        prompts: in the order of the trace.
-        facts: per block number, what caches tell their policies about it.
+        prompts: prompts in the order of the trace.
+        facts: facts for the eviction policies, by block number.
         block_tokens: tokens of a block.
     """
 
@@ -74,9 +75,9 @@ def make_workload(
     """Number the blocks and link the sessions.
 
     Args:
-        requests: in the order of their timestamps.
-        block_tokens: tokens one id stands for.
-        speed: timestamps are divided by it: 2 is twice the load of an open loop.
+        requests: requests in the order of their timestamps.
+        block_tokens: tokens per id.
+        speed: divisor of timestamps: 2 doubles the load of an open loop.
     """
     numbers: dict[tuple[int, int], int] = {}
     facts: list[BlockFacts] = []
@@ -111,7 +112,7 @@ def _chain(
     numbers: dict[tuple[int, int], int],
     facts: list[BlockFacts],
 ) -> tuple[int, ...]:
-    """Number the full blocks; a number is made from the parent's and the trace's id."""
+    """Number the full blocks; a number follows from the parent's number and the trace's id."""
     chain: list[int] = []
     parent = NOBODY
     names = request.block_ids[: request.input_tokens // block_tokens]
@@ -126,7 +127,7 @@ def _chain(
 
 
 def _conversations(requests: Sequence[Request], chains: Sequence[tuple[int, ...]]) -> list[int]:
-    """Number the conversations, by session id or by prompts that contain an earlier one."""
+    """Number the conversations, by session id or by prompts that contain an earlier prompt."""
     by_session: dict[str, int] = {}
     by_tip: dict[int, int] = {}
     found: list[int] = []
@@ -135,7 +136,7 @@ def _conversations(requests: Sequence[Request], chains: Sequence[tuple[int, ...]
             conversation = by_session.setdefault(request.session_id, number)
         else:
             tip = next((block for block in reversed(chain) if block in by_tip), NOBODY)
-            conversation = by_tip.pop(tip, number)  # It goes on from here: its old end is no end.
+            conversation = by_tip.pop(tip, number)  # Continues here: the old end is no end.
             if chain:
                 by_tip[chain[-1]] = conversation
         found.append(conversation)
@@ -143,7 +144,7 @@ def _conversations(requests: Sequence[Request], chains: Sequence[tuple[int, ...]
 
 
 def _links(requests: Sequence[Request]) -> tuple[list[int], list[int]]:
-    """Find who follows whom in each session of the trace."""
+    """Find the next and the previous request of each request in its session."""
     followers, leaders = [NOBODY] * len(requests), [NOBODY] * len(requests)
     last: dict[str, int] = {}
     for number, request in enumerate(requests):

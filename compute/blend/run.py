@@ -92,8 +92,8 @@ class BlendRun:
     def go_on(self, decoder: Decoder) -> BlendOutcome | None:
         """Compute one layer; return the outcome after the last layer.
 
-        ``can_go_on`` must hold. If chunks turned out bad, no layer is computed and ``uses`` has
-        changed.
+        ``can_go_on`` must hold. Bad chunks void the pass: ``uses`` loses these chunks and the pass
+        starts again.
         """
         if self._drop_bad():
             return None

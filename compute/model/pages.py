@@ -50,7 +50,7 @@ class LayerWindow:
         return self._commit is not None
 
     def commit(self, count: int) -> None:
-        """Put the first ``count`` ranges into their pages; direct ranges are there already.
+        """Put the first ``count`` ranges into their pages; raw ranges on the CPU are there already.
 
         Raises:
             CacheError: a range can't be decoded; ``done`` counts the ranges before the bad range.

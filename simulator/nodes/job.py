@@ -1,7 +1,7 @@
 """One request on its way through the simulated cluster.
 
-Made when it arrives, changed by the cluster and its nodes, read by the routers. Times are virtual
-seconds.
+Created when the request arrives, changed by the cluster and its nodes, read by the routers. Times
+are virtual seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class AheadLoad:
-    """Blocks ``[start, stop)`` of a chain on their way to a node."""
+    """Blocks ``[start, stop)`` of a chain that are being moved to a node."""
 
     node: int
     start: int
@@ -24,32 +24,32 @@ class AheadLoad:
     transfer: Transfer
 
     def comes_to(self, node: int, local: int, now: float) -> bool:
-        """Whether it is still under way to that node, and goes on where its cache ends."""
+        """Whether this move to the node is unfinished and starts within its cached prefix."""
         here = node == self.node and self.start <= local < self.stop
         return here and self.transfer.end_s > now
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request and what became of it.
+    """A request and its results so far.
 
     Attributes:
-        prompt: what came in.
-        chain: its blocks that may be reused; the last token is always computed.
-        arrived_s: when it came in.
-        node: who has it; NOWHERE until a router placed it.
-        held_local: a block held for it in its node's cache; NOWHERE: none.
-        held_pool: the same in the pool.
-        expected_tokens: tokens its node will probably compute, while they are queued.
-        expected_s: seconds that will probably take.
-        local_blocks: reused from the node's cache.
-        loaded_blocks: reused from the pool.
-        ahead: what was moved while it waited for a node; None: nothing.
-        load: when these are moved; None for none.
-        started_s: when its node began to compute it.
-        first_token_s: when the prefill ended.
-        decode_from_s: when the rest of the answer began.
-        decode_busy_s: the node's seconds of prefill until then.
+        prompt: the request of the workload.
+        chain: reusable blocks of the prompt; the last token is always computed.
+        arrived_s: time of arrival.
+        node: number of the node; NOWHERE until a router placed the request.
+        held_local: block held for this request in the node's cache; NOWHERE: no block.
+        held_pool: block held for this request in the pool; NOWHERE: no block.
+        expected_tokens: predicted number of tokens to compute, set when a node queues the request.
+        expected_s: predicted seconds of the prefill.
+        local_blocks: blocks reused from the node's cache.
+        loaded_blocks: blocks reused from the pool.
+        ahead: blocks moved before the request had a node; None without a move.
+        load: transfer of ``loaded_blocks``; None without a load.
+        started_s: start of the prefill.
+        first_token_s: end of the prefill.
+        decode_from_s: start of the rest of the answer.
+        decode_busy_s: the node's seconds of prefill until ``decode_from_s``.
     """
 
     prompt: WorkloadPrompt
@@ -71,7 +71,7 @@ class SimulatedRequest:
 
     @property
     def pool_blocks(self) -> int:
-        """Reused blocks that came from the pool for this request, while it waited or after."""
+        """Reused blocks from the pool for this request, loaded before or after its placement."""
         ahead = self.ahead
         if ahead is None or ahead.node != self.node:
             return self.loaded_blocks
@@ -85,21 +85,21 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Where a chain is: blocks in each node's cache and in the pool, from its beginning."""
+    """Locations of a chain: leading blocks in each node's cache and in the pool."""
 
     local: list[int]
     pool: int
 
 
 def look_up(chain: tuple[int, ...], residents: list[int], nodes: int) -> Lookup:
-    """Find the prefix that each node and the pool have.
+    """Find the prefix of a chain in each node and in the pool.
 
-    What a cache has is closed under prefixes, so each different length is found by bisection.
+    The contents of a cache are closed under prefixes, so bisection finds each different length.
 
     Args:
         chain: block numbers.
-        residents: per block, a bit per node and, above them, the pool's.
-        nodes: how many nodes.
+        residents: per block, a bit for each node and, above these, a bit for the pool.
+        nodes: number of nodes.
     """
     depths = [0] * (nodes + 1)
     left = (1 << (nodes + 1)) - 1

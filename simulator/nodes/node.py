@@ -1,7 +1,7 @@
 """One node of the simulated cluster: a queue of prompts, one prefill at a time, many answers.
 
-Driven by simulator/cluster.py, looked at by the routers. It says when things end; the cluster's
-event queue makes them happen.
+Driven by simulator/cluster.py, read by the routers. A node computes the end times; the cluster's
+event queue makes the ends happen.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from tierkv.simulator.nodes.prefix_cache import PrefixCache
 from tierkv.simulator.nodes.serving_model import NodeConstants
 
 DONE_WITHIN_S = 1e-3
-"""An answer that is so close to its end has ended: delays are added in ever smaller steps."""
+"""Remaining time at which an answer counts as ended: delays are added in ever smaller steps."""
 
 
 class SimNode:
     """A node's queue and accounts.
 
     Attributes:
-        index: its number.
-        cache: its memory for KV.
-        queue: prompts that wait, the next one first.
+        index: number of the node.
+        cache: the node's memory for KV.
+        queue: waiting prompts, the next prompt first.
         running: the prompt being computed.
-        free_s: when that will be computed.
-        outstanding: requests it has and has not answered to the end.
-        queued_tokens: tokens it will probably compute, of all requests without a first token.
-        queued_s: the seconds that will probably take, of those in the queue.
-        active_blocks: blocks of all requests it has.
-        busy_s: seconds of prefills that ended.
-        decoding: answers it generates.
+        free_s: end time of the running prefill.
+        outstanding: requests of the node with an unfinished answer.
+        queued_tokens: predicted tokens to compute, over all requests without a first token.
+        queued_s: predicted seconds of prefill, over all requests in the queue.
+        active_blocks: blocks of all requests of the node.
+        busy_s: seconds of finished prefills.
+        decoding: number of answers in generation.
     """
 
     def __init__(self, index: int, cache: PrefixCache, constants: NodeConstants) -> None:
@@ -57,7 +57,7 @@ class SimNode:
         self.active_blocks += len(job.prompt.blocks) + 1
 
     def work_s(self, now: float) -> float:
-        """Seconds of computing until a new job's turn, as far as can be known."""
+        """Return the predicted seconds of computing until a new job's turn."""
         rest_s = max(0.0, self.free_s - now) if self.running is not None else 0.0
         return rest_s + self.queued_s
 
@@ -80,10 +80,10 @@ class SimNode:
         return job
 
     def start_answer(self, job: SimulatedRequest, now: float, tpot_s: float) -> float | None:
-        """Go on with an answer after its first token.
+        """Continue an answer after its first token.
 
         Returns:
-            when to look whether it has ended; None while all slots are taken.
+            time to check whether the answer has ended; None while all slots are taken.
         """
         if self.decoding >= self._constants.decode_slots:
             self._undecoded.append(job)
@@ -93,7 +93,10 @@ class SimNode:
         return now + (job.prompt.output_tokens - 1) * tpot_s
 
     def rest_of_answer_s(self, job: SimulatedRequest, now: float, tpot_s: float) -> float:
-        """Seconds an answer still takes: each second of prefill beside it delays it by a share."""
+        """Return the remaining seconds of an answer.
+
+        Each second of concurrent prefill delays the answer by a share of a second.
+        """
         beside_s = self._busy_until(now) - job.decode_busy_s
         done_s = now - job.decode_from_s - self._constants.decode_harm * beside_s
         rest_s = (job.prompt.output_tokens - 1) * tpot_s - done_s
@@ -103,7 +106,7 @@ class SimNode:
         """End an answer.
 
         Returns:
-            the next one that gets its slot.
+            the next job, which gets the free slot.
         """
         self.decoding -= 1
         self.outstanding -= 1

@@ -1,7 +1,7 @@
-"""What real nodes do and predicted ones don't: steps that take longer, slow phases, late news.
+"""Deviations of real nodes from predictions: longer steps, slow phases, late news.
 
-A part of simulator/cluster.py; seeded. Without noise each node takes exactly the time that its
-router predicted, and a router that believes its predictions too much looks as good as any.
+A part of simulator/cluster.py; seeded. Without noise each node takes exactly the time predicted by
+the router, and a router with too much trust in predictions looks as good as any.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Final
 import numpy as np
 
 LEAST, MOST = 0.5, 2.0
-"""A prefill takes so many times what it should."""
+"""Bounds of the random factor on the duration of a prefill."""
 
 QUICK_S: Final = 60.0
 SLOW_S: Final = 10.0
 SLOWED: Final = 2.0
-"""Now and then a node is slow for a while: mean seconds of both phases, and how slow."""
+"""A node is slow from time to time: mean seconds of both phases, and the factor in slow phases."""
 
 LATE_HEARTBEATS: Final = 0.3
-"""Share of looks at which a node's last word is still the one before."""
+"""Share of looks at a node that still see the previous heartbeat."""
 
 LATE_LOCATES: Final = 0.02
-"""Share of questions to the directory that miss their time."""
+"""Share of calls to the directory that miss the deadline."""
 
 
 class Noise:
-    """What is left to chance in one run; ``on`` False: nothing is."""
+    """The random deviations of one simulation; ``on`` False: no deviations."""
 
     def __init__(self, *, on: bool, nodes: int, seed: int) -> None:
         self._on = on
@@ -36,22 +36,25 @@ class Noise:
         self._until_s = [float(phase.exponential(QUICK_S)) for phase in self._phases]
 
     def factor(self, node: int, now: float) -> float:
-        """How many times its time a prefill takes that begins now; 1.0 in quick phases' mean."""
+        """Return the factor on the duration of a prefill that begins now.
+
+        The mean in quick phases is 1.0.
+        """
         if not self._on:
             return 1.0
         while now >= self._until_s[node]:
             self._slow[node] = not self._slow[node]
             mean_s = SLOW_S if self._slow[node] else QUICK_S
             self._until_s[node] += float(self._phases[node].exponential(mean_s))
-        # Log-uniform; its mean is that of its ends, over the logarithm of their ratio.
+        # Log-uniform; the mean is the difference of the bounds over the logarithm of their ratio.
         step = math.exp(self._steps.uniform(math.log(LEAST), math.log(MOST)))
         usual = (MOST - LEAST) / math.log(MOST / LEAST)
         return step / usual * (SLOWED if self._slow[node] else 1.0)
 
     def heartbeat_is_late(self) -> bool:
-        """Whether a node's word about its load is still the one before."""
+        """Whether the previous heartbeat of a node is still the latest."""
         return self._on and float(self._news.random()) < LATE_HEARTBEATS
 
     def locate_is_late(self) -> bool:
-        """Whether a question to the directory misses its time, so that nothing is found."""
+        """Whether a call to the directory misses the deadline and finds no blocks."""
         return self._on and float(self._news.random()) < LATE_LOCATES

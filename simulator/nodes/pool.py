@@ -1,7 +1,7 @@
-"""The shared pool of the simulated cluster: a cache behind a link, with a backlog it won't exceed.
+"""The shared pool of the simulated cluster: a cache behind a link, with a bounded write backlog.
 
-Nodes load from it and write what they computed to it; simulator/cluster.py makes the ends of its
-writes happen.
+Nodes load blocks from the pool and write computed blocks to the pool; simulator/cluster.py
+schedules the ends of writes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tierkv.simulator.nodes.serving_model import NodeConstants
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write under way.
+    """A write in progress.
 
     Attributes:
-        chain: up to the last block that is written.
-        new: those that are.
-        ticket: of the link.
+        chain: blocks up to the last written block.
+        new: the written blocks.
+        ticket: the link's ticket of the write.
     """
 
     chain: tuple[int, ...]
@@ -30,14 +30,14 @@ class Write:
 
 
 class SimPool:
-    """What the pool holds and moves.
+    """Contents and transfers of the pool.
 
     Attributes:
-        cache: its blocks.
-        link: what they move over.
-        read_bytes: moved from the pool.
-        write_bytes: moved to the pool.
-        skipped_write_bytes: not written because the link was behind.
+        cache: blocks of the pool.
+        link: link between the nodes and the pool.
+        read_bytes: bytes moved from the pool.
+        write_bytes: bytes moved to the pool.
+        skipped_write_bytes: bytes not written because the link was behind.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SimPool:
         self.read_bytes = self.write_bytes = self.skipped_write_bytes = 0
 
     def nominal_load_s(self, blocks: int) -> float:
-        """Seconds to load blocks when nobody else does."""
+        """Return the seconds of a load on an idle link."""
         if not blocks:
             return 0.0
         path = Line(self._constants.fetch_latency_s, self.link.bytes_per_s)
@@ -71,9 +71,9 @@ class SimPool:
         return Transfer(moved.start_s + latency_s, moved.end_s + latency_s)
 
     def keep(self, chain: tuple[int, ...], now: float) -> Write | None:
-        """Note that a chain was used, and write what of it is new.
+        """Record the use of a chain, and write its new blocks.
 
-        Nothing is written while writes are behind, or when the policy would not let it in.
+        No block is written while writes are behind, or if the policy would not admit the blocks.
         """
         if not self.cache.capacity_blocks:
             return None
@@ -93,10 +93,10 @@ class SimPool:
         return Write(chain, new, self.link.write(size_bytes, now))
 
     def written(self, write: Write, now: float) -> float:
-        """Let in what arrived.
+        """Add the blocks of a finished write to the cache.
 
         Returns:
-            seconds after which to ask again; 0.0: it is there.
+            seconds until the next check; 0.0: the write is finished.
         """
         rest_s = self.link.rest_of_write_s(write.ticket, now)
         if rest_s:

@@ -1,8 +1,8 @@
-"""One cache of prompt prefixes under an eviction policy of production: a node's, or the pool.
+"""One cache of prompt prefixes under a production eviction policy: a node's cache, or the pool.
 
-The cluster simulation keeps one per node and one for the pool. Only leaves are offered to the
-policy, so what is resident is closed under prefixes, and holding the last block of a chain holds
-the whole chain.
+The cluster simulation has a cache for each node and one for the pool. Only leaves are offered to
+the policy, so the resident blocks are closed under prefixes, and holding the last block of a chain
+holds the whole chain.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 
 
 class PrefixCache:
-    """Which blocks are here. A block's number is its handle.
+    """The resident blocks of a cache. A block's number is its handle.
 
     Attributes:
-        capacity_blocks: most blocks it holds.
-        evicted_blocks: so far.
-        refused_blocks: new blocks that were not let in, so far.
-        _residents: per block, a bit for each cache that has it; shared by all caches.
+        capacity_blocks: most resident blocks.
+        evicted_blocks: evictions to date.
+        refused_blocks: new blocks refused by the policy, to date.
+        _residents: per block, a bit for each cache with this block; shared by all caches.
         _bit: this cache's bit.
-        _grip: per resident block, its resident children and holds; none: it may be evicted.
+        _grip: number of resident children and holds of each resident block; 0: evictable.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PrefixCache:
         return block in self._grip
 
     def depth(self, chain: Sequence[int]) -> int:
-        """Return how many blocks of the chain are here, from its beginning; O(log blocks)."""
+        """Return the number of leading blocks of the chain in this cache; O(log blocks)."""
         low, high = 0, len(chain)
         while low < high:
             middle = (low + high) // 2
@@ -61,21 +61,21 @@ class PrefixCache:
         return low
 
     def hold(self, block: int) -> None:
-        """Keep a resident block, and with it all before it, until ``release``."""
+        """Keep a resident block and all blocks before it, until ``release``."""
         grip = self._grip[block]
         if not grip:
             self._policy.withdraw(block)
         self._grip[block] = grip + 1
 
     def release(self, block: int) -> None:
-        """Undo one ``hold``, or one child's grip on its parent."""
+        """Undo one ``hold``, or a child's grip on a parent."""
         grip = self._grip[block] - 1
         self._grip[block] = grip
         if not grip:
             self._policy.offer(block)
 
     def touch(self, chain: Sequence[int], now: float) -> None:
-        """Note that a request used what of its chain is here."""
+        """Tell the policy about a request's use of the resident blocks of a chain."""
         depth = self.depth(chain)
         used, facts = self._policy.used, self._facts
         for block in chain[: min(depth, len(chain) - 1)]:
@@ -84,9 +84,9 @@ class PrefixCache:
             used(chain[-1], self._tail(chain[-1]), now)
 
     def add(self, chain: Sequence[int], now: float) -> None:
-        """Keep what of a chain is new, as far as the policy lets it in.
+        """Add the new blocks of a chain, as far as the policy admits them.
 
-        Each new block holds the one before it, so that none of the chain makes room for another.
+        Each new block holds its parent, so no block of the chain is evicted for another.
         """
         depth = self.depth(chain)
         if depth == len(chain):
@@ -100,10 +100,10 @@ class PrefixCache:
             facts = self._facts[block] if block != chain[-1] else self._tail(block)
             self._policy.refused(facts, now)
         if depth:
-            self.release(chain[depth - 1])  # The last one in has no child here.
+            self.release(chain[depth - 1])  # The last added block has no child here.
 
     def wants(self, chain: Sequence[int], now: float) -> bool:
-        """Whether the first block of the chain that is missing would be let in now."""
+        """Whether the first missing block of the chain would be admitted now."""
         depth = self.depth(chain)
         if depth == len(chain):
             return False
@@ -113,7 +113,7 @@ class PrefixCache:
         return self._policy.victim(now) is not None and self._policy.admits(facts, now)
 
     def _enter(self, chain: Sequence[int], depth: int, now: float) -> bool:
-        """Let one block in, held as if it had a child."""
+        """Add one block, held as if the block had a child."""
         block = chain[depth]
         facts = self._facts[block] if depth < len(chain) - 1 else self._tail(block)
         if not self._make_room(facts, now):
@@ -143,7 +143,7 @@ class PrefixCache:
             self.release(parent)
 
     def _tail(self, block: int) -> BlockFacts:
-        """Facts of a block that is the last of the prompt."""
+        """Return the facts of a block at the end of the prompt."""
         facts = self._tail_facts.get(block)
         if facts is None:
             known = self._facts[block]

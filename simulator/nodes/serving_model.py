@@ -1,7 +1,7 @@
-"""Constants of the simulated cluster: a model on a machine, its nodes, the other routers.
+"""Constants of the simulated cluster: a model on a machine, its nodes, the published routers.
 
-Read from simulator/models.toml or a file of the same form; used by the cluster simulation only.
-The formula of prefill time is written down beside the numbers there.
+Read from simulator/models.toml or a file of the same form; used by the cluster simulation only. The
+comments of models.toml give the formula of the prefill time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class ServingModel:
     """A model on a machine.
 
     Attributes:
-        description: for people.
+        description: text for people.
         layers: decoder layers.
         kv_heads: key/value heads per layer.
         head_dim: channels per head.
         flop_per_token: operations per computed token.
         flop_per_pair: operations per (query, key) pair of attention, all layers.
-        flop_per_s: operations the node reaches.
+        flop_per_s: operations per second that the node reaches.
         fixed_s: seconds of a prefill, however short.
-        tpot_s: seconds per generated token when no prompt disturbs it.
+        tpot_s: seconds per generated token without a concurrent prefill.
     """
 
     description: str
@@ -56,7 +56,7 @@ class ServingModel:
 
     @property
     def cost(self) -> StepCost:
-        """What computing costs."""
+        """Cost of computing."""
         return StepCost(
             self.flop_per_token / self.flop_per_s,
             self.flop_per_pair / self.flop_per_s,
@@ -64,7 +64,7 @@ class ServingModel:
         )
 
     def prefill_s(self, reused_tokens: int, new_tokens: int) -> float:
-        """Return seconds to compute tokens that follow reused ones; 0.0 for none."""
+        """Return the seconds to compute tokens after reused tokens; 0.0 without new tokens."""
         if new_tokens <= 0:
             return 0.0
         return self.cost.causal_seconds(reused_tokens, new_tokens)
@@ -72,7 +72,7 @@ class ServingModel:
 
 @dataclass(frozen=True, slots=True)
 class NodeConstants:
-    """Constants of nodes and pool; the comments in models.toml say what they mean."""
+    """Constants of nodes and pool, explained in the comments of models.toml."""
 
     heartbeat_s: float
     decode_slots: int
@@ -84,7 +84,7 @@ class NodeConstants:
 
 @dataclass(frozen=True, slots=True)
 class RouterConstants:
-    """Constants of the routers that others published."""
+    """Constants of the published routers."""
 
     dynamo_shared_credit: float
     conductor_threshold: float
@@ -102,7 +102,7 @@ class Constants:
         """Return a model by name.
 
         Raises:
-            ConfigError: there is none of that name.
+            ConfigError: the name is unknown.
         """
         if name not in self.models:
             known = ", ".join(sorted(self.models))
@@ -111,10 +111,10 @@ class Constants:
 
 
 def load_constants(path: Path | None = None) -> Constants:
-    """Read a constants file; None means the one shipped.
+    """Read a constants file; None means simulator/models.toml.
 
     Raises:
-        ConfigError: it can't be read, or a number is missing, unknown or out of range.
+        ConfigError: the file can't be read, or a number is missing, unknown or out of range.
     """
     name = str(path or "simulator/models.toml")
     try:
@@ -149,7 +149,7 @@ def _table(data: Mapping[str, Any], section: str, name: str) -> Mapping[str, Any
 
 
 def _make(kind: type[T], table: Any, where: str) -> T:
-    """Build a value from a table that has exactly its fields, numbers not negative."""
+    """Build a value from a table with exactly its fields; numbers must not be negative."""
     wanted = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
     if not isinstance(table, dict) or set(table) != set(wanted):
         raise ConfigError(f"{where} must have exactly: {', '.join(wanted)}")

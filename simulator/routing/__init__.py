@@ -1,1 +1,1 @@
-"""Routers of the simulated cluster: ours, and those to compare with."""
+"""Routers of the simulated cluster: our scheduler, and routers to compare with."""

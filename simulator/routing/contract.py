@@ -1,9 +1,9 @@
-"""Who gets a request: the contract of routers, the four plain ones, and two published ones.
+"""The contract of routers, the four plain routers, and two published routers.
 
-A router sees a request arrive, and what became of those it placed. simulator/routing/select.py
-makes routers by name; our own core is driven in simulator/routing/tierkv.py. The published routers
-keep their formulas and defaults; they see an up-to-date directory and exact queue lengths, so that
-only the choice of the node differs from ours.
+A router receives the arrival of each request and the progress of placed requests.
+simulator/routing/select.py makes routers by name; simulator/routing/tierkv.py drives our own core.
+The published routers keep their formulas and defaults; they see an up-to-date directory and exact
+queue lengths, so only the choice of the node differs from ours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class JobPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Call ``woken`` at that time."""
+    """Call ``woken`` at the given time."""
 
     at_s: float
     token: str = ""
@@ -39,14 +39,14 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class JobRefusal:
-    """Do not serve a job at all."""
+    """Refuse to serve a job."""
 
     job: SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
 class LoadAheadOrder:
-    """Have a node load the first ``blocks`` of a job that waits; then call ``loaded_ahead``."""
+    """Make a node load the first ``blocks`` of a waiting job; then call ``loaded_ahead``."""
 
     job: SimulatedRequest
     node: int
@@ -57,7 +57,7 @@ Order = JobPlacement | Wake | JobRefusal | LoadAheadOrder
 
 
 class RouterView(Protocol):
-    """What routers may look at."""
+    """The part of the cluster that routers may read."""
 
     options: ClusterOptions
     constants: Constants
@@ -84,7 +84,7 @@ class RoutingPolicy(Protocol):
 
 
 class InstantRouter:
-    """A router that decides at once and remembers nothing of jobs it placed."""
+    """A router that decides at once and keeps no state of placed jobs."""
 
     def __init__(self, cluster: RouterView) -> None:
         self.cluster = cluster
@@ -110,7 +110,7 @@ class InstantRouter:
 
 
 class RandomRouter(InstantRouter):
-    """Any node, equally likely."""
+    """Chooses any node with equal probability."""
 
     def __init__(self, cluster: RouterView) -> None:
         super().__init__(cluster)
@@ -121,7 +121,7 @@ class RandomRouter(InstantRouter):
 
 
 class RoundRobinRouter(InstantRouter):
-    """One after the other."""
+    """Chooses the nodes in turn."""
 
     def __init__(self, cluster: RouterView) -> None:
         super().__init__(cluster)
@@ -134,14 +134,14 @@ class RoundRobinRouter(InstantRouter):
 
 
 class LeastWorkRouter(InstantRouter):
-    """The node with the fewest seconds of prefill before it; caches are not looked at."""
+    """Chooses the node with the fewest queued seconds of prefill; ignores caches."""
 
     def choose(self, job: SimulatedRequest, now: float) -> int:
         return min(self.cluster.nodes, key=lambda node: (node.work_s(now), node.outstanding)).index
 
 
 class StickyRouter(LeastWorkRouter):
-    """The node that had the conversation before; a new one goes where the least work is."""
+    """Chooses the conversation's previous node; a new conversation goes to the least work."""
 
     def __init__(self, cluster: RouterView) -> None:
         super().__init__(cluster)
@@ -158,8 +158,8 @@ class DynamoRouter(InstantRouter):
     """NVIDIA Dynamo's KV router, in blocks.
 
     ``cost = max(0, (active_prefill_tokens + tokens) / block - credit) + decode_blocks`` where the
-    credit is 1.0 per block in the node's cache, and with a pool m per further block in it. The
-    least cost wins, chance among equals.
+    credit is 1.0 per block in the node's cache, and m per further block in the pool, if there is
+    one. The least cost wins, with a random choice among equal costs.
 
     Ref: ai-dynamo/dynamo, KV router selector, defaults of 1.6.1 (weight 1, temperature 0).
     """
@@ -183,11 +183,11 @@ class DynamoRouter(InstantRouter):
 
 
 class ConductorRouter(InstantRouter):
-    """Mooncake's conductor: the least time to the first token, moving a prefix where that pays.
+    """Mooncake's conductor: the least time to the first token, moving a prefix where the move pays.
 
-    The queue is the node's seconds of work; the transfer is one at the pool's rate. What the
-    algorithm replicates from another instance comes from the pool here, where every block that was
-    computed is. Rejection by SLO is left out: every router serves every request.
+    The queue is the node's seconds of work; the transfer time follows from the pool's rate. The
+    algorithm replicates blocks from another instance; here the blocks come from the pool, which
+    receives every computed block. Rejection by SLO is left out: every router serves every request.
 
     Ref: Mooncake (FAST '25), Algorithm 1.
     """

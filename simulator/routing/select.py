@@ -1,4 +1,4 @@
-"""Routers by name; called by the cluster when it is made."""
+"""Routers by name; called by a new cluster."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _INSTANT: Final[dict[RouterName, type[InstantRouter]]] = {
 
 
 def make_router(cluster: RouterView, *, requests: int) -> RoutingPolicy:
-    """Return the router that the cluster's options name.
+    """Return the router of the cluster's options.
 
     Args:
-        cluster: what it will look at.
-        requests: of the whole trace.
+        cluster: the cluster for the router to read.
+        requests: number of requests in the whole trace.
     """
     name = cluster.options.router
     if name is RouterName.TIERKV:

@@ -1,7 +1,7 @@
-"""Our own scheduler in the simulated cluster: SchedulerState of production, fed with virtual time.
+"""Our own scheduler in the simulated cluster: production's SchedulerState, run in virtual time.
 
-It decides; this file only turns what happens in the simulation into its events and its instructions
-into orders, as scheduler/dispatcher.py does with real nodes.
+The core decides. This module only translates the simulation's events to scheduler events, and
+instructions to orders, as scheduler/dispatcher.py does with real nodes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tierkv.simulator.routing.contract import (
 
 MODEL = WantedModel("simulated")
 PATIENCE_S = 300.0
-"""Who waits looks again after so long without an event; no node is ever lost here."""
+"""Seconds without an event after which a waiting request looks again; no node is ever lost here."""
 
 
 class TierKvRouter:
@@ -56,16 +56,16 @@ class TierKvRouter:
     Attributes:
         state: the scheduler's core.
         _jobs: live requests by id.
-        _seen_s: when it last saw the nodes' loads.
-        _told: what each node last told.
+        _seen_s: time of the last look at the nodes' loads.
+        _told: last load report of each node.
     """
 
     def __init__(self, cluster: RouterView, *, requests: int) -> None:
         """Make the core.
 
         Args:
-            cluster: what is simulated.
-            requests: of the whole trace; so many may wait, nobody is refused.
+            cluster: the simulated cluster.
+            requests: number of requests in the whole trace; all may wait, so no request is refused.
         """
         self.state = SchedulerState(
             SchedulerConfig(
@@ -134,10 +134,10 @@ class TierKvRouter:
                 case Fail():
                     yield JobRefusal(self._jobs.pop(instruction.request_id))
                 case _:
-                    pass  # Looking at the nodes again goes on by itself here.
+                    pass  # The simulation itself repeats the looks at the nodes.
 
     def _located(self, request_id: RequestId) -> ChainLocated:
-        """Answer as the directory would."""
+        """Answer like the directory."""
         if self._cluster.noise.locate_is_late():
             return ChainLocated(request_id)
         found = self._cluster.look_up(self._jobs[request_id])
@@ -154,12 +154,13 @@ class TierKvRouter:
             if node.index not in self._told or not self._cluster.noise.heartbeat_is_late():
                 self._told[node.index] = self._load(node)
         seen = tuple(SeenNode(info, self._told[n]) for n, info in enumerate(self._infos))
-        # All nodes share one link; a router that is not to see its queue is told of no sharing.
+        # All nodes share one link; a router that must not see the link's queue is told of no
+        # sharing.
         sees_queue = self._cluster.options.gate in (Gate.LIVE, Gate.OFF)
         return NodesSeen(seen, pool_nodes=1 if sees_queue else 0)
 
     def _load(self, node: SimNode) -> NodeLoad:
-        """Say what a node's heartbeat would."""
+        """Return a node's load as in a heartbeat."""
         model, waiting = self._cluster.model, len(node.queue)
         return replace(
             tell_cost(model.cost),

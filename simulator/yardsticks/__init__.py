@@ -1,1 +1,1 @@
-"""What production's eviction policies are compared with: plain and published ones, the optimum."""
+"""Yardsticks for production's eviction policies: plain and published policies, and the optimum."""

@@ -1,4 +1,4 @@
-"""ARC: recency and frequency in two lists, balanced by what was evicted too early.
+"""ARC: recency and frequency in two lists, balanced by premature evictions.
 
 A yardstick for the simulator. N. Megiddo and D. Modha, "ARC: A Self-Tuning, Low Overhead
 Replacement Cache", FAST 2003, figure 4; block by block, with ghosts by key.
@@ -18,9 +18,9 @@ class Arc(OfferedHandles):
 
     Attributes:
         _once, _often: resident handles and their keys (T1, T2), least recently used first.
-        _once_gone, _often_gone: keys evicted from them (B1, B2), oldest first.
-        _target: how many blocks T1 should have (p).
-        _coming: key of the block for which room is being made.
+        _once_gone, _often_gone: keys evicted from T1 and T2 (B1, B2), oldest first.
+        _target: target number of blocks in T1 (p).
+        _coming: key of the newcomer that needs room.
     """
 
     def __init__(self, capacity_blocks: int) -> None:

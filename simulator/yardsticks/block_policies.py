@@ -1,7 +1,7 @@
 """Plain policies on single blocks: yardsticks for the simulator, not for production.
 
-They know nothing of prompts and prefixes. Those of one idea each are here: LRU, FIFO, LFU and TTL;
-the published ones have files of their own.
+These policies ignore prompts and prefixes. This module has the policies with a single idea: LRU,
+FIFO, LFU and TTL; each published policy has a separate file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Fifo(OfferedHandles):
     """First in, first out.
 
     Attributes:
-        _order: resident handles, the next to go first.
+        _order: resident handles, the next victim first.
     """
 
     def __init__(self) -> None:
@@ -58,11 +58,11 @@ class Lru(Fifo):
 
 
 TTL_S: Final = 300.0
-"""Five minutes: what providers of prompt caching promise by default."""
+"""Five minutes: the default promise of providers of prompt caching."""
 
 
 class Ttl(Lru):
-    """Least recently used, and nothing is admitted while all residents are within their time.
+    """Least recently used; admits no block while all residents are within their time.
 
     Attributes:
         _used_at: time of the last use by resident handle.
@@ -91,11 +91,11 @@ class Ttl(Lru):
 
 
 class Lfu(OfferedHandles):
-    """Least often used since it came, of equal ones the least recently used.
+    """Least frequently used since admission; among equal counts the least recently used.
 
     Attributes:
-        _rank: per resident handle, its uses and the number of its last use.
-        _queue: heap of (rank, handle), with entries that count no more.
+        _rank: per resident handle, the count of uses and the number of its last use.
+        _queue: heap of (rank, handle), including outdated entries.
     """
 
     def __init__(self) -> None:
@@ -154,4 +154,4 @@ BLOCK_POLICIES: Final[dict[str, Callable[[int, int], EvictionPolicy]]] = {
     "s3fifo": lambda capacity_blocks, seed: S3Fifo(capacity_blocks),
     "lhd": lambda capacity_blocks, seed: Lhd(capacity_blocks, seed=seed),
 }
-"""By name, made for a capacity and with a seed."""
+"""Policies by name; called with a capacity and a seed."""

@@ -1,4 +1,4 @@
-"""LHD: the block with the least expected hits per unit of space and time goes.
+"""LHD: evicts the block with the least expected hits per unit of space and time.
 
 A yardstick for the simulator. N. Beckmann, H. Chen and A. Cidon, "LHD: Improving Cache Hit Rate by
 Maximizing Hit Density", NSDI 2018: ages in coarse steps of references, classes by the ages at the
@@ -24,9 +24,9 @@ class Lhd:
 
     Attributes:
         _state: per resident handle: reference of the last use, class, age at the last hit.
-        _offered: handles that may go, in an array to draw from; _place: where each stands.
-        _density: per class and age, as last computed.
-        _hits, _evictions: per class and age, decaying.
+        _offered: array of evictable handles to draw from; _place: index of each handle.
+        _density: hit density per class and age, as last computed.
+        _hits, _evictions: decaying counts per class and age.
         _step: references per step of age; _uses: references so far.
     """
 
@@ -74,7 +74,7 @@ class Lhd:
                 self._place[moved] = place
 
     def victim(self, now: float) -> int | None:
-        """Draw a sample; the same answer until something is used or leaves."""
+        """Draw a sample; return the same victim until the next use or eviction."""
         offered = self._offered
         if not offered:
             return None
@@ -83,7 +83,7 @@ class Lhd:
         count = len(offered)
         if count <= _SAMPLE:
             sample = offered
-        else:  # One draw and even steps from there; the array is in no order.
+        else:  # One draw, then even steps; the array has no order.
             place, step = self._draw() % count, count // _SAMPLE
             sample = [offered[place - i * step] for i in range(_SAMPLE)]
         victim = self._least_dense(sample)
@@ -97,7 +97,7 @@ class Lhd:
         pass
 
     def _least_dense(self, sample: list[int]) -> int:
-        """Return who is worth least, of equal ones the least recently used."""
+        """Return the handle with the least density; among equal handles the least recently used."""
         found, least, oldest = sample[0], float("inf"), 0
         state, density, step, uses = self._state, self._density, self._step, self._uses
         for handle in sample:
@@ -138,5 +138,8 @@ class Lhd:
 
 
 def _class_of(age: int) -> int:
-    """Return 1 for those hit at the oldest ages, more for younger; 0 is for those never hit."""
+    """Return the class of a hit at an age: 1 for the oldest ages, more for younger ages.
+
+    Class 0 is for blocks never hit.
+    """
     return max(1, _CLASSES - 1 - age.bit_length())

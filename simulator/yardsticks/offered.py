@@ -1,7 +1,7 @@
-"""The part of an EvictionPolicy that most yardsticks share: which handles may go.
+"""The part of an EvictionPolicy that most yardsticks share: the set of evictable handles.
 
-Arc, S3Fifo and the policies of block_policies.py extend it; Lhd draws from an array instead. The
-other methods of the contract are theirs.
+Arc, S3Fifo and the policies of block_policies.py extend this class; Lhd draws from an array
+instead. Subclasses implement the other methods of the contract.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ class OfferedHandles:
     """Keeps the offered handles in a set.
 
     Attributes:
-        _offered: resident handles that may go.
+        _offered: resident handles that may be evicted.
     """
 
     def __init__(self) -> None:

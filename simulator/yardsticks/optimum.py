@@ -1,8 +1,9 @@
-"""Belady's optimum for chained blocks: what no policy can beat, given the same capacity.
+"""Belady's optimum for chained blocks: an upper bound for every policy with the same capacity.
 
-Always drop the block whose next use is farthest, of equal ones the deepest, the newest included
-(which is bypassing the cache). Because an id names its whole prefix, a block is never used before
-its parent is; so that block is a leaf, and the number of block hits is the most possible.
+Always evict the block with the farthest next use, among equal blocks the deepest; the victim may be
+the newest block, which then bypasses the cache. Because an id names its whole prefix, a block is
+never used before its parent. The victim is therefore a leaf, and the number of block hits is the
+maximum.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def belady_hits(requests: Sequence[Request], capacity_blocks: int) -> Iterator[i
 
 
 def _next_uses(requests: Sequence[Request]) -> list[list[int]]:
-    """Return, per request and block, the number of the next request with it; past the end: none."""
+    """Return the number of the next request of each block, per request; past the end: none."""
     latest: dict[int, int] = {}
     found: list[list[int]] = [[]] * len(requests)
     for index in range(len(requests) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""S3-FIFO: a small queue for newcomers, a main queue for those used again, and a queue of ghosts.
+"""S3-FIFO: a small queue for newcomers, a main queue for reused blocks, and a queue of ghosts.
 
 A yardstick for the simulator. J. Yang and others, "FIFO Queues are All You Need for Cache
 Eviction", SOSP 2023, algorithm 1; block by block, a tenth of the cache for newcomers.
@@ -22,8 +22,9 @@ class S3Fifo(OfferedHandles):
 
     Attributes:
         _small, _main: resident handles and their keys, oldest first.
-        _gone: keys evicted from the small queue, oldest first; as many as the main queue may have.
-        _uses: per resident handle, uses since it entered its queue, at most three.
+        _gone: keys evicted from the small queue, oldest first; bounded by the size of the main
+            queue.
+        _uses: per resident handle, uses since admission to its queue, at most three.
     """
 
     def __init__(self, capacity_blocks: int) -> None:
@@ -73,7 +74,7 @@ class S3Fifo(OfferedHandles):
         pass
 
     def _from_small(self) -> int | None:
-        """Return the oldest that was used once at most; those used more move to the main queue."""
+        """Return the oldest handle with at most one use; others move to the main queue."""
         for handle in list(self._peek(self._small)):
             if self._uses[handle] <= 1:
                 return handle
@@ -82,7 +83,7 @@ class S3Fifo(OfferedHandles):
         return None
 
     def _from_main(self) -> int | None:
-        """Return the oldest without uses; each that has some goes round for one of them."""
+        """Return the oldest handle without uses; each round costs a used handle one use."""
         for _ in range((_MOST_USES + 1) * len(self._main)):
             handle = next(iter(self._main))
             if handle in self._offered and not self._uses[handle]:
@@ -92,7 +93,7 @@ class S3Fifo(OfferedHandles):
         return None
 
     def _peek(self, queue: OrderedDict[int, Hashable]) -> list[int]:
-        """Return the offered ones up to the first that may go."""
+        """Return the offered handles up to the first evictable handle."""
         found = []
         for handle in queue:
             if handle in self._offered:
