@@ -1,1 +1,1 @@
-"""COPY: its statement, and its rows in text, CSV and binary."""
+"""COPY: the statement, and its rows in text, CSV and binary format."""

@@ -1,7 +1,7 @@
 """COPY's binary rows: values to bytes, and bytes to rows of text.
 
-The same two sides as text_rows.py: a writer with header, line and trailer, and a reader that is
-fed pieces that may end anywhere. Both are pure.
+The module has the same two sides as text_rows.py: a writer with header, line and trailer, and a
+reader whose input pieces may end anywhere. Both sides are pure.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class BinaryWriter:
         self._count = struct.pack("!h", len(columns))
 
     def header(self) -> bytes:
-        """Signature, flags, and no extension."""
+        """Return the signature, the flags and the length of an empty extension."""
         return _SIGNATURE + bytes(8)
 
     def line(self, row: Sequence[Any]) -> bytes:
-        """One row."""
+        """Encode one row."""
         parts = [self._count]
         for value, encode in zip(row, self._encoders, strict=True):
             if value is None:
@@ -47,7 +47,7 @@ class BinaryWriter:
         return b"".join(parts)
 
     def trailer(self) -> bytes:
-        """What ends the data."""
+        """Return the end marker of the data."""
         return _TRAILER
 
 
@@ -63,10 +63,10 @@ class BinaryReader:
         self._ended = False
 
     def feed(self, data: bytes) -> list[Row]:
-        """Add a piece; give the rows that are complete.
+        """Add a piece of data; return the rows that are now complete.
 
         Raises:
-            SqlError: 22P04, not COPY data; 22P03, a value that does not fit its column.
+            SqlError: 22P04, not COPY data; 22P03, a value does not fit its column.
         """
         self._buffer += data
         if not self._begun and not self._begin():
@@ -81,10 +81,11 @@ class BinaryReader:
         return rows
 
     def finish(self) -> list[Row]:
-        """No more data.
+        """End the data.
 
         Raises:
-            SqlError: 22P04, it ends inside a row or without its trailer's rows.
+            SqlError: 22P04, the header is missing or incomplete, or bytes are left after the last
+                complete row.
         """
         if not self._begun or self._buffer:
             raise self._bad("unexpected EOF in COPY data")
@@ -94,7 +95,7 @@ class BinaryReader:
         return SqlError(why, sqlstate="22P04", detail=f"COPY, row {self._row_number}")
 
     def _begin(self) -> bool:
-        """Pass the header, once all of it is there."""
+        """Skip the header once all of the header has arrived; return True when it is skipped."""
         if not _SIGNATURE.startswith(bytes(self._buffer[: len(_SIGNATURE)])):
             raise self._bad("COPY file signature not recognized")
         if len(self._buffer) < _HEAD_BYTES:
@@ -111,7 +112,7 @@ class BinaryReader:
         return True
 
     def _next_row(self) -> Row | None:
-        """The next row, or None until it is whole."""
+        """Return the next row, or None if the row is not complete yet or the data has ended."""
         start = at = self._at
         if len(self._buffer) < at + 2:
             return None

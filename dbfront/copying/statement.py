@@ -1,7 +1,7 @@
 """``COPY ... TO STDOUT`` and ``COPY ... FROM STDIN``: from SQL text to a frozen description.
 
-Both option styles are read, ``WITH (FORMAT csv, HEADER)`` and the older ``CSV HEADER``. Other COPY
-statements (files on the server) are not ours: ``parse_copy`` answers None and the engine decides.
+Both option styles are read, ``WITH (FORMAT csv, HEADER)`` and the older ``CSV HEADER``. For other
+COPY statements (files on the server) ``parse_copy`` returns None, and the engine decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxEr
 
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """How COPY rows look; the defaults are those of PostgreSQL's text format."""
+    """Format of COPY rows; the defaults are the defaults of PostgreSQL's text format."""
 
     csv: bool = False
     delimiter: str = "\t"
@@ -36,8 +36,8 @@ class CopyStatement:
     Attributes:
         to_client: True for TO STDOUT.
         table: quoted, qualified name; empty when ``query`` is given.
-        columns: unquoted names; empty for all.
-        query: what stands in the parentheses of ``COPY (query) TO``.
+        columns: unquoted names; empty for all columns.
+        query: text in the parentheses of ``COPY (query) TO``.
     """
 
     to_client: bool
@@ -48,7 +48,7 @@ class CopyStatement:
 
     @property
     def select(self) -> str:
-        """The query whose rows are copied out, or whose columns are copied in."""
+        """Return the query whose rows are copied out, or whose columns are copied in."""
         if self.query:
             return self.query
         names = ", ".join(map(quote_name, self.columns)) or "*"
@@ -56,7 +56,7 @@ class CopyStatement:
 
 
 def quote_name(name: str) -> str:
-    """A name as a quoted SQL identifier."""
+    """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -86,7 +86,7 @@ class _TokenCursor:
         return True
 
     def balanced(self) -> str:
-        """The text between the parenthesis just passed and its partner."""
+        """Return the text from the opening parenthesis just passed to its closing parenthesis."""
         start, depth = self._tokens[self._at - 1].end, 1
         while depth:
             token = self.next()
@@ -94,7 +94,7 @@ class _TokenCursor:
         return self.sql[start : token.start].strip()
 
     def names(self) -> tuple[str, ...]:
-        """Names up to the closing parenthesis."""
+        """Read names up to the closing parenthesis."""
         names = [_name(self.next())]
         while self.skip(","):
             names.append(_name(self.next()))
@@ -116,11 +116,11 @@ def _name(token: SqlToken) -> str:
 
 
 def parse_copy(sql: str) -> CopyStatement | None:
-    """Read a COPY through the client; None if it is anything else.
+    """Read a COPY through the client; return None for any other statement.
 
     Raises:
-        SqlSyntaxError, SqlError: it is one, but malformed or with impossible options.
-        FeatureNotSupportedError: an option.
+        SqlSyntaxError, SqlError: a malformed COPY, or a COPY with impossible options.
+        FeatureNotSupportedError: an unsupported option, or COPY from or to a program.
     """
     if not sql.lstrip()[:4].upper().startswith(("COPY", "--", "/*")):
         return None
@@ -166,7 +166,7 @@ _NO_FLAGS: Final = ("FALSE", "OFF", "0")
 
 
 def _options(cursor: _TokenCursor) -> CopyOptions:
-    """Read the options in either style; defaults depend on the format."""
+    """Read the options in either style; the defaults depend on the format."""
     cursor.skip("WITH")
     parenthesised = cursor.skip("(")
     raw: dict[str, str | tuple[str, ...]] = {}

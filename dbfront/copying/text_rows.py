@@ -1,9 +1,9 @@
 """COPY's text and CSV rows: values to lines, and bytes to rows of text.
 
 ``CopyWriter`` and ``CopyReader`` are pure; copy.py moves their bytes. The reader accepts pieces
-that end anywhere, even inside a UTF-8 character, and returns whole rows; None is NULL. Cells become
-text that DuckDB can cast; a type that the two spell differently (bytes, arrays, booleans, times
-with an offset) is parsed and written anew.
+that end anywhere, even inside a UTF-8 character, and returns whole rows; None is NULL. DuckDB can
+cast the cells of a row from text. Types that PostgreSQL and DuckDB spell differently (bytes,
+arrays, booleans, times with an offset) are parsed and written again in DuckDB's spelling.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RESPELLED: Final = frozenset({"bool", "bytea", "interval", "date", "time", "tim
 
 
 def duckdb_text(value: Any) -> str:
-    """A value as text that DuckDB casts back to it."""
+    """Return a value as text that DuckDB casts back to the value."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -56,14 +56,14 @@ def _item(value: Any) -> str:
 
 
 def text_converter(kind: PgType) -> CellConverter | None:
-    """How a cell of the text or CSV format is written anew; None where it may stay."""
+    """Return the function to respell a cell of text or CSV; None if cells need no respelling."""
     if kind.element is None and kind.name not in _RESPELLED:
         return None
     return lambda cell: duckdb_text(decode_parameter(cell.encode(), kind, 0))
 
 
 def from_binary(data: bytes, kind: PgType) -> str:
-    """A cell of the binary format as text for DuckDB."""
+    """Return a cell of the binary format as text for DuckDB."""
     return duckdb_text(decode_parameter(data, kind, 1))
 
 
@@ -93,24 +93,24 @@ class CopyWriter:
         self._escapes = str.maketrans(escapes)
 
     def header(self) -> bytes:
-        """The header line, or nothing."""
+        """Return the header line, or no bytes if the options ask for no header."""
         if not self._options.header:
             return b""
         cells = [self._cell(name, forced=False) for name in self._names]
         return self._line(cells)
 
     def line(self, row: Sequence[Any]) -> bytes:
-        """One row with its line end."""
+        """Encode one row as a line with line end."""
         cells = [
             self._options.null if value is None else self._cell(form(value), forced=forced)
             for value, form, forced in zip(row, self._forms, self._forced, strict=True)
         ]
         if self._options.csv and cells == ["\\."]:
-            cells = ['"\\."']  # alone on a line it would end the data
+            cells = ['"\\."']  # alone on a line, \. would end the data
         return self._line(cells)
 
     def trailer(self) -> bytes:
-        """What ends the data: nothing."""
+        """Return the end of the data, which is empty for text and CSV."""
         return b""
 
     def _line(self, cells: Iterable[str]) -> bytes:
@@ -145,11 +145,11 @@ class CopyReader:
         self._ended = False
 
     def feed(self, data: bytes) -> list[Row]:
-        """Add a piece; give the rows that are complete."""
+        """Add a piece of data; return the rows that are now complete."""
         return self._rows(self._complete_lines(data))
 
     def finish(self) -> list[Row]:
-        """No more data; give the last row, if its line had no end.
+        """End the data; return the last row if its line had no line end.
 
         Raises:
             SqlError: the data ends inside a quoted value.
@@ -162,7 +162,7 @@ class CopyReader:
         return self._rows([b"\n".join([*self._open_lines, last])])
 
     def _complete_lines(self, data: bytes) -> list[bytes]:
-        """Whole lines; a CSV line that ends inside quotes is joined with the next."""
+        """Return complete lines; join a CSV line ending inside quotes with the next line."""
         pieces = (self._partial + data).split(b"\n")
         self._partial = pieces.pop()
         lines: list[bytes] = []
@@ -179,7 +179,7 @@ class CopyReader:
         return lines
 
     def _inside_quotes(self, line: bytes) -> bool:
-        """Whether quotes in ``line`` leave a value open; an escaped quote does not count."""
+        """Return True if quotes in ``line`` leave a value open; an escaped quote does not count."""
         quote, escape = self._options.quote.encode(), self._options.escape.encode()
         if escape != quote:
             line = line.replace(escape * 2, b"").replace(escape + quote, b"")
@@ -257,7 +257,7 @@ class CopyReader:
             at += 1  # the delimiter
 
     def _csv_cell(self, text: str, at: int) -> tuple[str | None, int]:
-        """One value, and the index of the delimiter after it."""
+        """Return one value, and the index of the delimiter after the value."""
         options = self._options
         out: list[str] = []
         quoted = inside = False
