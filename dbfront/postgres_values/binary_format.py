@@ -1,8 +1,8 @@
 """Values to PostgreSQL's binary format: one encoder per column type.
 
-``binary_encoder`` picks the function once per column; it is never called with None. Instants are
-microseconds since 2000-01-01, computed without Python's year limits, because DuckDB hands dates
-outside years 1 to 9999 over as text.
+``binary_encoder`` returns the function for a column, once per column; the function is never called
+with None. Instants are microseconds since 2000-01-01, computed without Python's year limits,
+because DuckDB returns dates outside years 1 to 9999 as text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tierkv.dbfront.postgres_values.types import PgType
 from tierkv.kvcore.errors import SqlError
 
 Encoder = Callable[[Any], bytes]
-"""A value of one type to the bytes of its binary format."""
+"""Converts a value of one type to the bytes of the binary format."""
 
 _EPOCH_DATE: Final = dt.date(2000, 1, 1).toordinal()
 _EPOCH: Final = dt.datetime(2000, 1, 1)
@@ -48,14 +48,14 @@ def _packed(format_text: str) -> Encoder:
 
 
 def _civil_days(year: int, month: int, day: int) -> int:
-    """Days since 2000-01-01 in the proleptic Gregorian calendar; year 0 is 1 BC."""
+    """Return the days since 2000-01-01 in the proleptic Gregorian calendar; year 0 is 1 BC."""
     cycles, year_in_cycle = divmod(year, 400)
     moved = dt.date(year_in_cycle + 400, month, day).toordinal() - _EPOCH_DATE
     return moved + (cycles - 1) * 146_097
 
 
 def _foreign_micros(text: str) -> tuple[int, int]:
-    """Days and microseconds of a date or timestamp that Python can't hold."""
+    """Return days and microseconds of a date or timestamp outside Python's range."""
     match = _FOREIGN.fullmatch(text)
     if match is None:
         raise SqlError(f"can't send {text!r} in binary format", sqlstate="22008")
@@ -73,7 +73,7 @@ def _infinity(value: Any, limit: int) -> int | None:
 
 
 def date_binary(value: Any) -> bytes:
-    """Days since 2000-01-01."""
+    """Encode a date as days since 2000-01-01."""
     if isinstance(value, dt.date):
         return _INT4(value.toordinal() - _EPOCH_DATE)
     endless = _infinity(value, _INT4_MAX)
@@ -88,18 +88,18 @@ def _time_micros(value: Any) -> int:
 
 
 def time_binary(value: Any) -> bytes:
-    """Microseconds since midnight."""
+    """Encode a time as microseconds since midnight."""
     return _INT8(_time_micros(value))
 
 
 def timetz_binary(value: Any) -> bytes:
-    """Microseconds since midnight, and seconds west of Greenwich."""
+    """Encode microseconds since midnight, and seconds west of Greenwich."""
     offset = value.utcoffset() or dt.timedelta(0)
     return _INT8(_time_micros(value)) + _INT4(-int(offset.total_seconds()))
 
 
 def timestamp_binary(value: Any) -> bytes:
-    """Microseconds since 2000-01-01; an aware value is taken to UTC first."""
+    """Encode microseconds since 2000-01-01; a value with a time zone is converted to UTC first."""
     if isinstance(value, dt.datetime):
         offset = value.utcoffset() or dt.timedelta(0)
         return _INT8((value.replace(tzinfo=None) - _EPOCH - offset) // _MICRO)
@@ -111,13 +111,13 @@ def timestamp_binary(value: Any) -> bytes:
 
 
 def interval_binary(value: Any) -> bytes:
-    """Microseconds, days, months."""
+    """Encode microseconds, days and months."""
     parts = interval_parts(value)
     return struct.pack("!qii", parts.micros, parts.days, parts.months)
 
 
 def uuid_binary(value: Any) -> bytes:
-    """Sixteen bytes."""
+    """Encode a UUID as sixteen bytes."""
     return value.bytes if isinstance(value, uuid.UUID) else uuid.UUID(str(value)).bytes
 
 
@@ -165,7 +165,7 @@ _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
 
 
 def binary_encoder(kind: PgType, duckdb_name: str = "") -> Encoder:
-    """The function from a value of that type to its binary format; text types send their text."""
+    """Return the function from a value of the type to its binary format; text types send text."""
     if kind.element is not None:
         return _array_binary(kind.element)
     return _ENCODERS.get(kind.name) or text_encoder(kind, duckdb_name)

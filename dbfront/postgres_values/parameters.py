@@ -1,10 +1,10 @@
 """Parameters from the wire to Python values: text and binary, by PostgreSQL type.
 
 portals.py calls ``decode_parameter`` for each Bind parameter. Text that DuckDB parses better
-(dates, intervals, uuids, JSON) stays text, and the statement casts it. A value that does not fit
-its type is the user's error (22P02, 22P03). PostgreSQL drops void arguments, so ``without_void``
-does the same: pgJDBC sends ``{ ? = call f(?) }`` as ``select * from f($1,$2)`` with a void NULL for
-the result.
+(dates, uuids, JSON) stays text, and the statement casts the text. A value that does not fit its
+type is the user's error (22P02, 22P03). PostgreSQL drops void arguments, and ``without_void`` does
+the same: pgJDBC sends ``{ ? = call f(?) }`` as ``select * from f($1,$2)`` with a void NULL for the
+result.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _VOID: Final = 2278
 
 
 def declared_types(types: bytes) -> tuple[int, ...]:
-    """Read the OIDs at the end of a Parse: a count, and as many."""
+    """Read the type OIDs at the end of a Parse message: a count, then the OIDs."""
     count = int.from_bytes(types[:2], "big")
     return tuple(int.from_bytes(types[2 + 4 * at : 6 + 4 * at], "big") for at in range(count))
 
 
 def without_void(text: str, oids: Sequence[int]) -> str:
-    """Blank the void arguments of calls, so that everything else keeps its place.
+    """Blank the void arguments of calls, so that all other tokens keep their positions.
 
     Args:
-        text: of a Parse.
-        oids: of its parameters' types, as that Parse gives them.
+        text: text of a Parse message.
+        oids: OIDs of the parameter types in the same message.
     """
     void = {f"${number}" for number, oid in enumerate(oids, 1) if oid == _VOID}
     if not void:
@@ -54,7 +54,7 @@ def without_void(text: str, oids: Sequence[int]) -> str:
 
 
 def _argument(tokens: list[Token], index: int) -> list[Token]:
-    """Return a parameter that is a whole argument, with one comma beside it."""
+    """Return the tokens of a parameter that is a whole argument, with one adjacent comma."""
     before, after = tokens[index - 1], tokens[index + 1]
     if before.text not in ("(", ",") or after.text not in (",", ")"):
         return []
@@ -68,19 +68,20 @@ _EPOCH: Final = dt.datetime(2000, 1, 1)
 _TRUE: Final = ("t", "true", "y", "yes", "on", "1")
 _FALSE: Final = ("f", "false", "n", "no", "off", "0")
 _MAX_DIMENSIONS: Final = 6
-_SPACES: Final = " \t\n\r\v\f"  # PostgreSQL's; str.isspace knows more
+_SPACES: Final = " \t\n\r\v\f"  # PostgreSQL's spaces; str.isspace accepts more
 
 
 def decode_parameter(data: bytes, kind: PgType, format_code: int) -> Any:
-    """Turn one parameter into a value DuckDB can bind.
+    """Decode one parameter to a value that DuckDB can bind.
 
     Args:
         data: the bytes of the parameter, not NULL.
-        kind: its declared or inferred type.
+        kind: the declared or inferred type.
         format_code: 0 text, 1 binary.
 
     Raises:
-        SqlError: 22P02 or 22P03, the value does not fit the type; 22021, not UTF-8.
+        SqlError: 22P02 or 22P03, the value does not fit the type; 22021, not UTF-8 or a NUL
+            character.
     """
     try:
         value = _from_binary(data, kind) if format_code else _from_text(data.decode(), kind)
@@ -92,7 +93,7 @@ def decode_parameter(data: bytes, kind: PgType, format_code: int) -> Any:
         raise SqlError(
             f"invalid {form} representation for type {kind.name}{shown}", sqlstate=state
         ) from None
-    if isinstance(value, str) and "\0" in value:  # PostgreSQL's text can't hold it
+    if isinstance(value, str) and "\0" in value:  # PostgreSQL's text can't hold NUL
         raise SqlError('invalid byte sequence for encoding "UTF8": 0x00', sqlstate="22021")
     return value
 
@@ -134,7 +135,7 @@ _DATE_WITH_OFFSET = re.compile(r"(\d{4,}-\d\d-\d\d)\s*(?:[+-]\d\d(?::?\d\d){0,2}
 
 
 def _without_offset(text: str) -> str:
-    """A time or timestamp without zone ignores an offset, which JDBC sends with each."""
+    """Cut the offset of a time or timestamp without zone; JDBC sends an offset with each value."""
     match = _WITH_OFFSET.fullmatch(text.strip(_SPACES)) if ":" in text else None
     return match[1] if match else text
 
@@ -155,7 +156,7 @@ _FROM_TEXT: Final[dict[str, Callable[[str], Any]]] = {
     "float8": float,
     "numeric": Decimal,
     "bytea": _bytea,
-    "interval": lambda text: text.replace("+", ""),  # DuckDB knows no plus sign
+    "interval": lambda text: text.replace("+", ""),  # DuckDB reads no plus sign
     "date": _date_text,
     "time": _without_offset,
     "timestamp": _without_offset,
@@ -178,7 +179,7 @@ def _array_from_text(text: str, element: PgType) -> list[Any]:
 
 
 def _array_items(text: str, at: int, element: PgType, depth: int) -> tuple[list[Any], int]:
-    """Parse ``{...}`` at ``at``; answers the items and the index after the brace."""
+    """Parse ``{...}`` at ``at``; return the items and the index after the closing brace."""
     if text[at : at + 1] != "{" or depth > _MAX_DIMENSIONS:
         raise ValueError("not an array")
     items: list[Any] = []
@@ -258,7 +259,7 @@ def _timestamp(data: bytes) -> Any:
 
 def _timestamptz(data: bytes) -> Any:
     value = _timestamp(data)
-    # As text, since DuckDB would need pytz to bind an aware datetime.
+    # Text, because DuckDB would need pytz to bind a datetime with a time zone.
     return f"{value.isoformat(' ')}+00" if isinstance(value, dt.datetime) else value
 
 
@@ -327,12 +328,12 @@ def _array_from_binary(data: bytes, element: PgType) -> list[Any]:
 
 
 def _shape(values: list[Any], sizes: list[int]) -> list[Any]:
-    """Cut a flat list into nested lists of those sizes."""
+    """Cut a flat list into nested lists of the given sizes."""
     for size in reversed(sizes[1:]):
         values = [values[at : at + size] for at in range(0, len(values), size)] if size else []
     return values
 
 
 def is_text(kind: PgType) -> bool:
-    """Whether parameters of that type are bound as plain text, without a cast."""
+    """Return True if parameters of the type are bound as plain text, without a cast."""
     return kind.name == TEXT.name

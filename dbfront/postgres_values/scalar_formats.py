@@ -1,10 +1,10 @@
-"""The forms of intervals and numerics, the two scalar types with more than one field.
+"""The formats of intervals and numerics, the two scalar types with more than one field.
 
 An interval keeps months, days and microseconds apart, as PostgreSQL and DuckDB do. Python's
 timedelta has no months, so DuckDB writes intervals as text
-(postgres_dialect/rewriting/intervals.py), and the encoders parse that text or a timedelta. A binary
+(postgres_dialect/rewriting/intervals.py), and the encoders parse the text or a timedelta. A binary
 numeric has base-10000 digits and is exact in both directions: ``weight`` is the power of 10000 of
-the first digit, ``dscale`` the decimals shown.
+the first digit, ``dscale`` the number of decimals shown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXACT: Final = Context(prec=200_000)
 
 
 def numeric_binary(value: Any) -> bytes:
-    """Encode an int or Decimal (or their text) exactly."""
+    """Encode an int or Decimal, or the text of either, exactly."""
     number = value if isinstance(value, Decimal) else Decimal(value)
     if number.is_nan():
         return _HEAD.pack(0, 0, _NAN, 0)
@@ -60,10 +60,10 @@ def numeric_binary(value: Any) -> bytes:
 
 
 def numeric_from_binary(data: bytes) -> Decimal:
-    """Decode exactly.
+    """Decode a binary numeric exactly.
 
     Raises:
-        RemoteProtocolError: not a numeric.
+        RemoteProtocolError: the bytes are not a numeric.
     """
     if len(data) < _HEAD.size:
         raise RemoteProtocolError("invalid binary numeric: too short")
@@ -95,7 +95,7 @@ _MONTHS: Final = {"year": 12, "month": 1}
 
 @dataclass(frozen=True, slots=True)
 class IntervalParts:
-    """An interval; parts may have different signs."""
+    """An interval; the three fields may have different signs."""
 
     months: int
     days: int
@@ -103,7 +103,7 @@ class IntervalParts:
 
     @property
     def text(self) -> str:
-        """PostgreSQL's spelling, IntervalStyle postgres: ``1 year 2 mons -3 days +04:05:06``."""
+        """Return PostgreSQL's text, IntervalStyle postgres: ``1 year 2 mons -3 days +04:05:06``."""
         years = abs(self.months) // 12 * (-1 if self.months < 0 else 1)
         words: list[str] = []
         before = False
@@ -121,10 +121,10 @@ class IntervalParts:
 
 
 def interval_parts(value: Any) -> IntervalParts:
-    """Read DuckDB's text of an interval, or a timedelta.
+    """Parse DuckDB's text of an interval, or convert a timedelta.
 
     Raises:
-        SqlError: 22007, neither.
+        SqlError: 22007, the text is not an interval.
     """
     if isinstance(value, dt.timedelta):
         micros, days = value.seconds * 1_000_000 + value.microseconds, value.days
@@ -150,5 +150,5 @@ def _micros(clock: re.Match[str]) -> int:
 
 
 def interval_text(value: Any) -> str:
-    """A value as PostgreSQL writes it."""
+    """Return an interval as PostgreSQL writes it."""
     return interval_parts(value).text

@@ -1,8 +1,8 @@
-"""Tokens of a statement as the wire server looks at them, on top of the sql room's lexer.
+"""Tokens of a statement as the wire server reads them, on top of the sql room's lexer.
 
 COPY statements, ``$n`` parameters, settings and catalog queries are recognised by tokens, never by
-searching text, so a string or comment that looks like one is left alone. Parsing SQL is the sql
-room's job.
+text search. A string or comment that looks like a statement is therefore left alone. The sql room
+parses SQL.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ZONED: Final = {"TIMESTAMP": "TIMESTAMP WITH TIME ZONE", "TIME": "TIME WITH TIM
 
 @dataclass(frozen=True, slots=True)
 class SqlToken:
-    """A piece of SQL text. ``kind``: word, ident, string, number, param or symbol."""
+    """A token of SQL text. ``kind`` is word, ident, string, number, param or symbol."""
 
     kind: str
     text: str
@@ -57,55 +57,55 @@ class SqlToken:
 
     @property
     def upper(self) -> str:
-        """The keyword, if this is a word; else the text."""
+        """Return the token's text, in upper case if the token is a word."""
         return self.text.upper() if self.kind == "word" else self.text
 
     @property
     def name(self) -> str:
-        """The name it stands for: unquoted, or folded to lower case."""
+        """Return the name that the token stands for: unquoted, or folded to lower case."""
         if self.kind == "ident":
             return self.text[1:-1].replace('""', '"')
         return self.text.lower()
 
     @property
     def value(self) -> str:
-        """The value of a string literal; the text of anything else."""
+        """Return the value of a string literal; the text of any other token."""
         return string_value(self.source) if self.kind == "string" else self.text
 
     @property
     def parameter(self) -> int:
-        """``n`` of a ``$n`` parameter, or 0."""
+        """Return ``n`` of a ``$n`` parameter, or 0."""
         return int(self.text[1:]) if self.kind == "param" and self.text[1:].isdecimal() else 0
 
 
 def tokens(sql: str) -> list[SqlToken]:
-    """The tokens of a text, without spaces and comments.
+    """Return the tokens of a text, without spaces and comments.
 
     Raises:
-        SqlSyntaxError: a string, quoted name or comment does not end.
+        SqlSyntaxError: a string, quoted name or comment is not closed.
     """
     return [SqlToken(_KINDS[t.kind], t.text, t.start, t.end, t) for t in tokenize(sql)]
 
 
 def first_word(sql: str) -> str:
-    """The first keyword in upper case, or an empty string; the rest of the text is not read."""
+    """Return the first keyword in upper case, or an empty string; read only the text's start."""
     match = _FIRST_WORD.match(sql)
     assert match is not None, "it matches nothing at least"
     if not match[2].startswith("/*"):
         return match[1].upper()
-    found = tokens(sql)  # a comment in a comment
+    found = tokens(sql)  # a comment inside a comment
     return found[0].upper if found and found[0].kind == "word" else ""
 
 
 def parameter_count(sql: str) -> int:
-    """The highest ``n`` of the ``$n`` parameters."""
+    """Return the highest ``n`` of the ``$n`` parameters, or 0."""
     if "$" not in sql:
         return 0
     return max((token.parameter for token in tokens(sql)), default=0)
 
 
 def replace_parameters(sql: str, casts: dict[int, str]) -> str:
-    """Wrap ``$n`` as ``CAST($n AS type)`` for each n in ``casts``."""
+    """Write ``$n`` as ``CAST($n AS type)`` for each n in ``casts``."""
     if not casts:
         return sql
     parts: list[str] = []
@@ -118,7 +118,7 @@ def replace_parameters(sql: str, casts: dict[int, str]) -> str:
 
 
 def position_without(sql: str, casts: dict[int, str], position: int) -> int:
-    """Where a position in ``replace_parameters(sql, casts)`` is in ``sql``; both count from 1."""
+    """Map a position in ``replace_parameters(sql, casts)`` to ``sql``; both count from 1."""
     shift = 0
     for token in tokens(sql) if casts else ():
         if token.parameter not in casts or token.start + shift + 1 > position:
@@ -131,9 +131,10 @@ def position_without(sql: str, casts: dict[int, str], position: int) -> int:
 
 
 def long_casts(sql: str) -> dict[int, str]:
-    """Parameters that the text casts to an array (``$1::INT[]``) or a type with a zone.
+    """Return the parameters that the text casts to an array (``$1::INT[]``) or a type with a zone.
 
-    Only for these must a text parameter such as ``{1,2}`` be taken apart before DuckDB sees it.
+    Only text parameters of these types, for example ``{1,2}``, must be parsed before DuckDB gets
+    the value.
     """
     found: dict[int, str] = {}
     words = tokens(sql) if "$" in sql else []
@@ -149,9 +150,9 @@ def long_casts(sql: str) -> dict[int, str]:
 
 
 def selected_parameters(sql: str) -> set[int]:
-    """Parameters that are a column of the select list by themselves (``SELECT $1, a``).
+    """Return the parameters that are whole columns of the select list (``SELECT $1, a``).
 
-    Untyped, they are text in PostgreSQL; DuckDB 1.5 would say they are integers.
+    PostgreSQL treats an untyped parameter there as text; DuckDB 1.5 would report an integer.
     """
     found, depth, words = set(), 0, tokens(sql) if "$" in sql else []
     for index, token in enumerate(words):

@@ -1,10 +1,10 @@
 """Values in PostgreSQL's text format, which COPY uses too: one encoder per column type.
 
-``text_encoder`` picks the function once per column; data rows and COPY call the function per value,
-never with None. Forms follow PostgreSQL 16 with DateStyle ISO, IntervalStyle postgres and
-bytea_output hex. Structs, maps, unions and nested lists have no PostgreSQL type and become JSON as
-``to_json`` writes it: bare numbers, NaN and infinities as strings, bytes as hex, map keys as
-strings.
+``text_encoder`` returns the function for a column, once per column; data rows and COPY call the
+function per value, never with None. The text follows PostgreSQL 16 with DateStyle ISO,
+IntervalStyle postgres and bytea_output hex. Structs, maps, unions and nested lists have no
+PostgreSQL type and become JSON as ``to_json`` writes JSON: bare numbers, NaN and infinities as
+strings, bytes as hex, map keys as strings.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _OPENING: Final = {"(": 1, ")": -1, "[": 1, "]": -1}
 
 
 def json_form(duckdb_name: str, scalars: ScalarForms) -> JsonForm:
-    """The function from a value of a DuckDB type to its JSON text.
+    """Return the function from a value of a DuckDB type to JSON text.
 
     Args:
-        duckdb_name: the type, such as ``STRUCT(a INTEGER, b VARCHAR[])``.
-        scalars: gives the text form of a type that is not composite.
+        duckdb_name: the type, for example ``STRUCT(a INTEGER, b VARCHAR[])``.
+        scalars: returns the text function of a type that is not composite.
     """
     form = _form(duckdb_name.strip(), scalars)
     return lambda value: "null" if value is None else form(value)
@@ -121,7 +121,7 @@ def _number(value: Any, text: str) -> str:
 
 
 def any_json(value: Any) -> str:
-    """JSON text of a value whose type is not known, as in a union."""
+    """Return the JSON text of a value of unknown type, for example in a union."""
     match value:
         case None:
             return "null"
@@ -147,7 +147,7 @@ def _quoted(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _fields(name: str) -> tuple[tuple[str, str], ...]:
-    """Names and types of a struct's fields; a name is empty where ``row(...)`` gave none."""
+    """Return names and types of a struct's fields; ``row(...)`` fields have empty names."""
     return tuple(map(_field, _parts(name)))
 
 
@@ -161,7 +161,7 @@ def _field(part: str) -> tuple[str, str]:
 
 
 def _parts(name: str) -> Iterator[str]:
-    """Cut what stands between the outer parentheses at its commas."""
+    """Split the text between the outer parentheses at its commas."""
     inner = name[name.index("(") + 1 : name.rindex(")")]
     depth, start, quote = 0, 0, ""
     for at, mark in enumerate(inner):
@@ -184,12 +184,12 @@ _BARE_ARRAY_BREAKERS: Final = frozenset('{},"\\ \t\n\r\v\f')
 
 
 def bool_text(value: Any) -> str:
-    """``t`` or ``f``."""
+    """Return ``t`` or ``f``."""
     return "t" if value else "f"
 
 
 def float8_text(value: float) -> str:
-    """Shortest text that reads back the same, in PostgreSQL's spelling."""
+    """Return the shortest text that parses to the same value, in PostgreSQL's spelling."""
     text = repr(float(value))
     if "e" not in text and "n" not in text and -1e15 < value < 1e15:
         return text.removesuffix(".0")
@@ -197,7 +197,7 @@ def float8_text(value: float) -> str:
 
 
 def float4_text(value: float) -> str:
-    """Shortest text that reads back the same as a 4-byte float."""
+    """Return the shortest text that parses to the same 4-byte float."""
     if not math.isfinite(value):
         return _special(value)
     wanted = struct.pack("!f", value)
@@ -231,7 +231,7 @@ def _pg_float(shortest: str, value: float, *, fixed_below: int) -> str:
 
 
 def numeric_text(value: Any) -> str:
-    """Digits without an exponent."""
+    """Return the digits without an exponent."""
     if isinstance(value, Decimal):
         if value.is_infinite():
             return "Infinity" if value > 0 else "-Infinity"
@@ -240,12 +240,12 @@ def numeric_text(value: Any) -> str:
 
 
 def bytea_text(value: Any) -> str:
-    r"""``\x`` and hex digits."""
+    r"""Return ``\x`` and hex digits."""
     return "\\x" + bytes(value).hex()
 
 
 def date_text(value: Any) -> str:
-    """ISO; years Python can't hold come from DuckDB as text."""
+    """Return an ISO date; years outside Python's range come from DuckDB as text."""
     return value.isoformat() if isinstance(value, dt.date) else _foreign_date(value)
 
 
@@ -273,33 +273,33 @@ def _offset(value: dt.datetime | dt.time) -> str:
 
 
 def time_text(value: Any) -> str:
-    """HH:MM:SS[.ffffff]."""
+    """Return HH:MM:SS[.ffffff]."""
     return _trim(value.isoformat()) if isinstance(value, dt.time) else str(value)
 
 
 def timetz_text(value: Any) -> str:
-    """HH:MM:SS[.ffffff]+HH[:MM]."""
+    """Return HH:MM:SS[.ffffff]+HH[:MM]."""
     if not isinstance(value, dt.time):
         return str(value)
     return _trim(value.replace(tzinfo=None).isoformat()) + _offset(value)
 
 
 def timestamp_text(value: Any) -> str:
-    """YYYY-MM-DD HH:MM:SS[.ffffff]."""
+    """Return YYYY-MM-DD HH:MM:SS[.ffffff]."""
     if not isinstance(value, dt.datetime):
         return _foreign_date(value)
     return _trim(value.isoformat(" "))
 
 
 def timestamptz_text(value: Any) -> str:
-    """YYYY-MM-DD HH:MM:SS[.ffffff]+HH[:MM], in the offset the value carries."""
+    """Return YYYY-MM-DD HH:MM:SS[.ffffff]+HH[:MM], with the offset of the value."""
     if not isinstance(value, dt.datetime):
         return _foreign_date(value)
     return _trim(value.replace(tzinfo=None).isoformat(" ")) + _offset(value)
 
 
 def plain_text(value: Any) -> str:
-    """Text as it is; what is composed of values as JSON."""
+    """Return text unchanged, and composite values as JSON."""
     if isinstance(value, str):
         return value
     return any_json(value) if isinstance(value, dict | list | tuple) else _scalar_text(value)
@@ -353,7 +353,7 @@ _FORMS: Final[dict[str, TextForm]] = {
 
 
 def text_form(kind: PgType, duckdb_name: str = "") -> TextForm:
-    """The function from a value of that type to its text."""
+    """Return the function from a value of the type to its text."""
     if kind in (INT2VECTOR, OIDVECTOR):
         return lambda value: " ".join(map(str, value))
     if kind.element is not None:
@@ -364,11 +364,11 @@ def text_form(kind: PgType, duckdb_name: str = "") -> TextForm:
 
 
 def text_encoder(kind: PgType, duckdb_name: str = "") -> Callable[[Any], bytes]:
-    """The function from a value of that type to the bytes of its text format."""
+    """Return the function from a value of the type to the bytes of the text format."""
     form = text_form(kind, duckdb_name)
 
     def encode(value: Any) -> bytes:
-        # Lone surrogates can't come from DuckDB; NUL can, and PostgreSQL's text can't hold it.
+        # DuckDB never returns lone surrogates. NUL can occur, and PostgreSQL's text can't hold NUL.
         return form(value).encode("utf-8", "replace")
 
     return encode

@@ -1,8 +1,8 @@
 """The input and output functions of types: OIDs and names as PostgreSQL has them.
 
-Drivers learn what a type is from ``pg_type.typreceive`` and its siblings of type regproc: numbers
-where they are compared or joined with pg_proc, names where they are shown. The catalogue has the
-numbers, text_format.py shows the names. Nothing calls these functions.
+Drivers recognise a type by ``pg_type.typreceive`` and its sibling columns of type regproc. The
+values are numbers in comparisons and joins with pg_proc, and names on display. The catalog has the
+numbers, text_format.py shows the names. The functions themselves are never called.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class TypeFunctions:
-    """OIDs of a type's functions; ``stem`` is what their names begin with."""
+    """OIDs of a type's functions; ``stem`` is the common beginning of the function names."""
 
     stem: str
     input: int
@@ -22,7 +22,7 @@ class TypeFunctions:
     send: int
 
     def named(self) -> dict[str, int]:
-        """The four functions by name."""
+        """Return the OIDs of the four functions by name."""
         kinds = ("in", "out", "recv", "send")
         oids = (self.input, self.output, self.receive, self.send)
         return {f"{self.stem}{kind}": oid for kind, oid in zip(kinds, oids, strict=True)}
@@ -74,9 +74,9 @@ COLUMNS: Final = frozenset(
     {"typinput", "typoutput", "typreceive", "typsend"}
     | {"typmodin", "typmodout", "typanalyze", "typsubscript"}
 )
-"""Columns of pg_type that hold such a function, or 0."""
+"""Columns of pg_type that hold an OID of such a function, or 0."""
 
 
 def function_name(oid: int) -> str:
-    """How regproc shows an OID."""
+    """Return the text that regproc shows for an OID."""
     return NAMES.get(oid, str(oid) if oid else "-")

@@ -1,8 +1,9 @@
-"""Which PostgreSQL type stands for which DuckDB type: OIDs, sizes and type modifiers.
+"""The mapping from DuckDB types to PostgreSQL types: OIDs, sizes and type modifiers.
 
-The handlers ask ``pg_type`` for the type of a result column and ``by_oid`` for that of a declared
-parameter; text_format.py, binary_format.py and parameters.py turn values into bytes and back.
-What PostgreSQL has no twin for travels as JSON (STRUCT, MAP, UNION, nested lists) or as text.
+The handlers call ``pg_type`` for the type of a result column and ``by_oid`` for the type of a
+declared parameter; text_format.py, binary_format.py and parameters.py convert values to bytes and
+back. Types without a PostgreSQL counterpart travel as JSON (STRUCT, MAP, UNION, nested lists) or as
+text.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ class PgType:
     """A PostgreSQL type as clients see it.
 
     Attributes:
-        name: PostgreSQL's short name; the formats are chosen by it.
-        oid: the fixed OID clients know.
-        size: bytes of the fixed-size binary form, -1 if it varies.
-        duckdb: the DuckDB type a parameter of this type is cast to; empty for no cast.
+        name: PostgreSQL's short name; the formats are chosen by name.
+        oid: the fixed OID that clients know.
+        size: bytes of the binary form; -1 for a variable size.
+        duckdb: the DuckDB type to which a parameter of this type is cast; empty for no cast.
         typmod: precision and scale of numeric, else -1.
         element: the element type of an array.
     """
@@ -37,7 +38,7 @@ class PgType:
 BOOL: Final = PgType("bool", 16, 1, "BOOLEAN")
 BYTEA: Final = PgType("bytea", 17, -1, "BLOB")
 INT8: Final = PgType("int8", 20, 8, "BIGINT")
-# DuckDB gives an integer literal the type of its neighbour, so a SMALLINT parameter would make
+# DuckDB gives an integer literal the type of the other operand, so a SMALLINT parameter would make
 # ``$1 * 1000`` overflow where PostgreSQL's int2 * int4 does not: int2 parameters become INTEGER.
 INT2: Final = PgType("int2", 21, 2, "INTEGER")
 OID: Final = PgType("oid", 26, 4, "BIGINT")
@@ -56,7 +57,7 @@ TIMETZ: Final = PgType("timetz", 1266, 12, "TIMETZ")
 NUMERIC: Final = PgType("numeric", 1700, -1)
 UUID: Final = PgType("uuid", 2950, 16, "UUID")
 
-# Lists of the catalog, which have a text form of their own: numbers with spaces between.
+# Lists of the catalog, which have their own text form: numbers separated by spaces.
 INT2VECTOR: Final = PgType("int2vector", 22, -1, element=INT2)
 OIDVECTOR: Final = PgType("oidvector", 30, -1, element=OID)
 
@@ -93,7 +94,7 @@ _ARRAY_BY_ELEMENT: Final = {element.name: _array_of(element, oid) for element, o
 _BY_OID: Final = {
     **{element.oid: element for element, _ in _ARRAYS},
     **{array.oid: array for array in _ARRAY_BY_ELEMENT.values()},
-    # Only ever parameters: types whose values we treat as one of the above.
+    # Parameters only: types whose values are treated as a type above.
     18: TEXT,
     19: TEXT,
     705: TEXT,
@@ -106,7 +107,7 @@ _BY_OID: Final = {
 }
 
 WIRE_TYPES: Final = (*(kind for kind, _ in _ARRAYS), *_ARRAY_BY_ELEMENT.values())
-"""Every type a result column can have."""
+"""All types that a result column can have."""
 
 DUCKDB_TYPES: Final = {
     "BOOLEAN": BOOL,
@@ -154,9 +155,10 @@ _DECIMAL = re.compile(r"(?:DECIMAL|NUMERIC)\((\d+),\s*(\d+)\)")
 
 @lru_cache(maxsize=4096)
 def pg_type(duckdb_name: str) -> PgType:
-    """The PostgreSQL type for a DuckDB type name such as ``DECIMAL(18,3)`` or ``INTEGER[]``.
+    """Return the PostgreSQL type for a DuckDB type name, for example ``DECIMAL(18,3)``.
 
-    Composite types, and lists of lists or of composite types, become JSON; unknown ones text.
+    Composite types, and lists of lists or of composite types, become JSON; unknown types become
+    text.
     """
     name = duckdb_name.strip()
     if is_composite(name):
@@ -181,15 +183,15 @@ _BY_NAME: Final = {
 
 
 def by_name(name: str) -> PgType | None:
-    """The type with PostgreSQL's short name, as parameters have it; None if we don't know it."""
+    """Return the parameter type with PostgreSQL's short name, or None if the name is unknown."""
     return _BY_NAME.get(name)
 
 
 def is_composite(duckdb_name: str) -> bool:
-    """Whether values of a DuckDB type are sent as JSON made of them."""
+    """Return True if values of a DuckDB type are sent as JSON."""
     return _COMPOSITE.match(duckdb_name) is not None
 
 
 def by_oid(oid: int) -> PgType | None:
-    """The type a client declared for a parameter, or None if we don't know the OID."""
+    """Return the type that a client declared for a parameter, or None if the OID is unknown."""
     return _BY_OID.get(oid)
