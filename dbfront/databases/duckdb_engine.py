@@ -1,8 +1,8 @@
 """The embedded relational engine: DuckDB, one cursor and one thread per session.
 
-The event loop never runs DuckDB: each connection has a worker thread of its own, and cancelling
-the awaiting task interrupts the query and waits until the engine has let go. The AI functions
-registered here only look answers up in the AnswerBook of the statement being run.
+The event loop never runs DuckDB. Each connection has a worker thread, and cancelling the awaiting
+task interrupts the query and waits until the engine has stopped. The AI functions registered here
+only look up answers in the AnswerBook of the running statement.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Window = Sequence[Sequence[str | None]]
-"""Columns of text, as long as each other."""
+"""Columns of text, all of equal length."""
 
 _MOST_SECRET: Final = 2**63 // MAX_FORMS - 2
-"""Keys of forms are BIGINT: about 51 bits of each are the statement's secret number."""
+"""Bound of a statement's secret number, about 51 bits of a BIGINT form key."""
 _COPY_BATCH_ROWS: Final = 4096
 _NOT_NULL: Final = "must not be NULL"
 _ENGINE_NAMES: Final = (
@@ -50,15 +50,15 @@ _ENGINE_NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DuckDbConfig:
-    """How to open the engine.
+    """Configuration of the engine.
 
     Attributes:
-        path: database file; empty keeps everything in memory.
+        path: database file; empty for an in-memory database.
         sandbox: refuse files, network and extension loading, and lock the engine's settings.
-        threads: engine threads; 0 leaves the choice to DuckDB.
-        memory_limit: such as ``4GB``; empty leaves it to DuckDB.
-        trace_dir: folder of request traces that tierkv.simulate may read; empty: none, when
-            ``sandbox`` is on.
+        threads: engine threads; with 0, DuckDB chooses.
+        memory_limit: for example ``4GB``; if empty, DuckDB chooses.
+        trace_dir: folder of the request traces for tierkv.simulate; if empty and ``sandbox`` is on,
+            tierkv.simulate reads no traces.
     """
 
     path: str = ""
@@ -70,7 +70,7 @@ class DuckDbConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """What the engine answered: always its raw result set."""
+    """The engine's raw result set."""
 
     columns: tuple[Column, ...]
     rows: list[tuple[Any, ...]]
@@ -78,11 +78,12 @@ class EngineResult:
 
 @dataclass(slots=True)
 class EngineChanges:
-    """What sessions changed in the database, counted.
+    """Counters of the changes that sessions made in the database.
 
     Attributes:
-        commits: changes that were committed; what a transaction read may be out of date after one.
-        schema: changes of tables, macros and so on, whether committed, rolled back or still open.
+        commits: committed changes; a commit can make the data of an open transaction out of date.
+        schema: changes of tables, macros and other objects, whether committed, rolled back or still
+            open.
     """
 
     commits: int = 0
@@ -90,25 +91,25 @@ class EngineChanges:
 
 
 class DuckDbEngine:
-    """A database; sessions get connections from it.
+    """A database; sessions get connections from the engine.
 
     Attributes:
-        books: the AnswerBook each statement's AI calls look into, by the statement's number.
-        windows: columns of text that window statements read, by the statement's number.
-        cancel_session: what ``pg_cancel_backend(pid)`` calls, on an engine thread.
-        simulations: what ``tierkv.simulate`` runs.
-        changes: what sessions changed.
-        raised: errors of the functions registered here, on their way to their connections.
-        reset_statistics: what ``tierkv.stat_reset(what)`` calls, on an engine thread; the time of
-            the reset as text.
-        kept_names: what no client may change.
+        books: the AnswerBook of each statement's AI calls, by the statement's number.
+        windows: the columns of text for each window statement, by the statement's number.
+        cancel_session: called on an engine thread by ``pg_cancel_backend(pid)``.
+        simulations: runs ``tierkv.simulate``.
+        changes: counters of the changes that sessions made.
+        raised: errors of the functions registered here, until a connection reports the error.
+        reset_statistics: called on an engine thread by ``tierkv.stat_reset(what)``; returns the
+            time of the reset as text.
+        kept_names: names that clients must not change.
     """
 
     def __init__(self, config: DuckDbConfig) -> None:
-        """Open the database, register the AI functions and make the admin views.
+        """Open the database, register the AI functions and create the admin views.
 
         Raises:
-            ConfigError: it can't be opened or configured.
+            ConfigError: the database can't be opened or configured.
         """
         self.books: dict[int, AnswerBook] = {}
         self.windows: dict[int, Window] = {}
@@ -142,7 +143,7 @@ class DuckDbEngine:
         return DuckDbConnection(cursor, number, self)
 
     def close(self) -> None:
-        """Close the database; connections must be closed before."""
+        """Close the database; the connections must be closed first."""
         self.simulations.close()
         self._root.close()
 
@@ -174,7 +175,7 @@ class DuckDbEngine:
             self._root.execute("SET lock_configuration = true")
 
     def _make_views(self) -> None:
-        """Make the admin views; on a full disk those of the last start stay as they are."""
+        """Create the admin views; on a full disk the existing views stay as they are."""
         try:
             self._root.execute(view_ddl())
             self._root.execute(simulate_ddl())
@@ -209,7 +210,7 @@ class DuckDbEngine:
         )
 
     def _look_up(self, key: int, text: str | None) -> str | None:
-        """Answer one row's AI call; DuckDB calls it on its own threads."""
+        """Return the answer of one row's AI call; called on DuckDB's threads."""
         book = self.books.get(key // MAX_FORMS)
         if book is None:
             raise self.raised.marked(_not_called())
@@ -224,10 +225,10 @@ class DuckDbEngine:
 
 
 class DuckDbConnection:
-    """One session's way into the engine; statements run one after the other.
+    """The connection of one session to the engine; statements run one after the other.
 
     Attributes:
-        own_functions: the session may have made macros that only it sees, not ``run_window``.
+        own_functions: True if the session may have created macros invisible to ``run_window``.
     """
 
     def __init__(
@@ -250,19 +251,20 @@ class DuckDbConnection:
 
     @property
     def engine_changes(self) -> EngineChanges:
-        """What sessions changed in the database."""
+        """Return the counters of changes that sessions made in the database."""
         return self._engine.changes
 
     @property
     def kept_names(self) -> KeptNames:
-        """What no client may change."""
+        """Return the names that clients must not change."""
         return self._engine.kept_names
 
     def new_key_base(self) -> int:
-        """Draw the first form key of a statement, which nobody can guess.
+        """Draw an unguessable first form key of a statement.
 
-        The engine's functions find the running statement by its keys. Who knew them could ask a
-        model in its user's name and read its rows, so they are good for one statement only.
+        The engine's functions find the running statement by the statement's keys. A client with the
+        keys of another user's statement could call a model in the other user's name and read the
+        rows of the statement. Keys are therefore valid for one statement only.
         """
         return _secret_number() * MAX_FORMS
 
@@ -278,9 +280,10 @@ class DuckDbConnection:
 
         Args:
             sql: the statement.
-            params: values by parameter name; those it does not use are ignored.
-            book: what its AI calls look into.
-            last: a cancel that did not stop it is ignored, as nothing of the statement follows.
+            params: values by parameter name; unused values are ignored.
+            book: answers for the AI calls of the statement.
+            last: True if nothing of the statement follows; a cancel too late to stop the engine is
+                then ignored.
 
         Raises:
             TierKVError: the engine's error, translated.
@@ -291,19 +294,19 @@ class DuckDbConnection:
     async def open_rows(
         self, sql: RewrittenSql, params: Mapping[str, Any] | None = None
     ) -> tuple[Column, ...]:
-        """Start a query whose rows are fetched as they are needed; return its columns.
+        """Start a query with rows fetched on demand; return the columns.
 
-        It ends when its last row is fetched, or when the connection runs anything else.
+        The query ends when the last row is fetched, or when the connection runs another statement.
         """
         used = {name: value for name, value in (params or {}).items() if name in sql.parameters}
         return await self._in_thread(lambda: self._open(sql, used))
 
     async def fetch_rows(self, most: int) -> list[tuple[Any, ...]]:
-        """Fetch the next rows of the query that ``open_rows`` started; fewer are the last."""
+        """Fetch the next rows of the ``open_rows`` query; fewer than ``most`` rows mean the end."""
         return await self._in_thread(lambda: self._fetch(most))
 
     async def end_rows(self) -> None:
-        """End that query, its rows fetched or not; the transaction goes on."""
+        """End the query of ``open_rows``, even if rows are left; the transaction continues."""
         await self.command("SELECT 0")
 
     async def run_window(
@@ -315,10 +318,10 @@ class DuckDbConnection:
         *,
         key_base: int,
     ) -> EngineResult:
-        """Run a statement over columns of text, beside the query whose rows are being fetched.
+        """Run a statement over columns of text while rows of another query are being fetched.
 
-        Another connection runs it: it sees neither the transaction nor temporary tables. The
-        statement reads column ``n`` as ``key_base + n``.
+        A second connection runs the statement and sees neither the transaction nor temporary
+        tables. The statement reads column ``n`` as ``key_base + n``.
         """
         beside = self._helper()
         self._windows[key_base // MAX_FORMS] = window
@@ -332,7 +335,7 @@ class DuckDbConnection:
         return await self._helper().describe(sql, None)
 
     async def settings_beside(self, names: Sequence[str]) -> tuple[list[Any], list[Any]]:
-        """Return engine settings, of this connection and of the one for windows."""
+        """Return engine settings of this connection, and of the connection for windows."""
         text = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
         return (await self.command(text)).rows, (await self._helper().command(text)).rows
 
@@ -342,21 +345,21 @@ class DuckDbConnection:
         return self._beside
 
     async def command(self, text: str) -> EngineResult:
-        """Run a statement of our own making."""
+        """Run an internal statement."""
         return await self.run(RewrittenSql(text, (), ()))
 
     async def settle(self, text: str, *, last: bool = False) -> None:
-        """Run BEGIN, COMMIT or ROLLBACK; a cancel never stops it. ``last`` is as of ``run``."""
+        """Run BEGIN, COMMIT or ROLLBACK, which a cancel never stops. ``last`` as in ``run``."""
         sql, loop = RewrittenSql(text, (), ()), asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, lambda: self._run(sql, {}, None))
         await to_its_end(future, None, last=last)
 
     async def set_variable(self, name: str, value: str) -> None:
-        """Set a session variable that admin views unpack."""
+        """Set a session variable for the admin views to unpack."""
         await self.run(RewrittenSql(f"SET VARIABLE {name} = $1", (), ("1",)), {"1": value})
 
     async def describe(self, sql: RewrittenSql, book: AnswerBook | None) -> tuple[Column, ...]:
-        """Return the columns a query would have, without running it."""
+        """Return the columns of a query without running the query."""
         described = RewrittenSql(
             f"DESCRIBE {sql.text}",
             tuple((offset + 9, source) for offset, source in sql.marks),
@@ -372,7 +375,7 @@ class DuckDbConnection:
         return tuple(Column(row[0], _type_name(row[1])) for row in result.rows)
 
     async def check(self, sql: RewrittenSql) -> None:
-        """Raise what the engine's parser has against a statement; nothing is looked up or run."""
+        """Raise the engine parser's error for a statement, without resolving names or running."""
 
         def parse() -> None:
             with self._translated(sql):
@@ -383,7 +386,7 @@ class DuckDbConnection:
     async def copy_in(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> int:
-        """Insert rows of text, cast to the table's types; all or nothing is the caller's choice."""
+        """Insert rows of text, cast to the table's types; the caller has the transaction."""
         if not rows:
             return 0
         width = len(columns) or len(rows[0])
@@ -396,7 +399,7 @@ class DuckDbConnection:
         return len(rows)
 
     async def close(self) -> None:
-        """Interrupt what runs and free the connection."""
+        """Interrupt the running statement and free the connection."""
         if self._beside is not None:
             await self._beside.close()
         self._simulations.cancel(self._number)
@@ -442,7 +445,8 @@ class DuckDbConnection:
             failed = self._raised.take(str(error))
             raise failed or to_tierkv_error(error, sql.text, sql.source_position) from None
         except RuntimeError as error:
-            # DuckDB's Python layer raises it for a cursor interrupted between execute and fetch.
+            # DuckDB's Python layer raises RuntimeError for a cursor interrupted between execute and
+            # fetch.
             raise TierKVError(f"the engine failed: {error}") from error
 
     async def _in_thread(self, work: Callable[[], T], *, last: bool = False) -> T:
@@ -484,5 +488,5 @@ def _quoted(name: str) -> str:
 
 
 def _type_name(name: str) -> str:
-    """Untyped NULL is text to a client."""
+    """Return the type as a client sees it: an untyped NULL is text."""
     return "VARCHAR" if name.strip('"') == "NULL" else name

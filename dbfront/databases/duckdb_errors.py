@@ -1,9 +1,9 @@
 """DuckDB's errors as TierKV errors: SQLSTATE, plain message, position, hint.
 
 The engine reports errors as JSON with type, subtype and position; plain text is understood too,
-with less detail. An error of ours that was raised inside an AI function arrives as text with a
-random mark, and ``RaisedErrors`` returns the original error for that mark. A statement cannot take
-or forge the error of another one. Nothing else translates engine errors.
+with less detail. When an AI function raises a TierKVError, DuckDB reports text with a random mark,
+and ``RaisedErrors`` returns the original error for the mark. A statement cannot take or forge the
+error of another statement. No other module translates engine errors.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tierkv.sql.calls.functions import AI_FUNCTIONS
 from tierkv.sql.text.suggest import ai_function_hint
 
 _KEPT: Final = 256
-"""Errors that no connection took, as where TRY() swallowed them, are forgotten beyond this."""
+"""Maximum of stored errors; an error hidden by TRY() stays until newer errors displace it."""
 _MARK: Final = re.compile(r"tierkv-error-([0-9a-f]{32})")
 
 
 class RaisedErrors:
-    """Errors between the function that raised them and the connection that reports them."""
+    """Stores errors on their way from the raising function to the reporting connection."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._errors: OrderedDict[str, TierKVError] = OrderedDict()
 
     def marking(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function of the engine; called on its threads."""
+        """Wrap a function of the engine to mark errors; called on the engine's threads."""
 
         @wraps(function)
         def marked(*arguments: Any) -> Any:
@@ -55,7 +55,7 @@ class RaisedErrors:
         return marked
 
     def marked(self, error: TierKVError) -> RuntimeError:
-        """Return what to raise in a function of the engine for an error of ours."""
+        """Return the exception for a function of the engine to raise in place of a TierKVError."""
         mark = secrets.token_hex(16)
         with self._lock:
             self._errors[mark] = error
@@ -64,7 +64,7 @@ class RaisedErrors:
         return RuntimeError(f"tierkv-error-{mark}")
 
     def take(self, text: str) -> TierKVError | None:
-        """Return the error that an engine's error text stands for, once."""
+        """Take the error of the mark in an engine's error text; None without a known mark."""
         found = _MARK.search(text)
         if found is None:
             return None
@@ -127,7 +127,7 @@ _DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|Not
 _LATE_CONSTRAINT: Final = re.compile(
     r"No support for adding \w+ constraints with ALTER TABLE|"
     r"Adding columns with [A-Z ]+ constraints is not supported|"
-    # DuckDB 1.5, which says no more.
+    # DuckDB 1.5, whose message has no more detail.
     r"No support for that ALTER TABLE option yet|Adding columns with constraints not yet supported"
 )
 _CHECKED: Final = re.compile(r"Cannot change the type of a column that has a CHECK constraint")
@@ -146,12 +146,12 @@ _TOO_LONG: Final = re.compile(
     r"\('(?P<type>char|varchar)\((?P<most>\d+)\)' IS NULL\)\)\)$",
     re.DOTALL,
 )
-"""The checks that catalog/text_lengths.py keeps lengths with, and the types they stand for."""
+"""The checks that rewriting/text_lengths.py adds for lengths, and the types they stand for."""
 _WITH_LENGTH: Final = {"char": "character", "varchar": "character varying"}
 _HINT: Final = re.compile(r"\s*\n+\s*((?:Did you mean|Candidate|Either add|Use \").*)", re.DOTALL)
 _PLAIN: Final = re.compile(r"^([A-Za-z ]+?) Error: (.*)$", re.DOTALL)
 _CATALOGUE: Final = re.compile(r"Did you mean \"(?:pg_|duckdb_|sqlite_|pragma_)")
-"""A relation of the engine's own, which no misspelt table is."""
+"""A suggestion of an engine catalog relation, which is not useful for a misspelt table name."""
 
 _PROGRAM: Final = re.compile(
     r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:FUNCTION|PROCEDURE)\b.*?\b(?:RETURNS|LANGUAGE|RETURN)\b",
@@ -166,16 +166,16 @@ def to_tierkv_error(
     """Translate an engine error.
 
     Args:
-        error: what DuckDB raised.
-        engine_text: the statement the engine was given.
-        source_position: from a 1-based position in it to one in the user's text.
+        error: DuckDB's exception.
+        engine_text: the statement that the engine was given.
+        source_position: maps a 1-based position in ``engine_text`` to the user's text.
     """
     facts = _facts(str(error))
     kind = str(facts.get("exception_type", ""))
     if kind == "Interrupt" or isinstance(error, duckdb.InterruptException):
         return CancelledByUserError("canceling statement due to user request")
     message, hint = _split_hint(str(facts.get("exception_message", error)))
-    if is_disk_full(message):  # Whatever it stopped: a commit, a write, a spill. No paths.
+    if is_disk_full(message):  # In a commit, write or spill; no paths.
         return SqlError(
             "the database could not write: no space left on its disk",
             sqlstate="53100",
@@ -214,12 +214,12 @@ def to_tierkv_error(
 
 
 def is_disk_full(message: str) -> bool:
-    """Whether the engine says that a disk has no room."""
+    """Return True if the engine reports a full disk."""
     return _DISK_FULL.search(message) is not None
 
 
 def _sandbox_hint(state: str, message: str) -> str:
-    """Which setting would allow what the sandbox refused; '' for anything else."""
+    """Return a hint about the setting that allows an operation refused by the sandbox, or ''."""
     if state != "42501":
         return ""
     if "configuration has been locked" in message:
@@ -230,7 +230,7 @@ def _sandbox_hint(state: str, message: str) -> str:
 
 
 def sqlstate(kind: str, message: str) -> str:
-    """Return the SQLSTATE of a DuckDB exception type and message; XX000 when none fits."""
+    """Return the SQLSTATE of a DuckDB exception type and message; XX000 if no pattern matches."""
     for wanted, pattern, state in _STATES:
         if wanted.lower() == kind.lower() and re.search(pattern, message):
             return state

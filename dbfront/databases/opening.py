@@ -1,4 +1,4 @@
-"""Opening a database, and what can go wrong with that."""
+"""Opens a database, and handles the failures of opening."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _UNREAD_LOG = "Failure while replaying WAL"
 
 
 def connect(path: str | None) -> duckdb.DuckDBPyConnection:
-    """Open a database file, or one in memory.
+    """Open a database file, or an in-memory database.
 
-    After a kill DuckDB replays what was not yet in the file. Opening it, DuckDB does so before it
-    knows most of its functions, and fails where a changed table's constraints or defaults call one;
-    a database that is attached later is replayed with all of them.
+    After a kill DuckDB replays the log of changes missing from the file. While opening the file,
+    DuckDB replays the log before most functions are registered, and fails if a constraint or
+    default of a changed table calls a function. A database attached later is replayed with all
+    functions.
 
     Raises:
-        duckdb.Error: it can't be opened.
+        duckdb.Error: the database can't be opened.
     """
     try:
         return duckdb.connect(path or ":memory:")
@@ -40,7 +41,7 @@ def connect(path: str | None) -> duckdb.DuckDBPyConnection:
 
 
 def open_already(path: str) -> ConfigError:
-    """Say that two of this process can't open one database."""
+    """Return the error for a second opening of a database in the same process."""
     return ConfigError(
         f"the database {path} is open in this process already",
         hint="Use that connection, with a cursor for each thread, or close() it first.",
@@ -49,7 +50,7 @@ def open_already(path: str) -> ConfigError:
 
 @contextmanager
 def closed_on_failure(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Close a connection that no engine will own: its functions would keep it for ever."""
+    """Close a connection on failure; its functions would keep the connection open forever."""
     try:
         yield
     except BaseException:

@@ -1,8 +1,8 @@
 """Runs ``tierkv.simulate(...)``: each simulation in a child process, a few at a time.
 
-The engine calls ``rows`` on one of its threads and waits there, so the event loop never does;
-cancelling a statement ends its child. Traces are files: a front that other people reach reads them
-from one configured folder only.
+The engine calls ``rows`` on an engine thread and waits on this thread; the event loop never waits.
+Cancelling a statement ends its child process. Traces are files: a front open to other users reads
+traces from a single configured folder.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ OPTIONS: Final = frozenset(
         "slo_share", "seed",
     }
 )  # fmt: skip
-"""What SQL may say: all of the command's options but those that name files."""
+"""Options allowed in SQL: all options of the command except the options that name files."""
 
 
 class Simulations:
     """The simulations of one engine.
 
     Attributes:
-        trace_dir: folder of traces; empty: not configured.
+        trace_dir: folder of traces; empty if not configured.
         any_file: traces may lie anywhere, as in a process of the caller's own.
-        _running: children by session number.
-        _cancelled: sessions whose statement was cancelled while its simulation ran.
+        _running: child processes by session number.
+        _cancelled: sessions with a statement cancelled during the simulation.
     """
 
     def __init__(self, trace_dir: str = "", *, any_file: bool) -> None:
@@ -48,10 +48,10 @@ class Simulations:
         self._cancelled: set[int] = set()
 
     def rows(self, session: int | None, trace: str | None, options: str | None) -> str:
-        """Run one simulation and return its rows as the JSON that the SQL function unpacks.
+        """Run a simulation and return the rows as JSON for the SQL function to unpack.
 
         Raises:
-            TierKVError: a bad trace or option, too many simulations, or cancelled.
+            TierKVError: a bad trace or option, too many simulations, or a cancelled simulation.
         """
         number = -1 if session is None else session
         metrics = self._run(number, self._path(trace), _options(options))
@@ -59,12 +59,12 @@ class Simulations:
         return json.dumps(rows)
 
     def running_sessions(self) -> tuple[int, ...]:
-        """Return the sessions whose simulation runs now."""
+        """Return the sessions with a running simulation."""
         with self._lock:
             return tuple(self._running)
 
     def cancel(self, session: int) -> None:
-        """End a session's simulation, if it runs one."""
+        """End a session's simulation, if the session runs one."""
         with self._lock:
             child = self._running.get(session)
             if child is not None:
@@ -72,7 +72,7 @@ class Simulations:
                 child.kill()
 
     def close(self) -> None:
-        """End all of them."""
+        """End all simulations."""
         for session in self.running_sessions():
             self.cancel(session)
 
@@ -115,7 +115,7 @@ class Simulations:
             return child
 
     def _path(self, trace: str | None) -> Path:
-        """Find a trace, and refuse what lies elsewhere; links are followed first."""
+        """Resolve a trace's path; refuse a path outside the folder. Links are followed first."""
         if not trace:
             raise UdfArgumentError("tierkv.simulate needs the name of a trace file")
         if self.any_file:

@@ -1,4 +1,4 @@
-"""Waiting for work that runs in the engine's thread, where a cancel can't reach it by itself."""
+"""Waits for work in the engine's thread, which a cancel does not reach by itself."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ T = TypeVar("T")
 async def to_its_end(
     future: asyncio.Future[T], interrupt: Callable[[], None] | None, *, last: bool
 ) -> T:
-    """Wait until the work is done, however often the waiting is cancelled.
+    """Wait until the work is done, however often the waiting task is cancelled.
 
     Args:
         future: the work.
-        interrupt: asks the work to stop; called again and again after a cancel, because one that
-            comes before the work starts is lost. None: it must not be stopped.
-        last: nothing of the statement follows, so a cancel that did not stop it came too late.
+        interrupt: asks the work to stop. Called repeatedly after a cancel, because an interrupt
+            before the work starts is lost. None if the work must not be stopped.
+        last: nothing of the statement follows; a cancel after the work is too late and ignored.
 
     Raises:
-        asyncio.CancelledError: the waiting was cancelled, and the work was stopped or done.
-        Exception: the work's own error. It goes before a cancel that could not stop the work.
+        asyncio.CancelledError: the waiting task was cancelled, and the work was stopped or is done.
+        Exception: the work's own error. The error has precedence over a cancel if ``interrupt`` is
+            None.
     """
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
