@@ -1,9 +1,10 @@
-"""The HTTP application: endpoints, one authentication for all of them, one error translator.
+"""The HTTP application: the endpoints, authentication for all endpoints, and the error translator.
 
-dbfront/http/server.py builds the application. Every error leaves in OpenAI's shape; no other module
-here maps errors to statuses. The Host and Origin checks protect a door that only loopback protects:
-a web page on the same machine can send requests, and by DNS rebinding read the answers, but a page
-cannot choose these headers, nor send ``application/json`` elsewhere without a preflight.
+dbfront/http/server.py builds the application. Every error is answered in OpenAI's format; no other
+module of the package maps errors to statuses. The Host and Origin checks protect a server without
+any protection except loopback. A web page on the same machine can send requests, and by DNS
+rebinding read the answers. But a page cannot choose these headers, nor send ``application/json`` to
+another site without a preflight.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from tierkv.kvcore.errors import (
 )
 
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
-"""The only endpoints without authentication, and for probes under any host name."""
+"""The only endpoints without authentication; probes may call them under any host name."""
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def admit(config: HttpConfig, method: str, path: str, headers: Headers) -> str:
-    """Check one request's headers; answers the tenant it is accounted to.
+    """Check the headers of a request; return the tenant of the request.
 
     Raises:
-        AuthenticationError: no key or an unknown one.
-        HTTPException: 421 for a host this door does not serve, 403 for another site's page, 415
-            for a body that is not declared as JSON.
+        AuthenticationError: the key is missing or unknown.
+        HTTPException: 421 for a host name that this front does not serve, 403 for a page of another
+            site, 415 for a body that is not declared as JSON.
     """
     if path in PUBLIC_PATHS:
         return DEFAULT_TENANT
@@ -69,10 +70,10 @@ def admit(config: HttpConfig, method: str, path: str, headers: Headers) -> str:
 
 
 def tenant_for(config: HttpConfig, authorization: str | None) -> str:
-    """Map a Bearer key to its tenant; without configured keys or users everybody is one tenant.
+    """Map a Bearer key to a tenant; without configured keys or users all clients share one tenant.
 
     Raises:
-        AuthenticationError: the key is missing or unknown, or there are only SQL users.
+        AuthenticationError: the key is missing or unknown, or only SQL users are configured.
     """
     if not config.api_keys:
         if config.has_users:
@@ -110,7 +111,7 @@ def _check_host(config: HttpConfig, host: str) -> None:
 
 
 def _check_origin(config: HttpConfig, headers: Headers) -> None:
-    """Browsers name the site a request comes from; other clients send no Origin."""
+    """Check a request's origin. Browsers name the site of a page; other clients send no Origin."""
     origin = headers.get("origin")
     if origin is None:
         return
@@ -139,7 +140,7 @@ def _check_content_type(given: str) -> None:
 
 
 def host_name(host: str) -> str:
-    """Take the port off a Host header or a URL's host and port; IPv6 keeps no brackets."""
+    """Remove the port from a Host header or a URL's host and port, and the brackets of IPv6."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -168,7 +169,7 @@ def make_app(
     sql: SqlServer | None,
     clock: Clock,
 ) -> tuple[FastAPI, Services]:
-    """Put the endpoints together."""
+    """Build the application and the services of its endpoints."""
     services = Services(config, generator, metrics, checks, sql, clock, error_body)
 
     async def authenticate(request: Request) -> None:
@@ -206,7 +207,7 @@ def make_app(
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """The one error translator."""
+    """Translate every error to a response; no other function does."""
     status, headers = _status(error)
     cause = error.error if isinstance(error, FieldError) else error
     if status >= 500 and not isinstance(cause, TierKVError):
@@ -235,7 +236,7 @@ def _status(error: BaseException) -> tuple[int, dict[str, str]]:
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """Write an error in OpenAI's shape."""
+    """Write an error in OpenAI's format."""
     status, _ = _status(error)
     param = error.param or None if isinstance(error, FieldError) else None
     cause = error.error if isinstance(error, FieldError) else error

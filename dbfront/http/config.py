@@ -1,7 +1,8 @@
-"""What the HTTP door may be told.
+"""Configuration of the HTTP server.
 
-Built by the composition root, checked once by ``HttpServer``. Without keys everybody is one
-tenant, so then only this machine may connect, and nobody where SQL clients need a password.
+The composition root builds the configuration, ``HttpServer`` checks it once. Without keys all
+clients share one tenant, so only loopback addresses are allowed; if SQL clients need a password,
+REST clients are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tierkv.kvcore.errors import ConfigError
 DEFAULT_TENANT = "default"
 
 HASH_PREFIX: Final = "sha256:"
-"""Begins a key that is stored as its SHA-256 in hexadecimal, not in clear."""
+"""Prefix of a key that is stored as SHA-256 in hexadecimal, not in clear."""
 
 ANY_HOST: Final = "*"
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -30,23 +31,25 @@ class HttpConfig:
 
     Attributes:
         host: address to listen on.
-        port: 0 lets the system choose.
-        api_keys: Bearer key, or ``sha256:`` and its hash, to tenant; empty lets everybody in as
-            ``default``, unless ``has_users``.
+        port: TCP port; 0 lets the system choose.
+        api_keys: maps a Bearer key, or ``sha256:`` and the hash of a key, to a tenant. If empty,
+            all clients are accepted as ``default``, unless ``has_users``.
         has_users: SQL clients need a password, so REST clients need a key.
         allowed_hosts: names of this front in Host headers, and hosts of web pages that may send
-            requests; empty: on loopback its own names, elsewhere any; ``*``: any.
-        own_hosts: further names of this front, such as the one it announces.
-        max_connections: clients connected at a time; more are closed at once.
-        max_statements: SQL statements at a time; more are answered 429.
-        statement_timeout_s: how long one may run; 0: any time.
-        keep_alive_interval_s: how often a waiting stream gets a comment; proxies cut silent ones.
-        first_event_wait_s: an error within this time answers with its own HTTP status, a later
-            one inside the stream.
-        drain_timeout_s: how long ``stop`` waits for running requests.
-        failed_login_delay_s: how long a client waits for the answer to a wrong key, so that keys
-            can't be tried by the hundred.
-        default_temperature: of requests that name none; 1.0 is what OpenAI documents.
+            requests. If empty: on loopback the front's own names, elsewhere any name. ``*``: any
+            name.
+        own_hosts: further names of this front, for example the announced name.
+        max_connections: maximum number of connected clients; further connections are closed at
+            once.
+        max_statements: maximum number of running SQL statements; further statements are answered
+            429.
+        statement_timeout_s: maximum run time of a statement; 0: no limit.
+        keep_alive_interval_s: interval of comments in a waiting stream; proxies cut silent streams.
+        first_event_wait_s: an error within this time is answered with its own HTTP status, a later
+            error inside the stream.
+        drain_timeout_s: maximum time that ``stop`` waits for running requests.
+        failed_login_delay_s: delay of the answer to a wrong key, against trying keys in bulk.
+        default_temperature: temperature of requests without a temperature; OpenAI documents 1.0.
     """
 
     host: str = "127.0.0.1"
@@ -65,10 +68,11 @@ class HttpConfig:
     default_temperature: float = 1.0
 
     def check(self) -> None:
-        """Refuse to serve strangers without keys.
+        """Refuse a public address without keys, and malformed values.
 
         Raises:
-            ConfigError: a public address without keys, or a port that is none.
+            ConfigError: a public address without keys, a port out of range, an empty key or tenant,
+                or a malformed hash.
         """
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"http port {self.port} is not in [0, 65535]")
@@ -87,7 +91,7 @@ class HttpConfig:
 
     @property
     def served_hosts(self) -> frozenset[str]:
-        """Names in Host headers that are answered, in lower case; empty means any."""
+        """Return the accepted names in Host headers, in lower case; empty means any."""
         if ANY_HOST in self.allowed_hosts or not (self.allowed_hosts or is_loopback(self.host)):
             return frozenset()
         own = {self.host.strip("[]"), *self.own_hosts, *self.allowed_hosts, *_LOOPBACK_NAMES}
@@ -95,7 +99,7 @@ class HttpConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return True if only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
-"""The JSON that OpenAI clients send and expect, and how it maps to a TextCall.
+"""The JSON format of OpenAI clients, in requests and responses, and its mapping to a TextCall.
 
-The only place that knows field names of the OpenAI and vLLM APIs. Unknown fields are accepted, as
-vLLM does; known fields that would change the answer and that we do not do are refused by name.
+No other module knows field names of the OpenAI and vLLM APIs. Unknown fields are accepted, as vLLM
+does. A known field is refused by name if the field would change the answer and is not supported.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "prompt_embeds": (),
 }
-"""Fields we do not do, and the values (besides null) that ask for nothing special."""
+"""Unsupported fields, and the values (besides null) that ask for nothing special."""
 
 
 class FieldError(Exception):
-    """An error that one field of the body caused; the translator shows the field's name."""
+    """An error caused by one field of the body; the translator shows the field's name."""
 
     def __init__(self, param: str, error: TierKVError) -> None:
         super().__init__(str(error))
@@ -75,26 +75,26 @@ class FieldError(Exception):
 
 
 class StatementError(FieldError):
-    """An error of a SQL statement; the translator shows what a driver would show of it, too."""
+    """An error of a SQL statement; the translator also shows the SQLSTATE and the position."""
 
     def __init__(self, error: TierKVError) -> None:
         super().__init__("", error)
 
     def facts(self) -> dict[str, Any]:
-        """Its SQLSTATE, and where in the text it is, from 1, if that is known."""
+        """Return the SQLSTATE, and the position in the text, counted from 1, if known."""
         position = self.error.position if isinstance(self.error, UserError) else 0
         facts: dict[str, Any] = {"sqlstate": self.error.sqlstate}
         return facts | {"position": position} if position else facts
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """Options for the end of a stream."""
 
     include_usage: bool = False
 
 
 class Document(BaseModel):
-    """A document, sent as an object or as plain text; a title becomes its first line."""
+    """A document, sent as an object or as plain text; a title becomes the first line."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -114,7 +114,7 @@ class Document(BaseModel):
 
 
 class Reuse(BaseModel):
-    """What the client knows about its next turn; a time alone says that there will be one."""
+    """The client's hint about its next turn; a time alone means that there will be a next turn."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -128,7 +128,7 @@ class Reuse(BaseModel):
         return self
 
     def to_hint(self) -> ReuseHint:
-        """Say it in the cache's words."""
+        """Convert the hint to the cache's type."""
         next_turn = True if self.next_turn_s is not None else self.next_turn
         return ReuseHint(next_turn=next_turn, next_turn_s=self.next_turn_s)
 
@@ -169,7 +169,7 @@ else:
 
 
 class CallBody(OptionFields):
-    """What chat and completion requests have in common; options have fields by their table."""
+    """Common fields of chat and completion requests; options come from their table."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -197,14 +197,14 @@ class CallBody(OptionFields):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the stream ends with a usage chunk."""
+        """Return True if the stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def refuse_unsupported(self) -> None:
-        """Refuse what would silently be ignored otherwise.
+        """Refuse fields that would otherwise be silently ignored.
 
         Raises:
-            FieldError: a field asks for something we do not do.
+            FieldError: a field asks for an unsupported feature.
         """
         for name, value in (self.model_extra or {}).items():
             if value is None or name not in NEUTRAL or _is_neutral(name, value):
@@ -216,7 +216,7 @@ class CallBody(OptionFields):
             raise FieldError(name, FeatureNotSupportedError(message, hint=hint))
 
     def common_call(self, tenant: str, options: CallOptions) -> dict[str, Any]:
-        """Arguments of TextCall that do not depend on the endpoint."""
+        """Return the arguments of TextCall that do not depend on the endpoint."""
         self.refuse_unsupported()
         return {
             "model": self.model,
@@ -227,7 +227,7 @@ class CallBody(OptionFields):
         }
 
     def options(self, defaults: CallOptions) -> CallOptions:
-        """Gather the fields that are options; ``defaults`` stand for those left out."""
+        """Collect the option fields; ``defaults`` replace missing fields."""
         given = {option.name: getattr(self, option.rest) for option in _REST_OPTIONS}
         given["stop"] = _as_tuple(given["stop"])
         given["hint"] = given["hint"] and given["hint"].to_hint()
@@ -235,7 +235,7 @@ class CallBody(OptionFields):
         return CallOptions(**given).over(defaults)
 
     def _session(self, session_id: str | None) -> str | None:
-        """Find whatever the client calls its conversation; only affinity depends on it."""
+        """Return the client's name of a conversation, for affinity only; hash an invalid name."""
         given = session_id or self.prompt_cache_key or self.user or self.safety_identifier
         if not given or _NAME.fullmatch(given):
             return given or None
@@ -243,7 +243,7 @@ class CallBody(OptionFields):
 
 
 class TextPart(BaseModel):
-    """A part of a message; ``type`` other than text is refused."""
+    """A part of a message; types that are not text are refused."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -260,7 +260,7 @@ class ChatMessage(BaseModel):
     content: str | list[TextPart] | None = None
 
     def to_message(self, index: int) -> Message:
-        """Flatten the parts; OpenAI's ``developer`` is what templates call system."""
+        """Join the parts of the message; OpenAI's role ``developer`` becomes ``system``."""
         where = f"messages[{index}]"
         if (self.model_extra or {}).get("tool_calls"):
             error = FeatureNotSupportedError(f"{where}.tool_calls is not supported")
@@ -326,7 +326,7 @@ class CompletionBody(CallBody):
     )
 
     def to_calls(self, tenant: str, default_temperature: float) -> list[TextCall]:
-        """Make one call per prompt; OpenAI's limit here is 16 tokens unless told otherwise."""
+        """Make one call per prompt; the default limit is 16 tokens, as in OpenAI's API."""
         options = self.options(CallOptions(temperature=default_temperature, max_tokens=16))
         common = self.common_call(tenant, options) | {"origin": "completions"}
         prompts = self._prompts()
@@ -352,7 +352,7 @@ class CompletionBody(CallBody):
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Whether a field asks for nothing; 0 logprobs are those of the chosen tokens."""
+    """Return True if a field asks for nothing; logprobs=0 asks for the chosen tokens' logprobs."""
     return value in NEUTRAL[name] and not (name == "logprobs" and value is not False)
 
 
@@ -392,10 +392,10 @@ class SqlBody(BaseModel):
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
-    """Parse a JSON body; access.py checked that it is declared as one.
+    """Parse a JSON body; app.py has checked the declared content type.
 
     Raises:
-        FieldError: malformed JSON, or a field of a wrong type or range.
+        FieldError: malformed JSON, or a field with a wrong type or range.
     """
     raw = await request.body()
     try:
@@ -409,10 +409,10 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
 
 
 def usage_json(usages: list[Usage]) -> dict[str, Any]:
-    """Add up usages as OpenAI's object; cached and written tokens are always there.
+    """Add up usages to OpenAI's object; cached and written tokens are always present.
 
-    ``kv_codec`` is there when reused KV may have passed through a lossy one, ``selector`` when
-    chunks were blended: then the answer may differ from one without a cache.
+    ``kv_codec`` is present if reused KV may have passed through a lossy codec, ``selector`` if
+    chunks were blended. In both cases the answer may differ from an answer without a cache.
     """
     prompt = sum(u.prompt_tokens for u in usages)
     completion = sum(u.completion_tokens for u in usages)

@@ -1,9 +1,9 @@
-"""The HTTP door: start, learn the port, stop; and the layers around the application.
+"""The HTTP server: start, port and stop; and the layers around the application.
 
-The composition root calls ``HttpServer``. uvicorn runs inside the caller's event loop, without its
-signal handlers and its logging. ``HttpConnection`` adds time-outs for the head and the body of a
-request, which uvicorn lacks. ``Edge`` is plain ASGI around the application: request ids, the size
-limit of bodies and one log line per request, so that a crash has its x-request-id too.
+The composition root creates ``HttpServer``. uvicorn runs inside the caller's event loop, without
+uvicorn's signal handlers and logging. ``HttpConnection`` adds time-outs for the head and the body
+of a request, which uvicorn lacks. ``Edge`` is plain ASGI around the application: request ids, the
+size limit of bodies and a log line per request, so even a crash has an x-request-id.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ from tierkv.kvcore.ids import new_request_id
 
 HEAD_TIMEOUT_S: Final = 20.0
 BODY_TIMEOUT_S: Final = 120.0
-"""A body of 16 MiB, the longest, comes within it at 1.2 Mbit/s."""
+"""The longest body, 16 MiB, arrives within this time at 1.2 Mbit/s."""
 
 IDLE_TIMEOUT_S: Final = 30
-"""How long a connection may wait for its next request; clients' pools keep them some seconds."""
+"""Maximum time between two requests; clients' pools keep connections some seconds."""
 
-# It warns of every malformed request: strangers could fill the log. They are answered 400.
+# uvicorn warns of every malformed request, so strangers could fill the log. The requests are
+# answered 400.
 logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 class HttpConnection(H11Protocol):
-    """One client's connection.
+    """The connection of one client.
 
     Attributes:
-        head_timeout_s: from connecting, or the first byte of a request, to the end of its head.
-        body_timeout_s: from there to the end of its body.
+        head_timeout_s: maximum time from connecting, or from the first byte of a request, to the
+            end of the request's head.
+        body_timeout_s: maximum time from the end of the head to the end of the body.
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
@@ -73,7 +75,7 @@ class HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _await(self, state: object) -> None:
-        """Let the timer of what the client has to send next run; it starts with the state."""
+        """Run the timer of the message part awaited from the client; it starts with the state."""
         awaited = state if state in (h11.IDLE, h11.SEND_BODY) else None
         if awaited is self._awaited:
             return
@@ -96,7 +98,7 @@ _NAME = re.compile(limits.NAME_PATTERN)
 
 
 class Edge:
-    """Wraps the application."""
+    """The ASGI layer around the application."""
 
     def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
         self._app = app
@@ -112,7 +114,8 @@ class Edge:
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception:
-            # The application answered 500 already and logged why; the server need not know.
+            # The application has already answered 500 and logged the error; the server needs no
+            # error.
             if not exchange.status:
                 raise
         log.info(
@@ -126,11 +129,11 @@ class Edge:
 
 
 class _Exchange:
-    """One request and its response, counted.
+    """A request and its response, with the size of the body.
 
     Attributes:
-        request_id: the client's x-request-id when it is a name, else a fresh one.
-        status: of the response; 0 until it began.
+        request_id: the client's x-request-id if valid, else a new id.
+        status: status of the response; 0 before the response begins.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,10 +148,11 @@ class _Exchange:
         self._send = send
 
     async def receive(self) -> Message:
-        """Pass the body on, as far as it is allowed to be long.
+        """Pass the body on, up to the size limit.
 
         Raises:
-            HTTPException: 413; the connection is closed, for the rest of the body is not read.
+            HTTPException: 413. The connection is then closed, because the rest of the body is not
+                read.
         """
         if self._declared > limits.MAX_HTTP_BODY_BYTES:
             raise _too_long()
@@ -160,7 +164,7 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Name the request in its response."""
+        """Add the request id to the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [
@@ -181,7 +185,7 @@ class HttpServer:
     Attributes:
         app: the FastAPI application, for inspection.
         metrics: register ``metrics.take`` with the generator's ``publish_to``.
-        port: the port it listens on; 0 before ``start``.
+        port: the listening port; 0 before ``start``.
     """
 
     def __init__(
@@ -194,10 +198,10 @@ class HttpServer:
         sql: SqlServer | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Make a server; it does not listen yet.
+        """Create a server; the server does not listen yet.
 
         Raises:
-            ConfigError: a public address without keys.
+            ConfigError: the configuration is refused, for example a public address without keys.
         """
         config.check()
         self.metrics = metrics or Metrics()
@@ -218,7 +222,7 @@ class HttpServer:
 
     @property
     def connections(self) -> list[asyncio.Transport]:
-        """Clients that are connected."""
+        """Return the transports of the connected clients."""
         if self._server is None:
             return []
         return [each.transport for each in self._server.server_state.connections]
@@ -227,10 +231,10 @@ class HttpServer:
         """Listen and serve.
 
         Returns:
-            the port, chosen by the system when the configuration says 0.
+            the port, chosen by the system if the configuration says 0.
 
         Raises:
-            ConfigError: the port is in use, or the address is not this machine's.
+            ConfigError: the port is in use, or the address is not an address of this machine.
         """
         listener = _listen(self._config)
         self.port = listener.getsockname()[1]
@@ -257,19 +261,19 @@ class HttpServer:
         return self.port
 
     async def stop(self) -> None:
-        """Say "not ready", let running requests end for a while, then hang up."""
+        """Report "not ready", let running requests end for a while, then close the connections."""
         self._services.draining = True
         if self._server is None or self._task is None:
             return
         self._server.should_exit = True
         await self._task
-        # uvicorn cancels what did not end in time, but does not wait for it to clean up.
+        # uvicorn cancels requests that did not end in time, but does not wait for their cleanup.
         await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
         self._server = self._task = None
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn that leaves signals alone, accepts within bounds and says when it listens."""
+    """A uvicorn server without signal handlers, with bounded accepting and a ready event."""
 
     def __init__(self, config: uvicorn.Config, *, max_connections: int) -> None:
         super().__init__(config)

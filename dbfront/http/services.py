@@ -1,6 +1,6 @@
-"""What the endpoints are given: rooms behind the door, and the two things all of them do.
+"""The services given to the endpoints, and the two operations that all endpoints need.
 
-Made once by dbfront/http/app.py. Endpoints never reach for globals.
+dbfront/http/app.py creates the services once. Endpoints never use globals.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from tierkv.kvcore.errors import CancelledByUserError
 Result = TypeVar("Result")
 
 ReadinessCheck = Callable[[], Awaitable[str]]
-"""Answers an empty string when all is well, else what is wrong."""
+"""Returns an empty string if all is well, else the reason of the failure."""
 
 ErrorBody = Callable[[BaseException], dict[str, Any]]
-"""The one translator's view of an error, for the inside of a stream."""
+"""Writes the body of an error inside a stream; the error translator of app.py."""
 
 
 @dataclass(slots=True)
 class Services:
-    """Everything an endpoint may use.
+    """The services that an endpoint may use.
 
     Attributes:
         config: addresses, keys, times.
         generator: from text to text.
         metrics: counters and the registry of /metrics.
-        checks: what must hold for this front to be whole, by name.
-        sql: the SQL door; None answers 404.
+        checks: readiness checks of this front, by name.
+        sql: the SQL server; None answers 404.
         clock: wall time for ``created``.
-        error_body: how an error looks inside a stream.
+        error_body: writes the body of an error inside a stream.
         draining: set when the server is stopping; readiness is then false.
     """
 
@@ -53,21 +53,21 @@ class Services:
     draining: bool = False
 
     def created(self) -> int:
-        """Seconds since the epoch, for people."""
+        """Return the seconds since the epoch, by the wall clock."""
         return int(self.clock.wall())
 
 
 def tenant_of(request: Request) -> str:
-    """Whom the request is accounted to; set by the authentication of every endpoint."""
+    """Return the tenant of the request; every endpoint's authentication sets the tenant."""
     tenant: str = request.state.tenant
     return tenant
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Do the work unless the client goes away first; then cancel it.
+    """Run the work, and cancel it if the client disconnects first.
 
     Raises:
-        CancelledByUserError: nobody is left to answer.
+        CancelledByUserError: the client disconnected.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(client_gone(request))
@@ -83,6 +83,6 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) 
 
 
 async def client_gone(request: Request) -> None:
-    """Return when the client closed its connection (the body was read before)."""
+    """Return when the client has closed its connection (the body has been read before)."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

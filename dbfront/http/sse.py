@@ -1,8 +1,8 @@
-"""Responses that are sent while they are made, as server-sent events or whatever ``Framing`` says.
+"""Responses that are sent while the content is made, as server-sent events or another ``Framing``.
 
-A stream that breaks after its headers must say so inside: clients take a cut stream for a short
-answer. Closing the connection closes the stream of the request behind it. Events are as OpenAI
-clients read them: chunks, keep-alive comments, errors, ``[DONE]``.
+A stream that breaks after the headers must report the error inside the stream: clients take a cut
+stream for a short answer. Closing the connection closes the stream of the request. Events have the
+format of OpenAI clients: chunks, keep-alive comments, errors, ``[DONE]``.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Chunks = AsyncGenerator[Mapping[str, Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Framing(Generic[Chunk]):
-    """How the pieces of a stream become bytes.
+    """The encoding of a stream's parts as bytes.
 
     Attributes:
-        media_type: of the response.
-        chunk: writes one piece.
-        error: writes what the stream broke at, as the one translator shows it.
-        keep_alive: what is sent while nothing comes; readers must be able to pass over it.
-        done: the end.
+        media_type: media type of the response.
+        chunk: encodes one part.
+        error: encodes the error that broke the stream, as the error translator writes it.
+        keep_alive: bytes sent while no part is ready; readers must be able to skip the bytes.
+        done: bytes at the end of the stream.
     """
 
     media_type: str
@@ -52,7 +52,7 @@ class Framing(Generic[Chunk]):
 
 
 def encode_event(chunk: Mapping[str, Any]) -> bytes:
-    """Write one event."""
+    """Encode one event."""
     return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 
 
@@ -66,20 +66,20 @@ EVENTS: Final[Framing[Mapping[str, Any]]] = Framing(
 
 
 async def open_stream(services: Services, chunks: Chunks) -> FramedStream[Mapping[str, Any]]:
-    """Begin a stream of events, unless it fails at once; see ``open_framed``."""
+    """Begin a stream of events, unless the stream fails at once; see ``open_framed``."""
     return await open_framed(services, chunks, EVENTS)
 
 
 async def open_framed(
     services: Services, chunks: AsyncGenerator[Chunk, None], framing: Framing[Chunk]
 ) -> FramedStream[Chunk]:
-    """Begin a stream, unless it fails at once.
+    """Begin a stream, unless the stream fails at once.
 
-    Waits a little for the first chunk, so that an overloaded cluster answers 429 and not a stream
-    with an error in it.
+    The function waits a little for the first chunk. An overloaded cluster then answers 429, not a
+    stream with an error inside.
 
     Raises:
-        TierKVError: the first thing that came was an error.
+        TierKVError: the stream failed before its first chunk.
     """
     first = asyncio.ensure_future(anext(chunks))
     try:
@@ -95,7 +95,7 @@ async def open_framed(
 
 
 class FramedStream(Response, Generic[Chunk]):
-    """A response that sends chunks as they come, and signs of life while none come."""
+    """A response that sends chunks when they are ready, and keep-alive bytes in between."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class FramedStream(Response, Generic[Chunk]):
         first: asyncio.Future[Chunk],
         framing: Framing[Chunk],
     ) -> None:
-        """Take over a stream whose first chunk is being waited for."""
+        """Take over a stream and the future of its first chunk."""
         super().__init__(headers=HEADERS, media_type=framing.media_type)
         del self.headers["content-length"]
         self._services = services
@@ -113,7 +113,7 @@ class FramedStream(Response, Generic[Chunk]):
         self._framing = framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the stream ends or the client is gone."""
+        """Send until the stream ends or the client disconnects."""
         pump = asyncio.ensure_future(self._send_all(send))
         gone = asyncio.ensure_future(client_gone(Request(scope, receive)))
         try:
@@ -131,7 +131,7 @@ class FramedStream(Response, Generic[Chunk]):
         try:
             await self._send_chunks(send)
         except OSError:
-            return  # the client is gone
+            return  # the client has disconnected
         except Exception as error:
             if not isinstance(error, TierKVError | FieldError):
                 log.exception("a stream broke")

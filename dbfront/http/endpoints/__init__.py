@@ -1,1 +1,1 @@
-"""The endpoints of the REST door."""
+"""The endpoints of the REST server."""

@@ -1,7 +1,8 @@
 """GET /docs and GET /openapi.json: the API described by its own models.
 
-The document is FastAPI's, with the bodies that the endpoints parse themselves; the page is made of
-it here and needs neither scripts nor the Internet. Both ask for a key where the others do.
+FastAPI makes the document; this module adds the bodies, which the endpoints parse themselves. The
+page is made from the document and needs neither scripts nor the Internet. Both endpoints ask for a
+key wherever the other endpoints do.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STYLE: Final = (
 
 
 def docs_router(app: FastAPI) -> APIRouter:
-    """Make the endpoints; they describe what ``app`` has when they are asked."""
+    """Create the endpoints; each request describes the current routes of ``app``."""
     router = APIRouter()
 
     @router.get("/openapi.json", summary="This API as an OpenAPI document")
@@ -49,7 +50,7 @@ def docs_router(app: FastAPI) -> APIRouter:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of an app, bodies included."""
+    """Return the OpenAPI document of an app, including the bodies."""
     document = get_openapi(
         title="TierKV",
         version="1",
@@ -73,7 +74,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Write an OpenAPI document as a page of HTML."""
+    """Write an OpenAPI document as an HTML page."""
     parts = [f"<h1>{escape(document['info']['title'])}</h1>"]
     parts.append(f"<p>{escape(document['info']['description'])}</p>")
     parts.append(
@@ -115,7 +116,7 @@ def _operation(
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    """Name a field's types; null only says that it may be left out."""
+    """Name the types of a field; null, which marks an optional field, is left out."""
     kinds = [_type(part) for part in field.get("anyOf", ())]
     if kinds:
         return " or ".join(kind for kind in kinds if kind != "null")

@@ -1,8 +1,8 @@
-"""Probes and /metrics: /livez says the process answers, /readyz that it can do its work.
+"""Probes and /metrics: /livez means that the process answers, /readyz that the front can serve.
 
-Probes need no key and never call a model; a front that is not ready is still alive. What a front
-can serve without (the meta server, one node of several) makes it degraded, not unready: else one
-fault would take all fronts out of a load balancer at once.
+Probes need no key and never call a model; a front that is not ready is still alive. A failed
+component that a front can serve without (the meta server, one node of several) makes the front
+degraded, not unready: otherwise one fault would remove all fronts from a load balancer at once.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SQL clients connect to the PostgreSQL port (front.pg_port, 5433), which `tierkv 
 """
 
 NEEDED = frozenset({"models", "draining"})
-"""Checks without which nothing can be served; any other that fails means degraded."""
+"""Checks that are necessary to serve requests; failure of any other check means degraded."""
 
 
 def health_router(services: Services) -> APIRouter:
-    """Make the endpoints."""
+    """Create the endpoints."""
     router = APIRouter()
 
     @router.head("/")

@@ -1,7 +1,8 @@
-"""/metrics: counters of all AI calls (SQL and REST), and the scheduler's own, for Prometheus.
+"""/metrics: counters of all AI calls (SQL and REST), and of the scheduler, for Prometheus.
 
-Series exist at 0 before the first call, and labels come from registered sets only: models that are
-served, tiers, outcomes, kinds of cache errors. Never a tenant's text, a session or a request id.
+Series exist at 0 before the first call. Label values come from registered sets only: served models,
+tiers, outcomes, kinds of cache errors. A label never contains a tenant's text, a session or a
+request id.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ OTHER_MODEL = "other"
 
 
 class Metrics:
-    """Counters of one front, in a registry of its own.
+    """Counters of one front, in a separate registry.
 
     Attributes:
-        registry: what /metrics renders; other parts may add their collectors.
+        registry: rendered by /metrics; other components may add collectors.
     """
 
     def __init__(self, scheduler: Callable[[], SchedulerStats] | None = None) -> None:
-        """Make the metrics.
+        """Create the metrics.
 
         Args:
-            scheduler: the dispatcher's ``snapshot``; None leaves its series out.
+            scheduler: the dispatcher's ``snapshot``; None omits the scheduler's series.
         """
         self.registry = CollectorRegistry()
         self._models: set[str] = set()
@@ -59,7 +60,7 @@ class Metrics:
         )
 
     def register_models(self, names: Iterable[str]) -> None:
-        """Make every series of these models exist."""
+        """Create all series of the models."""
         for name in names:
             if name in self._models or len(self._models) >= MODELS_KEPT:
                 continue
@@ -76,7 +77,7 @@ class Metrics:
                 histogram.labels(name)
 
     def take(self, request: EndedRequest) -> None:
-        """Count a request that ended; a reducer of dbfront/generation/generation.py's events."""
+        """Count an ended request; a reducer of the events of dbfront/generation/generation.py."""
         self.register_models((request.model,))
         model = request.model if request.model in self._models else OTHER_MODEL
         self._requests.labels(model, request.end.value).inc()
@@ -96,7 +97,7 @@ class Metrics:
             self._hits.labels(model, tier.value).inc(tokens)
 
     def render(self) -> tuple[bytes, str]:
-        """Return the text of all series, and its content type."""
+        """Return the text of all series, and the content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
@@ -107,7 +108,7 @@ class _SchedulerCollector(Collector):
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the scheduler's counters as they are now."""
+        """Yield the current values of the scheduler's counters."""
         stats = self._snapshot()
         yield GaugeMetricFamily(
             "tierkv_requests_in_flight", "Requests at nodes", stats.live - stats.waiting

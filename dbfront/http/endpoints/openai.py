@@ -1,9 +1,9 @@
 """The endpoints of OpenAI's API: chat completions, completions and models.
 
-Shapes follow what openai-python depends on: the finish reason has a chunk of its own, and so has
-the usage, if the client asked for the usage. Each prompt of a completion is a separate call; a
-stream merges them and marks each chunk with the prompt's index. ``max_model_len`` of a model is
-vLLM's addition, which gateways read.
+The format follows openai-python: the finish reason has a separate chunk, and so has the usage, if
+the client asked for the usage. Each prompt of a completion is a separate call. A stream merges the
+calls and marks each chunk with the prompt's index. ``max_model_len`` of a model is an addition of
+vLLM, which gateways read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tierkv.kvcore.request import Usage
 
 
 def models_router(services: Services) -> APIRouter:
-    """Make the endpoints."""
+    """Create the endpoints."""
     router = APIRouter()
 
     @router.get("/v1/models", summary="Served models")
@@ -62,7 +62,7 @@ EVENTS_BUFFERED = 256
 
 
 def completions_router(services: Services) -> APIRouter:
-    """Make the endpoint."""
+    """Create the endpoint."""
     router = APIRouter()
 
     @router.post("/v1/completions", summary="Raw prompts in, continuations out")
@@ -93,7 +93,7 @@ def _completion_envelope(services: Services, prepared: PreparedCall) -> dict[str
 
 
 async def _answer_all(services: Services, prepared: Sequence[PreparedCall]) -> list[TextAnswer]:
-    """Answer all prompts at once; the first error cancels the rest."""
+    """Answer all prompts concurrently; the first error cancels the rest."""
     tasks = [asyncio.ensure_future(services.generator.answer(one)) for one in prepared]
     try:
         return list(await asyncio.gather(*tasks))
@@ -138,7 +138,7 @@ async def _completion_chunks(
 async def _merged(
     services: Services, prepared: Sequence[PreparedCall]
 ) -> AsyncGenerator[tuple[int, TextEvent], None]:
-    """Yield the events of all streams as they come; the first error ends them all."""
+    """Yield the events of all streams in order of arrival; the first error ends all streams."""
     queue: asyncio.Queue[tuple[int, TextEvent | BaseException]] = asyncio.Queue(EVENTS_BUFFERED)
 
     async def pump(index: int, one: PreparedCall) -> None:
@@ -165,7 +165,7 @@ async def _merged(
 
 
 def chat_router(services: Services) -> APIRouter:
-    """Make the endpoint."""
+    """Create the endpoint."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", summary="A conversation in, a message out")

@@ -1,6 +1,6 @@
-"""POST /v1/sql: one statement in, columns and rows as JSON out, whole or a line per row.
+"""POST /v1/sql: one statement in, columns and rows as JSON out, whole or with a line per row.
 
-For scripts that have curl and no database driver; the statement runs in a session of its own.
+For scripts with curl and without a database driver; each statement runs in a new session.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tierkv.sql.text.statement import statement_spans
 NDJSON: Final = "application/x-ndjson"
 _SET: Final = re.compile(r"SET (tierkv\.\w+) = ('[^']*'|[\w.]+)")
 ROWS_AT_ONCE: Final = 1_000
-"""Rows of a whole result that are written before the client is waited for."""
+"""Rows of a complete result that are written before waiting for the client."""
 
 
 def sql_router(services: Services, sql: SqlServer) -> APIRouter:
-    """Make the endpoint."""
+    """Create the endpoint."""
     router = APIRouter()
     bounds = _Bounds(services.config.max_statements, services.config.statement_timeout_s)
 
@@ -53,7 +53,7 @@ def sql_router(services: Services, sql: SqlServer) -> APIRouter:
 
 
 class _Bounds:
-    """How many statements run at a time, and how long one may."""
+    """Limits of the number of running statements and of the run time of a statement."""
 
     def __init__(self, most: int, timeout_s: float) -> None:
         self._most = most
@@ -62,10 +62,10 @@ class _Bounds:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count one statement while it runs.
+        """Count a statement while it runs.
 
         Raises:
-            OverloadedError: as many run as may.
+            OverloadedError: the maximum number of statements is running.
         """
         if self._running >= self._most:
             raise OverloadedError(
@@ -80,12 +80,12 @@ class _Bounds:
 
     @contextmanager
     def timed(self, session: SqlSession) -> Iterator[None]:
-        """Cancel the session's statement when its time is over.
+        """Cancel the session's statement at the time limit.
 
-        Not with asyncio.timeout: a stream's rows are asked for by one task after the other.
+        asyncio.timeout is bound to one task, but several tasks fetch the rows of a stream in turn.
 
         Raises:
-            DeadlineError: it was cancelled so.
+            DeadlineError: the statement was cancelled at the time limit.
         """
         cancels: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
@@ -121,9 +121,9 @@ async def _run(
 async def _lines(
     sql: SqlServer, client: ClientInfo, body: SqlBody, bounds: _Bounds
 ) -> AsyncGenerator[bytes, None]:
-    """Give the lines of a statement; the first ones come with its first rows.
+    """Yield the lines of a statement; the first lines are yielded with the first rows.
 
-    So a statement that fails at once answers with an HTTP status, not with a stream.
+    A statement that fails at once is therefore answered with an HTTP status, not with a stream.
     """
     with bounds.counted():
         text = SqlStatement(body.sql)
@@ -158,7 +158,7 @@ async def _batches(
 async def _session(
     sql: SqlServer, client: ClientInfo, body: SqlBody
 ) -> AsyncGenerator[SqlSession, None]:
-    """A session for one request; leaving it stops what still runs, at the models too."""
+    """Open a session for one request; leaving stops running calls, at the models too."""
     session = await sql.open_session(client)
     try:
         for name, value in body.settings.items():
@@ -179,7 +179,7 @@ async def _set(session: SqlSession, name: str, value: str | float | bool) -> Non
 
 @contextmanager
 def _statement(session: SqlSession, text: SqlStatement) -> Iterator[str]:
-    """The body's one statement; positions of its errors count from the start of ``sql``."""
+    """Yield the only statement of the body; error positions count from the start of ``sql``."""
     try:
         statements = session.split(text)
         if len(statements) != 1:
@@ -192,7 +192,7 @@ def _statement(session: SqlSession, text: SqlStatement) -> Iterator[str]:
 
 
 def in_body(hint: str) -> str:
-    """Put a hint to SET something as this door takes it: sessions end with their request."""
+    """Rewrite a hint to SET something as a field of the body: sessions end with their request."""
 
     def as_field(found: re.Match[str]) -> str:
         value = found[2] if found[2].isdigit() else '"' + found[2].strip("'") + '"'
