@@ -1,1 +1,1 @@
-"""PostgreSQL wire protocol: codec, session, server, catalog."""
+"""PostgreSQL's wire protocol: messages without I/O, the conversation with clients, the server."""

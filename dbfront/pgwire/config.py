@@ -1,7 +1,8 @@
-"""What the PostgreSQL door may be told.
+"""Configuration of the PostgreSQL server.
 
-tierkv/config.py fills this in; PgWireServer checks it once at start. Passwords may be given in
-clear or as PostgreSQL's SCRAM verifier (``SCRAM-SHA-256$4096:salt$StoredKey:ServerKey``).
+tierkv/parts/front_part.py creates the configuration; PgWireServer checks it once at start.
+Passwords may be given in clear or as PostgreSQL's SCRAM verifier
+(``SCRAM-SHA-256$4096:salt$StoredKey:ServerKey``).
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ class PgWireConfig:
     """Settings of one listener.
 
     Attributes:
-        bind: address to listen on; a non-loopback one needs ``users``.
+        bind: address to listen on; a non-loopback address needs ``users``.
         port: TCP port; 0 lets the system choose.
-        tls_cert_file: PEM chain; with ``tls_key_file`` it turns TLS on.
+        tls_cert_file: PEM chain; turns TLS on, together with ``tls_key_file``.
         tls_key_file: PEM private key.
-        require_tls: refuse clients that don't ask for TLS.
-        users: user name to password or SCRAM verifier; empty means trust, on loopback only.
-        needs_users: REST clients need a key, so without ``users`` nobody may log in.
-        max_connections: more are refused with 53300.
+        require_tls: refuse clients without TLS.
+        users: maps a user name to a password or SCRAM verifier; empty means trust, on loopback
+            only.
+        needs_users: REST clients need a key, so without ``users`` every login is refused.
+        max_connections: maximum number of sessions; further sessions are refused with 53300.
         max_connections_per_user: the same for one user, if ``users`` has several; 0: four fifths of
             ``max_connections``.
-        session_settings: defaults of PostgreSQL's settings, such as ``statement_timeout``.
-        auth_timeout_s: a client that has not logged in by then is closed
-            (PostgreSQL's ``authentication_timeout`` is 60 s).
-        failed_login_delay_s: how long a client waits for the answer to a wrong password, so that
-            passwords can't be tried by the thousand.
-        shutdown_grace_s: how long ``stop`` waits for connections to say goodbye.
+        session_settings: defaults of PostgreSQL's settings, for example ``statement_timeout``.
+        auth_timeout_s: maximum time until login; the connection is then closed (PostgreSQL's
+            ``authentication_timeout`` is 60 s).
+        failed_login_delay_s: delay of the answer to a wrong password, against trying passwords in
+            bulk.
+        shutdown_grace_s: maximum time that ``stop`` waits for connections to end.
     """
 
     bind: str = "127.0.0.1"
@@ -52,12 +54,12 @@ class PgWireConfig:
 
     @property
     def tls(self) -> bool:
-        """Whether TLS is configured."""
+        """Return True if TLS is configured."""
         return bool(self.tls_cert_file)
 
     @property
     def share_of_user(self) -> int:
-        """Sessions that one user may have."""
+        """Return the maximum number of sessions of one user."""
         if self.max_connections_per_user:
             return self.max_connections_per_user
         return (
@@ -65,7 +67,7 @@ class PgWireConfig:
         )
 
     def check(self) -> None:
-        """Refuse what could not work or would not be safe.
+        """Refuse settings that could not work or would not be safe.
 
         Raises:
             ConfigError: names the setting and the cure.
@@ -84,7 +86,7 @@ class PgWireConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``; names other than localhost count as public."""
+    """Return True if only this machine can reach ``host``; of names, only localhost counts."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""What both listeners of the SQL port share: TLS towards clients, a port in use, the end."""
+"""Functions shared by both listeners of the SQL port: TLS, ports in use, and the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tierkv.kvcore.errors import ConfigError
 
 
 def client_tls(certificate: str, key: str) -> ssl.SSLContext | None:
-    """Load certificate and key, PEM files; None where there is no certificate.
+    """Load certificate and key from PEM files; return None without a certificate.
 
     Raises:
         ConfigError: a file is missing or not PEM.
@@ -31,7 +31,7 @@ def client_tls(certificate: str, key: str) -> ssl.SSLContext | None:
 
 
 def cannot_listen(bind: str, port: int, error: OSError) -> ConfigError:
-    """Say why the port can't be had."""
+    """Return the error that explains a failure to listen on the port."""
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
             f"SQL port {port} on {bind} is in use",
@@ -50,7 +50,7 @@ async def accept_clients(
     """Listen for SQL clients.
 
     Raises:
-        ConfigError: the port can't be had.
+        ConfigError: the port is not available.
     """
     try:
         listeners = await bound_sockets(bind, port)
@@ -62,12 +62,12 @@ async def accept_clients(
 
 
 def most_sockets(max_connections: int) -> int:
-    """Connections that may be open: sessions, and as many that log in, cancel or are told no."""
+    """Return the limit of open sockets: sessions, and as many logins, cancels and refusals."""
     return 2 * max_connections + 16
 
 
 async def wait_for_clients(tasks: Iterable[asyncio.Task[None]], grace_s: float) -> None:
-    """Wait until clients that were told to leave have left; after ``grace_s`` they are cut off."""
+    """Wait until the notified clients have left; disconnect late clients after ``grace_s``."""
     pending = set(tasks)
     if not pending:
         return

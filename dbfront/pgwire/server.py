@@ -1,7 +1,7 @@
-"""The PostgreSQL listener: accepts sockets, hands each to a ClientHandler, stops cleanly.
+"""The PostgreSQL listener: accepts sockets, creates a ClientHandler for each, stops cleanly.
 
-``PgWireServer(config, sql_server, clock)``; ``await start()`` gives the bound port, ``await
-stop()`` says 57P01 to every client and waits for their sessions to close.
+``await start()`` returns the bound port. ``await stop()`` sends 57P01 to every client and waits for
+the sessions to close.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class PgWireServer:
-    """A PostgreSQL-speaking listener in front of a DialectServer, which stays open after it."""
+    """A PostgreSQL listener in front of a DialectServer; ``stop`` leaves the DialectServer open."""
 
     def __init__(self, config: PgWireConfig, sql_server: DialectServer, clock: Clock) -> None:
         self._config = config
@@ -41,7 +41,7 @@ class PgWireServer:
 
     @property
     def connections(self) -> int:
-        """Sockets that are open now, logged in or not."""
+        """Return the number of open sockets, logged in or not."""
         return len(self._clients)
 
     async def start(self) -> int:
@@ -51,7 +51,7 @@ class PgWireServer:
             port: the bound port.
 
         Raises:
-            ConfigError: unusable settings, or the port is taken.
+            ConfigError: unusable settings, or the port is in use.
         """
         config = self._config
         config.check()
@@ -73,7 +73,7 @@ class PgWireServer:
         return port
 
     async def stop(self) -> None:
-        """Stop listening, tell every client, and close their sessions."""
+        """Stop listening, notify every client, and close the sessions."""
         self._stopping = True
         if self._acceptor is not None:
             self._acceptor.close()

@@ -1,7 +1,7 @@
 """COPY between a table or query and the client, over either query protocol.
 
-``run_copy`` sends everything up to but without CommandComplete and answers the command tag.
-Loading is atomic: it runs in the client's transaction, or in one of its own.
+``run_copy`` sends all messages before CommandComplete and returns the command tag. Loading is
+atomic: COPY runs in the client's transaction, or in a transaction of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LINES_AT_ONCE: Final = 256
 
 
 async def run_copy(exchange: Exchange, statement: CopyStatement) -> str:
-    """Carry out a COPY and give its command tag."""
+    """Run a COPY and return the command tag."""
     if statement.to_client:
         return await _copy_out(exchange, statement)
     return await _copy_in(exchange, statement)
@@ -50,10 +50,10 @@ async def _copy_out(exchange: Exchange, statement: CopyStatement) -> str:
 
 
 def _pieces(writer: BinaryWriter | CopyWriter, rows: Sequence[tuple[Any, ...]]) -> Iterator[bytes]:
-    """What each CopyData holds.
+    """Yield the contents of each CopyData.
 
-    As in PostgreSQL the binary header comes in one message with the first row, or with the trailer
-    of an empty result: clients that read tuples message by message count on it.
+    As in PostgreSQL the binary header is in the same message as the first row, or as the trailer of
+    an empty result: clients that read one tuple per message depend on this.
     """
     header, trailer = writer.header(), writer.trailer()
     if header and isinstance(writer, CopyWriter):
@@ -101,7 +101,7 @@ def _reader(statement: CopyStatement, columns: Sequence[Column]) -> BinaryReader
 
 
 async def _load(exchange: Exchange, statement: CopyStatement, columns: Sequence[Column]) -> int:
-    """Feed what the client sends to the table until it says it is done."""
+    """Load the client's rows into the table until the client ends the COPY."""
     reader = _reader(statement, columns)
     names = [column.name for column in columns]
     rows: list[Row] = []

@@ -1,7 +1,8 @@
-"""The conversation of one logged-in client: what both query protocols and COPY need.
+"""The conversation of one logged-in client, for both query protocols and COPY.
 
-Joins the sans-I/O connection, the socket and the SQL session: reads the next message, sends rows
-with backpressure, runs statements so that cancel, hang-up and statement_timeout reach them.
+An ``Exchange`` joins the sans-I/O connection, the socket and the SQL session: it reads the next
+message, sends rows with back-pressure, and runs statements within reach of cancel, hang-up and
+statement_timeout.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _T = TypeVar("_T")
 
 
 class Exchange:
-    """One client's conversation.
+    """The conversation of one client.
 
     Attributes:
-        connection: the rules of the wire.
+        connection: the protocol rules.
         stream: the socket.
         session: the SQL session.
-        running: whether a statement runs now; only then a cancel is passed on.
-        goodbye: what a cancelled statement is told while the server stops; None otherwise.
+        running: True while a statement runs; a cancel is passed on only then.
+        goodbye: the error sent for a cancelled statement while the server stops; None otherwise.
     """
 
     def __init__(self, connection: PgConnection, stream: PgStream, session: DialectSession) -> None:
@@ -54,11 +55,11 @@ class Exchange:
         stream.on_hangup = self.cancel
 
     async def next_message(self) -> m.FrontendMessage | None:
-        """The next message; None when the client is gone. Flushes first when it has to wait.
+        """Return the next message, or None if the client is gone. Flush before waiting.
 
         Raises:
             RemoteProtocolError: malformed bytes; the connection must end.
-            IdleTimeoutError: the client was idle for longer than its session may be.
+            IdleTimeoutError: the client was idle for longer than the session's settings allow.
         """
         while True:
             message = self.connection.next_message()
@@ -74,7 +75,7 @@ class Exchange:
             self.connection.receive_data(data)
 
     async def _read(self) -> bytes:
-        """Wait for the client, between statements no longer than the session's settings allow."""
+        """Wait for the client; between statements no longer than the session's settings allow."""
         idle = self.connection.phase is ConnectionPhase.READY and not self.connection.extended
         in_transaction = self.session.transaction_status != "I"
         limit_s = self.session.settings.idle_timeout_s(in_transaction=in_transaction) if idle else 0
@@ -85,29 +86,29 @@ class Exchange:
             raise IdleTimeoutError(in_transaction=in_transaction) from None
 
     def send(self, data: bytes) -> None:
-        """Queue bytes; they leave at the next flush."""
+        """Queue bytes until the next flush."""
         self._pending += data
 
     async def flush(self) -> None:
-        """Hand queued bytes to the socket and wait while the client is slow."""
+        """Pass queued bytes to the socket and wait while the client is slow."""
         if self._pending:
             self.stream.write(bytes(self._pending))
             self._pending.clear()
             await self.stream.drain()
 
     async def send_much(self, data: bytes) -> None:
-        """Queue bytes, flushing whenever 64 KB have gathered."""
+        """Queue bytes, flushing whenever 64 KB are queued."""
         self._pending += data
         if len(self._pending) >= WRITE_HIGH_BYTES:
             await self.flush()
 
     async def send_rows(self, rows: Sequence[tuple[Any, ...]], encoders: Sequence[Encoder]) -> None:
-        """Send DataRows; a slow client slows us down instead of filling memory."""
+        """Send DataRows; back-pressure of a slow client bounds the memory."""
         for at in range(0, len(rows), _ROWS_AT_ONCE):
             await self.send_much(replies.data_rows(rows[at : at + _ROWS_AT_ONCE], encoders))
 
     async def send_stream(self, rows: RowStream, encoders: Sequence[Encoder]) -> StatementResult:
-        """Send DataRows as they come, each at once; return the result at their end."""
+        """Send each batch of DataRows at once; return the result after the last row."""
         try:
             while batch := await rows.next_rows():
                 await self.send_rows(batch, encoders)
@@ -118,7 +119,7 @@ class Exchange:
         return rows.result
 
     def send_notices(self, result: StatementResult) -> None:
-        """Send what the statement had to say, and settings that changed."""
+        """Send the notices of a statement, and the changed settings."""
         told, self._told = self._told, None
         for notice in result.notices:
             if notice is not told:
@@ -127,7 +128,7 @@ class Exchange:
             self.send(replies.parameter_status(name, value))
 
     def tell(self, progress: StatementProgress) -> None:
-        """Send at once what a running statement has to say; its rows may take a while."""
+        """Send a running statement's notice at once, because its rows may take a while."""
         if progress.notice is not None:
             self._told = progress.notice
             self.send(replies.notice_response(notice_fields(progress.notice)))
@@ -144,19 +145,19 @@ class Exchange:
         self.send(replies.error_response(error_fields(said, fatal=ends)))
 
     async def fail(self, error: BaseException) -> None:
-        """Send an error, and let the client's transaction know of it, whoever found it."""
+        """Send an error, and mark the client's transaction as failed, whatever the cause."""
         self.send_error(error)
         await self.session.fail_transaction()
 
     def cancel(self) -> None:
-        """Cancel what runs now, if anything; may be called from any callback of the loop."""
+        """Cancel the running statement, if any; may be called from any callback of the loop."""
         if self.running:
             task = asyncio.get_running_loop().create_task(self.session.cancel())
             self._cancels.add(task)
             task.add_done_callback(self._cancels.discard)
 
     async def run(self, work: Awaitable[_T]) -> _T:
-        """Run one statement so that it can be cancelled.
+        """Run a statement within reach of a cancel.
 
         Raises:
             DeadlineError: statement_timeout passed.
@@ -169,7 +170,7 @@ class Exchange:
             self.running = False
 
     async def close(self) -> None:
-        """Close the SQL session; an open transaction is rolled back by it."""
+        """Close the SQL session, which rolls back an open transaction."""
         self.stream.on_hangup = None
         if self._cancels:
             await asyncio.gather(*self._cancels, return_exceptions=True)
@@ -177,10 +178,10 @@ class Exchange:
 
 
 def result_fields(result_columns: Sequence[Any], formats: Sequence[int] = ()) -> tuple[Field, ...]:
-    """RowDescription fields of columns; ``formats`` as in Bind: none, one for all, or one each.
+    """Return RowDescription fields of columns; ``formats`` as in Bind: zero, one or one per column.
 
     Raises:
-        SqlError: 54011, more columns than the protocol has room for.
+        SqlError: 54011, more columns than the protocol allows.
     """
     if len(result_columns) > MAX_RESULT_COLUMNS:
         raise SqlError(
@@ -197,14 +198,14 @@ def result_fields(result_columns: Sequence[Any], formats: Sequence[int] = ()) ->
 
 
 def expand_formats(formats: Sequence[int], count: int) -> Sequence[int]:
-    """One format code per column."""
+    """Return one format code per column."""
     if not formats:
         return [0] * count
     return list(formats) * count if len(formats) == 1 else formats
 
 
 def encoders(result_columns: Sequence[Any], codes: Sequence[int]) -> list[Encoder]:
-    """One encoder per column."""
+    """Return one encoder per column."""
     return [
         (binary_encoder if code else text_encoder)(pg_type(c.type_name), c.type_name)
         for c, code in zip(result_columns, codes, strict=True)

@@ -1,8 +1,8 @@
 """The extended query protocol: Parse, Bind, Describe, Execute, Close, Sync.
 
-One ``ExtendedQuery`` per connection holds its prepared statements and portals. After an error the
-connection drops messages until Sync. Describing never runs a statement. Everything between two
-Syncs is one transaction unless the client opened its own.
+An ``ExtendedQuery`` per connection holds the prepared statements and portals. After an error the
+connection drops messages until Sync. Describing never runs a statement. All statements between two
+Syncs are one transaction unless the client opened a transaction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ENDS_TRANSACTION: Final = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
 _NO_RESULT: Final = StatementDescription(columns=None)
 _ALL_ROWS: Final = 1 << 62
 _MAX_STATEMENTS: Final = 10_000
-"""Prepared statements a client may hold; pools keep hundreds, a leak should get an error."""
+"""Maximum of prepared statements; pools keep hundreds, and a leak should get an error."""
 
 
 class ExtendedQuery:
@@ -89,7 +89,7 @@ class ExtendedQuery:
                 raise AssertionError(f"not an extended message: {message}")
 
     async def sync(self) -> None:
-        """End the batch: close its transaction, then ReadyForQuery."""
+        """End the batch: end its transaction, then send ReadyForQuery."""
         try:
             failed = self._exchange.connection.skipping
             await self._implicit.finish(failed=failed)
@@ -101,7 +101,7 @@ class ExtendedQuery:
         self._exchange.send(self._exchange.connection.send_ready(status))
 
     async def query(self, sql: str) -> None:
-        """Answer a simple Query: it drops the unnamed statement and portal, and ends the batch."""
+        """Answer a simple Query; drop the unnamed statement and portal, and end the batch."""
         self._statements.pop("", None)
         await self._close_portals("")
         await simple_query(self._exchange, sql, self._implicit)
@@ -129,12 +129,12 @@ class ExtendedQuery:
             )
         if len(self._statements) >= _MAX_STATEMENTS:
             raise SqlError(f"more than {_MAX_STATEMENTS} prepared statements", sqlstate="53400")
-        # With the comments before it: positions of errors count from there.
+        # The text includes preceding comments: positions of errors count from its start.
         sql: str = text.part(0, statement_spans(text)[0][1]) if statements else ""
         sql = SqlStatement.of(without_void(sql, message.parameter_oids))
         self._refuse_if_aborted(sql)
         statement = prepare(sql, message.parameter_oids, parse_copy(sql) if sql else None)
-        await self._description(statement)  # What is wrong with it is told here.
+        await self._description(statement)  # Errors of the statement are raised here.
         self._statements[message.statement] = statement
         self._exchange.send(replies.PARSE_COMPLETE)
 
@@ -157,7 +157,7 @@ class ExtendedQuery:
         return statement.description
 
     async def _infer(self, statement: PreparedStatement) -> dict[int, PgType]:
-        """Types of untyped parameters, from where they stand."""
+        """Infer the types of untyped parameters from their places in the statement."""
         if not statement.untyped() or self._exchange.session.transaction_status == "E":
             return {}
         return await infer_types(statement.sql, self._exchange.session.own_rows)
@@ -177,7 +177,7 @@ class ExtendedQuery:
         return replace(described, columns=with_names(columns, statement.sql))
 
     async def _numbered(self, columns: tuple[Column, ...], sql: str) -> tuple[Column, ...]:
-        """Give columns the numbers that their tables have now."""
+        """Give columns the current numbers of their tables."""
         await self._exchange.session.learn_tables(sql)
         plain = (
             replace(column, table_oid=0, attnum=0) if column.table_oid else column
@@ -242,7 +242,7 @@ class ExtendedQuery:
         await self._send_portal(portal, portal.result, message.max_rows)
 
     async def _run(self, portal: Portal) -> StatementResult | RowStream:
-        """Run the portal's statement, in the batch's transaction if the batch has more to it."""
+        """Run the portal's statement; a longer batch runs it in the batch's transaction."""
         exchange = self._exchange
         sql = portal.statement.sql
         alone = exchange.connection.sync_is_next() and not self._implicit.active
@@ -260,7 +260,7 @@ class ExtendedQuery:
                 return await exchange.run(running)
 
     async def _send_stream(self, portal: Portal, stream: RowStream, max_rows: int) -> None:
-        """Send rows as they come, up to ``max_rows`` (0 is all)."""
+        """Send rows as soon as possible, up to ``max_rows`` (0 means all)."""
         codes = _check_formats(portal.result_formats, len(stream.columns))
         row_encoders = _encoders_as_described(portal, stream.columns, codes)
         left = max_rows or _ALL_ROWS
@@ -294,9 +294,10 @@ class ExtendedQuery:
         self._exchange.send(replies.command_complete(tag))
 
     def deallocate(self, sql: str) -> StatementResult | None:
-        """Carry out DEALLOCATE or DISCARD ALL for statements made by Parse; None if it is not one.
+        """Run DEALLOCATE or DISCARD ALL for statements of Parse; None leaves the rest to the
+        session.
 
-        Names that only SQL's PREPARE knows are left to the engine.
+        Names known only to SQL's PREPARE are left to the engine.
         """
         return self._deallocate(sql)
 
@@ -310,7 +311,7 @@ class ExtendedQuery:
         names = [word for word in words[1:] if word.upper != "PREPARE"]
         if len(names) == 1 and names[0].upper == "ALL":
             self._statements = {}
-            return None  # The session has others, named by SQL's PREPARE.
+            return None  # The session has further statements, named by SQL's PREPARE.
         if len(names) == 1 and self._statements.pop(names[0].name, None) is not None:
             return StatementResult("DEALLOCATE")
         return None
@@ -355,7 +356,7 @@ def _check_formats(formats: tuple[int, ...], count: int) -> list[int]:
 def _encoders_as_described(
     portal: Portal, columns: tuple[Column, ...], codes: list[int]
 ) -> list[Encoder]:
-    """Encoders for the types the client was told; the engine may have narrowed them since.
+    """Return encoders for the described types; the engine may have narrowed the types since.
 
     Raises:
         SqlError: 0A000, the result no longer has the described shape.

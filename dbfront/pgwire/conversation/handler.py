@@ -1,7 +1,7 @@
-"""The life of one client connection: startup, TLS, login, then messages until goodbye.
+"""The life of one client connection: startup, TLS, login, then messages until the end.
 
-The server makes one ``ClientHandler`` per accepted socket and awaits ``serve``. What goes wrong
-with the protocol ends this connection with a FATAL error and never touches another.
+The server creates one ``ClientHandler`` per accepted socket and awaits ``serve``. A protocol error
+ends only its own connection, with a FATAL error.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from tierkv.kvcore.errors import (
 )
 
 _LOG = logging.getLogger(__name__)
-_SECRET_BYTES: Final = 4  # protocol 3.0 fixes it
+_SECRET_BYTES: Final = 4  # fixed by protocol 3.0
 
 
 @dataclass(slots=True)
 class Lobby:
-    """What all connections of a server share.
+    """State shared by all connections of a server.
 
     Attributes:
         config: the server's settings.
-        sql_server: makes sessions.
+        sql_server: opens sessions.
         authenticator: the users.
         tls: set when TLS is on.
         handlers: connections by pid, for CancelRequest.
-        numbers: what was looked up of tables.
+        numbers: cached numbers of tables.
     """
 
     config: PgWireConfig
@@ -60,7 +60,7 @@ class Lobby:
     numbers: TableNumbers = field(default_factory=TableNumbers)
 
     async def cancel(self, request: m.CancelRequest) -> None:
-        """Cancel what the named connection runs, if the secret is right."""
+        """Cancel the running statement of the named connection, if the secret is right."""
         handler = self.handlers.get(request.pid)
         if handler is not None and hmac.compare_digest(handler.secret, request.secret):
             handler.cancel()
@@ -95,14 +95,14 @@ class ClientHandler:
             self._exchange.cancel()
 
     def shut_down(self, error: TierKVError) -> None:
-        """Cancel what runs and say goodbye with ``error`` as soon as the connection is idle."""
+        """Cancel the running statement, and end the connection with ``error`` once it is idle."""
         if self._exchange is not None:
             self._exchange.goodbye = error
         self._stream.interrupt(error)
         self.cancel()
 
     async def serve(self) -> None:
-        """Serve the client until it leaves; never raises but for cancellation."""
+        """Serve the client until the client leaves; raise nothing but a cancellation."""
         try:
             async with asyncio.timeout(self._lobby.config.auth_timeout_s):
                 exchange = await self._log_in()

@@ -1,7 +1,8 @@
 """PostgreSQL's implicit transactions: several statements sent together succeed or fail together.
 
 A simple query with several statements, and all statements of the extended protocol up to Sync, are
-one transaction unless the client opened its own. Both handlers keep one ``ImplicitTransaction``.
+one transaction unless the client opened a transaction. Both handlers share one
+``ImplicitTransaction`` per connection.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _ALONE: Final = frozenset(
     {"SET", "RESET", "SHOW", "VACUUM", "CHECKPOINT", "ATTACH", "DETACH", "USE", "INSTALL", "LOAD"}
     | {"PRAGMA", "DISCARD", "DEALLOCATE", "PREPARE", "LISTEN", "UNLISTEN"}
 )
-"""Statements that need no transaction, or that DuckDB refuses inside one."""
+"""Statements that need no transaction, or that DuckDB refuses inside a transaction."""
 
 
 class ImplicitTransaction:
     """At most one open implicit transaction.
 
     Attributes:
-        active: whether we, not the client, opened the transaction that is open now.
+        active: True if this object, not the client, opened the current transaction.
     """
 
     def __init__(self, session: SqlSession) -> None:
@@ -33,10 +34,10 @@ class ImplicitTransaction:
         self._session = session
 
     async def before(self, sql: str) -> StatementResult | None:
-        """Open a transaction for a statement that needs one.
+        """Open a transaction for a statement that needs a transaction.
 
-        A BEGIN of the client takes over the transaction that is open already: then its result is
-        given back and the statement is not to be run.
+        A BEGIN of the client takes over the open implicit transaction: its result is then returned,
+        and the statement must not be run.
         """
         word = first_word(sql)
         if self.active and word in _BEGIN:
@@ -50,7 +51,7 @@ class ImplicitTransaction:
         return None
 
     async def finish(self, *, failed: bool) -> None:
-        """Commit or roll back what we opened."""
+        """Commit or roll back the implicit transaction."""
         if self.active:
             self.active = False
             if self._session.transaction_status != "I":
@@ -58,5 +59,5 @@ class ImplicitTransaction:
 
 
 def _goes_back(sql: str) -> bool:
-    """Whether it is ROLLBACK TO, which does not end the transaction."""
+    """Return True for ROLLBACK TO, which does not end the transaction."""
     return any(token.upper == "TO" for token in tokens(sql))

@@ -1,7 +1,7 @@
-"""Prepared statements and portals of one connection, and the typing of their parameters.
+"""Prepared statements and portals of one connection, and the types of their parameters.
 
-extended_query.py keeps them; nothing here does I/O. A parameter whose type the client declared is
-cast in the SQL text, so that describing and running a statement agree on its types.
+extended_query.py owns the objects; nothing here does I/O. A parameter of a declared type is cast in
+the SQL text, so describing and running a statement agree on the types.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tierkv.sql.plan.statement import SqlStatement
 _MAX_DECIMAL_DIGITS: Final = 38
 _UNDECLARED: Final = (0, 705)
 _KEPT_CASTS: Final = 2
-"""As it is described, and as it ran last: the width of a decimal may differ from run to run."""
+"""The described text and the last run's text: a decimal's width may differ between runs."""
 
 
 @dataclass(slots=True)
@@ -39,13 +39,13 @@ class PreparedStatement:
     """A parsed statement.
 
     Attributes:
-        sql: one statement, or empty; ``cast_sql`` is what is described and run.
+        sql: one statement, or empty; ``cast_sql`` returns the text that is described and run.
         declared: OIDs as in Parse; missing and 0 mean not declared.
-        parameters: how many ``$n`` there are.
-        copy: set if it is a COPY through the client.
-        description: filled at the first Describe or Bind that needs it.
-        long_casts: types of parameters the text casts to arrays, or to a type with a zone.
-        inferred: types of parameters (from 1) by the places where they stand.
+        parameters: number of ``$n`` parameters.
+        copy: set for a COPY through the client.
+        description: set at the first Describe or Bind that needs a description.
+        long_casts: types of parameters that the text casts to arrays, or to a type with a zone.
+        inferred: types of parameters (from 1), inferred from their places.
     """
 
     sql: SqlStatement
@@ -60,7 +60,7 @@ class PreparedStatement:
     )
 
     def cast_sql(self, casts: dict[int, str]) -> SqlStatement:
-        """The SQL with its parameters cast; what ``casts`` made lately is made once."""
+        """Return the SQL with its parameters cast; recent results are cached by ``casts``."""
         for known, sql in self._cast:
             if known == casts:
                 return sql
@@ -69,28 +69,28 @@ class PreparedStatement:
         return sql
 
     def untyped(self) -> bool:
-        """Whether a parameter has neither a declared type nor such a cast."""
+        """Return True if a parameter has neither a declared type nor a long cast."""
         return any(
             self.declared_type(at) is None and at + 1 not in self.long_casts
             for at in range(self.parameters)
         )
 
     def cast_type(self, at: int) -> PgType | None:
-        """The type parameter ``at`` is cast to: declared or inferred; None for no cast."""
+        """Return the cast type of parameter ``at``: declared or inferred; None for no cast."""
         kind = self.declared_type(at)
         if kind is None:
             kind = self.inferred.get(at + 1)
         return None if kind is None or is_text(kind) else kind
 
     def declared_type(self, at: int) -> PgType | None:
-        """The declared type of parameter ``at`` (from 0), or None."""
+        """Return the declared type of parameter ``at`` (from 0), or None."""
         oid = self.declared[at] if at < len(self.declared) else 0
         if oid in _UNDECLARED:
             return None
         return by_oid(oid) or TEXT
 
     def described_casts(self) -> dict[int, str]:
-        """Casts with which the SQL is described: parameters have the types they will have."""
+        """Return the casts for describing the SQL: parameters get their later types."""
         casts = {}
         for at in range(self.parameters):
             kind = self.cast_type(at)
@@ -100,11 +100,11 @@ class PreparedStatement:
         return self.with_text(casts)
 
     def with_text(self, casts: dict[int, str]) -> dict[int, str]:
-        """Add casts to text of untyped parameters that are columns, so each DuckDB says so."""
+        """Add casts to text of untyped parameters that are columns, for all DuckDB versions."""
         return {**dict.fromkeys(selected_parameters(self.sql), "VARCHAR"), **casts}
 
     def parameter_type(self, at: int) -> PgType:
-        """Declared, else inferred by the engine, else text."""
+        """Return the declared type, else the inferred type, else text."""
         declared = self.declared_type(at)
         if declared is not None:
             return declared
@@ -116,7 +116,7 @@ class PreparedStatement:
         return pg_type(inferred[at]) if at < len(inferred) else TEXT
 
     def parameter_oids(self) -> list[int]:
-        """For ParameterDescription; a declared OID is given back as it came."""
+        """Return the OIDs for ParameterDescription; a declared OID is returned unchanged."""
         oids = []
         for at in range(self.parameters):
             declared = self.declared[at] if at < len(self.declared) else 0
@@ -124,7 +124,7 @@ class PreparedStatement:
         return oids
 
     def needs_description(self) -> bool:
-        """Whether Bind has to know inferred parameter types."""
+        """Return True if Bind needs inferred parameter types."""
         return self.description is None and any(
             self.declared_type(at) is None for at in range(self.parameters)
         )
@@ -132,7 +132,7 @@ class PreparedStatement:
 
 @contextmanager
 def placing_errors(sql: str, casts: dict[int, str]) -> Iterator[None]:
-    """Let errors of ``replace_parameters(sql, casts)`` say where in ``sql`` they are."""
+    """Map error positions in ``replace_parameters(sql, casts)`` to positions in ``sql``."""
     try:
         yield
     except UserError as error:
@@ -144,7 +144,7 @@ def placing_errors(sql: str, casts: dict[int, str]) -> Iterator[None]:
 def prepare(
     sql: SqlStatement, declared: tuple[int, ...], copy: CopyStatement | None
 ) -> PreparedStatement:
-    """Make a prepared statement of one SQL statement."""
+    """Create a prepared statement from one SQL statement."""
     count = max(parameter_count(sql), len(declared)) if sql else 0
     casts = long_casts(sql) if count else {}
     return PreparedStatement(sql, declared, count, copy, long_casts=casts)
@@ -152,17 +152,17 @@ def prepare(
 
 @dataclass(slots=True)
 class Portal:
-    """A bound statement, and its result once it ran.
+    """A bound statement, and its result after the first Execute.
 
     Attributes:
-        statement: what it was made from.
-        casts: of its parameters, in the SQL that is run.
+        statement: the prepared statement.
+        casts: casts of the parameters, in the SQL that is run.
         values: the parameters.
         result_formats: as in Bind.
         result: set by the first Execute.
-        stream: set by the first Execute of a statement whose rows come while it runs.
-        waiting: rows of it that were taken and not sent.
-        sent: rows sent so far.
+        stream: set by the first Execute of a statement with rows before its end.
+        waiting: rows taken from the stream and not sent.
+        sent: number of rows of ``result`` sent.
     """
 
     statement: PreparedStatement
@@ -176,12 +176,12 @@ class Portal:
     described: StatementDescription | None = field(default=None)
 
     async def close(self) -> None:
-        """Stop the statement if it still runs."""
+        """Stop the statement if the statement still runs."""
         if self.stream is not None:
             await self.stream.close()
 
     async def take(self, most: int) -> list[tuple[Any, ...]]:
-        """Take up to ``most`` rows of the stream as soon as there are any; none at its end."""
+        """Take up to ``most`` rows of the stream as soon as rows are ready; no rows at its end."""
         assert self.stream is not None, "it is a stream"
         if not self.waiting:
             self.waiting.extend(await self.stream.next_rows())
@@ -189,11 +189,11 @@ class Portal:
 
 
 def bind(statement: PreparedStatement, message: Bind) -> Portal:
-    """Decode parameters and make a portal.
+    """Decode parameters and create a portal.
 
     Raises:
         SqlError: wrong number of parameters (08P01) or a value that does not fit its type.
-        FeatureNotSupportedError: a binary value of a type we don't know.
+        FeatureNotSupportedError: a binary value of an unknown type.
     """
     given = len(message.parameters)
     if given != statement.parameters:
@@ -233,7 +233,7 @@ def _casts(statement: PreparedStatement, values: Sequence[Any]) -> dict[int, str
 
 
 def _decimal_cast(value: Any, *, array: bool) -> str:
-    """The narrowest DECIMAL that holds the value, or all of an array, exactly; else DOUBLE."""
+    """Return the narrowest DECIMAL for the value, or for all values of an array, else DOUBLE."""
     if value is None:
         return "DECIMAL(18,3)[]" if array else "DECIMAL(18,3)"
     if array:
@@ -250,7 +250,7 @@ def _narrowest(numbers: Sequence[Decimal]) -> str:
     whole = scale = 0
     for number in numbers:
         _, digits, exponent = number.as_tuple()
-        if not isinstance(exponent, int):  # infinite, or not a number
+        if not isinstance(exponent, int):  # infinity or NaN
             return "DOUBLE"
         scale = max(scale, -exponent)
         whole = max(whole, len(digits) + exponent)

@@ -18,13 +18,13 @@ from tierkv.sql.text.statement import statement_spans
 
 
 async def simple_query(exchange: Exchange, sql: str, implicit: ImplicitTransaction) -> None:
-    """Answer a Query message up to and with ReadyForQuery; errors go to the client.
+    """Answer a Query message, including ReadyForQuery; errors go to the client.
 
     Args:
         exchange: the connection.
         sql: the statements.
-        implicit: the connection's. A batch without Sync may have opened it: the query joins it and
-            ends it, as in PostgreSQL.
+        implicit: the connection's implicit transaction. A batch without Sync may have opened the
+            transaction: the query joins and ends the transaction, as in PostgreSQL.
     """
     failed = True
     try:
@@ -54,7 +54,7 @@ async def simple_query(exchange: Exchange, sql: str, implicit: ImplicitTransacti
 
 @contextmanager
 def _placed_in(sql: str, number: int) -> Iterator[None]:
-    """Count the position of a statement's error from the start of all, as PostgreSQL does."""
+    """Count error positions from the start of the whole query text, as PostgreSQL does."""
     try:
         yield
     except UserError as error:
@@ -77,7 +77,7 @@ async def _one(exchange: Exchange, sql: str, implicit: ImplicitTransaction | Non
 
 
 async def _run(exchange: Exchange, sql: str) -> StatementResult | None:
-    """Run a statement; None when its rows were sent as they came."""
+    """Run a statement; return None if its rows were sent already."""
     await exchange.session.learn_tables(sql)
     opened = await exchange.session.execute_rows(sql)
     if isinstance(opened, StatementResult):
@@ -103,7 +103,7 @@ def _send_shape(exchange: Exchange, columns: tuple[Column, ...], sql: str) -> No
 
 
 def check_text(sql: str) -> None:
-    """Refuse SQL longer than tierkv.kvcore.limits allows, and bytes that are no text.
+    """Refuse SQL longer than tierkv.kvcore.limits allows, and bytes that are not text.
 
     Raises:
         SqlError: 54000, 22021.

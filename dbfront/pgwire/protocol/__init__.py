@@ -1,1 +1,1 @@
-"""PostgreSQL's wire protocol without I/O: messages, log-in, replies, errors."""
+"""PostgreSQL's wire protocol without I/O: messages, login, replies, errors."""

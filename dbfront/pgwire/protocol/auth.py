@@ -1,8 +1,9 @@
 """SCRAM-SHA-256 logins (RFC 5802 and 7677).
 
-The server makes one ``Authenticator`` from its users and one ``login`` per client; no I/O here.
-The exchange is ours because scramp's refuses the empty user name that libpq sends; keys and
-SASLprep are scramp's. An unknown user goes through the same motions as a wrong password.
+The server creates one ``Authenticator`` from its users and one ``login`` per client; no I/O here.
+The exchange is implemented here because scramp's exchange refuses the empty user name that libpq
+sends; keys and SASLprep come from scramp. An unknown user gets the same exchange as a user with a
+wrong password.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _CLIENT_FINAL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ScramVerifier:
-    """What the server keeps of a password; it can check it but not log in elsewhere with it."""
+    """The server's form of a password, good for checking a login but not for logging in elsewhere."""
 
     salt: bytes
     stored_key: bytes
@@ -44,7 +45,7 @@ class ScramVerifier:
 
     @property
     def text(self) -> str:
-        """PostgreSQL's spelling, as in pg_authid.rolpassword."""
+        """Return PostgreSQL's text, as in pg_authid.rolpassword."""
         salt, stored, server = (
             base64.b64encode(part).decode()
             for part in (self.salt, self.stored_key, self.server_key)
@@ -53,16 +54,16 @@ class ScramVerifier:
 
 
 def make_verifier(password: str) -> ScramVerifier:
-    """Derive a verifier from a clear password; costs some milliseconds on purpose."""
+    """Derive a verifier from a clear password; takes some milliseconds on purpose."""
     parts = scramp.ScramMechanism(MECHANISM).make_auth_info(password, iteration_count=_ITERATIONS)
     return ScramVerifier(*parts)
 
 
 def parse_verifier(user: str, secret: str) -> ScramVerifier:
-    """Read PostgreSQL's verifier text; anything else is taken for a clear password.
+    """Parse PostgreSQL's verifier text; treat any other text as a clear password.
 
     Raises:
-        ConfigError: it starts like a verifier but is malformed, or is empty.
+        ConfigError: the text is empty, or starts like a verifier but is malformed.
     """
     if not secret:
         raise ConfigError(f"pgwire user {user!r} has an empty password")
@@ -82,7 +83,7 @@ def parse_verifier(user: str, secret: str) -> ScramVerifier:
 
 
 class ScramLogin:
-    """One client's exchange: first message in and out, final message in and out."""
+    """The exchange with one client: first message in and out, final message in and out."""
 
     def __init__(self, user: str, verifier: ScramVerifier, *, known: bool) -> None:
         self._user = user
@@ -111,10 +112,10 @@ class ScramLogin:
         return answer.encode()
 
     def final(self, client_final: bytes) -> bytes:
-        """Check the client's proof and answer with ours.
+        """Check the client's proof and return the server's signature.
 
         Raises:
-            RemoteProtocolError: malformed message, or not an answer to our first one.
+            RemoteProtocolError: a malformed message, or no answer to the server's first message.
             AuthenticationError: wrong password or unknown user.
         """
         match = _CLIENT_FINAL.fullmatch(client_final.decode("utf-8", "replace"))
@@ -127,7 +128,7 @@ class ScramLogin:
         return b"v=" + base64.b64encode(_hmac(self._verifier.server_key, said))
 
     def _proves(self, proof_text: str, said: bytes) -> bool:
-        """Whether the proof comes from someone who knows the password (RFC 5802, section 3)."""
+        """Return True if the proof shows knowledge of the password (RFC 5802, section 3)."""
         try:
             proof = base64.b64decode(proof_text, validate=True)
         except binascii.Error:
@@ -152,15 +153,15 @@ class Authenticator:
 
     @property
     def trust(self) -> bool:
-        """Whether nobody is asked for a password."""
+        """Return True if clients need no password."""
         return not self._verifiers
 
     def login(self, user: str) -> ScramLogin:
-        """Begin one client's exchange."""
+        """Begin the exchange with one client."""
         verifier = self._verifiers.get(user)
         return ScramLogin(user, verifier or self._mock(user), known=verifier is not None)
 
     def _mock(self, user: str) -> ScramVerifier:
-        """A verifier nobody can satisfy, the same for each try, so names can't be probed."""
+        """Return an unsatisfiable verifier; a constant salt per user prevents probing of names."""
         salt = hmac.new(self._mock_key, user.encode(), hashlib.sha256).digest()[:_SALT_BYTES]
         return ScramVerifier(salt, secrets.token_bytes(32), secrets.token_bytes(32), _ITERATIONS)

@@ -1,7 +1,7 @@
-"""The sans-I/O half of a PostgreSQL session: bytes in, messages out, and the rules of the wire.
+"""The sans-I/O half of a PostgreSQL session: bytes in, messages out, and the protocol rules.
 
-handler.py feeds it what the socket gave and asks for the next message; replies that change what
-may come next go through its ``send_*`` methods. It never touches a socket, a clock or SQL.
+exchange.py and startup.py pass the received bytes in and ask for the next message. Replies that
+change the phase are made by ``send_*`` methods. The module never touches a socket, a clock or SQL.
 
     STARTUP ──StartupMessage──▶ AUTH ──ready──▶ READY ◀──────────────┐
        │ SSLRequest, GSSENCRequest: again        │ copy_in           │ Sync, CopyDone,
@@ -26,17 +26,17 @@ from tierkv.kvcore.limits import (
 )
 
 MAX_AUTH_MESSAGE_BYTES: Final = 65_536
-"""Longest message before login is complete; nobody unknown makes us hold more."""
+"""Longest message before the end of login; bounds the memory of unknown clients."""
 
 _COMPACT_BYTES: Final = 1 << 16
 _LIMITS: Final = dict.fromkeys(b"QP", MAX_SQL_BYTES + MAX_AUTH_MESSAGE_BYTES)
-"""Of messages that hold SQL, and some names and types beside it."""
+"""Limits of messages with SQL, and some names and types beside the SQL."""
 _SKIPPED: Final = frozenset(b"QPBFd")
-"""Messages of which a too long one costs a statement and not the connection."""
+"""Types of messages for which excess length costs a statement, not the connection."""
 
 
 class ConnectionPhase(Enum):
-    """Where a connection stands."""
+    """The phase of a connection."""
 
     STARTUP = "startup"
     AUTH = "auth"
@@ -76,8 +76,8 @@ class PgConnection:
     """Frames, phases and skipping of one connection.
 
     Attributes:
-        phase: see the picture above; mutated only by this class.
-        extended: whether the message being answered belongs to the extended protocol.
+        phase: see the diagram above; mutated only by this class.
+        extended: True if the current message belongs to the extended protocol.
     """
 
     def __init__(self) -> None:
@@ -85,20 +85,20 @@ class PgConnection:
         self.extended = False
         self._buffer = bytearray()
         self._at = 0
-        self._unwanted = 0  # bytes still to come of a message that is too long
+        self._unwanted = 0  # remaining bytes of a message that is too long
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes received and not yet turned into messages."""
+        """Return the number of received bytes that are not yet parsed."""
         return len(self._buffer) - self._at
 
     @property
     def skipping(self) -> bool:
-        """Whether an error made us drop messages until Sync."""
+        """Return True while an error makes the connection drop messages until Sync."""
         return self.phase is ConnectionPhase.SKIPPING
 
     def receive_data(self, data: bytes) -> None:
-        """Add what the socket gave; never fails, ``next_message`` does."""
+        """Add received bytes; errors are raised by ``next_message``, never here."""
         if self._unwanted:
             dropped = min(self._unwanted, len(data))
             self._unwanted -= dropped
@@ -106,10 +106,10 @@ class PgConnection:
         self._buffer += data
 
     def next_message(self) -> m.FrontendMessage | m.StartupMessage | None:
-        """Give the next message that matters, or None until more bytes arrive.
+        """Return the next relevant message, or None until more bytes arrive.
 
-        While skipping after an error, everything up to Sync is dropped here; so is COPY data that
-        a client was still sending when its COPY failed.
+        While skipping after an error, all messages up to Sync are dropped here. COPY data that a
+        client was still sending when its COPY failed is dropped too.
 
         Raises:
             RemoteProtocolError: the connection can't go on; the phase is CLOSED.
@@ -125,16 +125,16 @@ class PgConnection:
             raise
 
     def sync_is_next(self) -> bool:
-        """Whether the next message has arrived and is Sync: a batch of one statement."""
+        """Return True if the next message has arrived and is Sync: a batch of one statement."""
         return self._buffer[self._at : self._at + 1] == b"S"
 
     def accept_startup(self) -> None:
-        """A StartupMessage was good; authentication begins."""
+        """Accept a StartupMessage; authentication begins."""
         self._expect(ConnectionPhase.STARTUP)
         self.phase = ConnectionPhase.AUTH
 
     def accept_login(self) -> None:
-        """Authentication is done."""
+        """End authentication; messages are accepted from now on."""
         self._expect(ConnectionPhase.AUTH)
         self.phase = ConnectionPhase.READY
 
@@ -145,17 +145,17 @@ class PgConnection:
         return replies.copy_in_response(columns, binary=binary)
 
     def end_copy_in(self) -> None:
-        """All COPY data came."""
+        """End COPY after all data has arrived."""
         self._expect(ConnectionPhase.COPY_IN)
         self.phase = ConnectionPhase.READY
 
     def fail_statement(self) -> None:
-        """An error was sent; an extended batch skips to its Sync, a simple query does not."""
+        """Note a sent error; an extended batch skips to its Sync, a simple query does not."""
         if self.phase in (ConnectionPhase.READY, ConnectionPhase.COPY_IN):
             self.phase = ConnectionPhase.SKIPPING if self.extended else ConnectionPhase.READY
 
     def send_ready(self, status: str) -> bytes:
-        """The answer to a Query or Sync is complete."""
+        """Complete the answer to a Query or Sync."""
         if self.phase not in (ConnectionPhase.READY, ConnectionPhase.SKIPPING):
             raise LocalProtocolError(f"ReadyForQuery in phase {self.phase.value}")
         self.phase = ConnectionPhase.READY
@@ -163,13 +163,13 @@ class PgConnection:
         return replies.ready_for_query(status)
 
     def take_buffered(self) -> bytes:
-        """Give up what was received and is no message yet: somebody else reads on from here."""
+        """Close the connection and return the unparsed bytes for another reader."""
         data = bytes(self._buffer[self._at :])
         self.close()
         return data
 
     def close(self) -> None:
-        """Nothing more is read."""
+        """Stop reading and drop unparsed bytes."""
         self.phase = ConnectionPhase.CLOSED
         self._buffer.clear()
         self._at = 0
@@ -179,7 +179,7 @@ class PgConnection:
             raise LocalProtocolError(f"phase is {self.phase.value}, not {phase.value}")
 
     def _take_frame(self, *, head: int, limit: int) -> bytes | None:
-        """Body of the frame whose length stands ``head`` bytes in, or None until it is whole."""
+        """Return the frame's body, or None until complete; the length is after ``head`` bytes."""
         if self.buffered_bytes < head + 4:
             return None
         at = self._at + head
@@ -198,7 +198,7 @@ class PgConnection:
         return body
 
     def _skip_frame(self, type_byte: int, limit: int) -> m.TooLong | None:
-        """Drop a message that is too long without waiting for all of it; None if it is not."""
+        """Drop a message of excess size, without waiting for its end; None for an allowed size."""
         if (
             self.buffered_bytes < 5
             or self.phase is ConnectionPhase.AUTH
@@ -239,7 +239,7 @@ class PgConnection:
         return None
 
     def _matters(self, message: m.FrontendMessage) -> bool:
-        """Check a message against the phase; False if it is to be dropped."""
+        """Check a message against the phase; return False if the message must be dropped."""
         if not isinstance(message, _ALLOWED[self.phase]):
             raise RemoteProtocolError(
                 f"unexpected {type(message).__name__} message in phase {self.phase.value}"
@@ -249,7 +249,7 @@ class PgConnection:
         if self.phase is ConnectionPhase.SKIPPING:
             return isinstance(message, m.Sync)
         if self.phase is ConnectionPhase.COPY_IN:
-            # PostgreSQL: Flush and Sync are ignored during COPY in; clients send them early.
+            # As in PostgreSQL, Flush and Sync are ignored during COPY in; clients send both early.
             return isinstance(message, (*_COPY, m.TooLong))
         if isinstance(message, _COPY):
             return False

@@ -1,4 +1,4 @@
-"""The one place where our errors become PostgreSQL's ErrorResponse and NoticeResponse fields."""
+"""The only module that converts TierKV errors to fields of ErrorResponse and NoticeResponse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INTERNAL: Final = "XX000"
 
 
 class AdminShutdownError(TierKVError):
-    """The server is going down (57P01); raised into idle connections."""
+    """The server is shutting down (57P01); raised in idle connections."""
 
     code = "admin_shutdown"
     sqlstate = "57P01"
@@ -26,7 +26,7 @@ class TooManyConnectionsError(TierKVError):
 
 
 class IdleTimeoutError(TierKVError):
-    """The client did nothing for too long (57P05, 25P03)."""
+    """The client was idle for too long (57P05, 25P03)."""
 
     code = "idle_timeout"
     sqlstate = "57P05"
@@ -39,7 +39,7 @@ class IdleTimeoutError(TierKVError):
 
 
 def too_long(message: TooLong) -> SqlError:
-    """What a message that is too long is answered with."""
+    """Return the error for a message that is too long."""
     return SqlError(
         f"message of {message.size} bytes is longer than {message.limit}",
         sqlstate="54000",
@@ -48,10 +48,10 @@ def too_long(message: TooLong) -> SqlError:
 
 
 def error_fields(error: BaseException, *, fatal: bool = False) -> dict[str, str]:
-    """Fields of an ErrorResponse, by PostgreSQL's one-letter codes.
+    """Return the fields of an ErrorResponse, by PostgreSQL's one-letter codes.
 
-    Only our own errors show their text; anything else is an internal error whose details belong
-    into the log.
+    Only TierKVErrors show their text. Any other exception is an internal error, whose details
+    belong in the log.
     """
     severity = "FATAL" if fatal else "ERROR"
     fields = {"S": severity, "V": severity}
@@ -64,15 +64,15 @@ def error_fields(error: BaseException, *, fatal: bool = False) -> dict[str, str]
 
 
 def _retry_detail(error: TierKVError) -> str:
-    """Tell a client when to try again, as HTTP does with Retry-After."""
-    cancelled = error.sqlstate == "57014"  # By the user or by a timeout: not for later.
+    """Return the detail that tells a client when to retry, as Retry-After does in HTTP."""
+    cancelled = error.sqlstate == "57014"  # By the user or by a timeout: not for a retry.
     if cancelled or not isinstance(error, RetryableError) or error.retry_after_ms <= 0:
         return ""
     return f"retry after {error.retry_after_ms} ms"
 
 
 def notice_fields(notice: Notice) -> dict[str, str]:
-    """Fields of a NoticeResponse."""
+    """Return the fields of a NoticeResponse."""
     sqlstate = notice.sqlstate
     if notice.severity == "WARNING" and sqlstate == "00000":
         sqlstate = "01000"

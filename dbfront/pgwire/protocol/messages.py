@@ -1,8 +1,8 @@
-"""What a PostgreSQL client can say: one frozen value per frontend message, and their parsers.
+"""The messages of a PostgreSQL client: one frozen value per frontend message, and the parsers.
 
-connection.py frames the bytes and calls ``parse_message`` or ``parse_startup``; everything after
-works with these values. Each read is checked against the end of its message, each message must be
-used up exactly; anything else is a RemoteProtocolError (08P01).
+connection.py frames the bytes and calls ``parse_message`` or ``parse_startup``; all later code
+works with the values. Each read is checked against the end of the message, and each message must be
+used up exactly; otherwise the parser raises RemoteProtocolError (08P01).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PROTOCOL_MAJOR: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class SslRequest:
-    """Asks for TLS; answered by one byte."""
+    """Asks for TLS; the answer is one byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class GssEncRequest:
-    """Asks for GSSAPI encryption; answered by one byte."""
+    """Asks for GSSAPI encryption; the answer is one byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """Cancels what another connection runs; never answered."""
+    """Cancels the statement of another connection; never answered."""
 
     pid: int
     secret: bytes
@@ -62,7 +62,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Parse:
-    """Make a prepared statement; OID 0 leaves a parameter's type to us."""
+    """Creates a prepared statement; OID 0 leaves a parameter's type to the server."""
 
     statement: str
     sql: str
@@ -71,7 +71,7 @@ class Parse:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Make a portal from a prepared statement. Formats: none, one for all, or one each."""
+    """Creates a portal from a prepared statement. Formats: zero, one for all, or one each."""
 
     portal: str
     statement: str
@@ -82,7 +82,7 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Ask for the shape of a statement (kind ``S``) or portal (``P``)."""
+    """Asks for the shape of a statement (kind ``S``) or portal (``P``)."""
 
     kind: str
     name: str
@@ -90,7 +90,7 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Run a portal; ``max_rows`` 0 means all."""
+    """Runs a portal; ``max_rows`` 0 means all rows."""
 
     portal: str
     max_rows: int
@@ -98,7 +98,7 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Drop a statement (``S``) or portal (``P``)."""
+    """Drops a statement (``S``) or portal (``P``)."""
 
     kind: str
     name: str
@@ -111,12 +111,12 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Send what is buffered."""
+    """Asks the server to send its buffered replies."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyData:
-    """A piece of COPY input; pieces need not end at line ends."""
+    """Part of the COPY input; parts need not end at line ends."""
 
     data: bytes
 
@@ -128,19 +128,19 @@ class CopyDone:
 
 @dataclass(frozen=True, slots=True)
 class CopyFail:
-    """The client gives up its COPY."""
+    """The client gives up a COPY."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """The obsolete fast path; always refused."""
+    """The obsolete function-call protocol; always refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class TooLong:
-    """A message longer than its kind may be; its body is not kept. Made by connection.py only."""
+    """A message longer than the limit of its type, without the body. Made by connection.py only."""
 
     type_byte: int
     size: int
@@ -148,13 +148,13 @@ class TooLong:
 
     @property
     def simple(self) -> bool:
-        """Whether it is a Query, which is answered with ReadyForQuery."""
+        """Return True for a Query, which is answered with ReadyForQuery."""
         return self.type_byte == ord("Q")
 
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Goodbye."""
+    """Ends the connection."""
 
 
 StartupMessage = SslRequest | GssEncRequest | CancelRequest | Startup
@@ -178,7 +178,7 @@ FrontendMessage = (
 
 
 class _BodyReader:
-    """A cursor over one message body; every read is bounded by it."""
+    """A cursor over one message body; every read is bounded by the body."""
 
     def __init__(self, body: bytes, what: str) -> None:
         self._body = body
@@ -213,7 +213,7 @@ class _BodyReader:
             raise self._broken("a string is not UTF-8") from None
 
     def sql(self) -> str:
-        """Read a statement; what is not UTF-8 in it is refused when it is looked at."""
+        """Read a statement; the statement's check refuses bytes that are not UTF-8 later."""
         return self._string().decode("utf-8", "surrogateescape")
 
     def _string(self) -> bytes:
@@ -287,12 +287,12 @@ _PARSERS: Final[dict[int, tuple[str, Callable[[_BodyReader], FrontendMessage]]]]
 
 
 def known_type(type_byte: int) -> bool:
-    """Whether a frontend message of that type exists; asked before its body is waited for."""
+    """Return True if a frontend message of the type exists; checked before waiting for the body."""
     return type_byte in _PARSERS
 
 
 def parse_message(type_byte: int, body: bytes) -> FrontendMessage:
-    """Turn one framed message into its value.
+    """Parse one framed message.
 
     Raises:
         RemoteProtocolError: unknown type, short, overlong or otherwise malformed.
@@ -307,7 +307,7 @@ def parse_message(type_byte: int, body: bytes) -> FrontendMessage:
 
 
 def parse_startup(body: bytes) -> StartupMessage:
-    """Turn the body of a message without a type byte into its value.
+    """Parse the body of a message without a type byte.
 
     Raises:
         RemoteProtocolError: unknown request code, unsupported major version, malformed.

@@ -1,7 +1,7 @@
-"""What the server says: functions from values to the bytes of one backend message.
+"""The messages of the server: functions from values to the bytes of one backend message.
 
-The handlers call these and connection.py keeps track of what may be sent when. Rows are the hot
-path: ``data_rows`` turns many rows into one bytes object, with one encoder per column.
+The handlers call the functions, and connection.py checks the order of messages. Rows are the hot
+path: ``data_rows`` encodes many rows as one bytes object, with one encoder per column.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Field:
 
     Attributes:
         format_code: 0 for text and 1 for binary.
-        table_oid: the table that the column is of; 0 for anything else, as ``attnum``.
+        table_oid: OID of the column's table; 0 for other columns, as is ``attnum``.
     """
 
     name: str
@@ -53,7 +53,7 @@ def message(type_byte: bytes, body: bytes) -> bytes:
 
 
 def _text(value: str) -> bytes:
-    """A C string; NUL bytes inside would end it early, so they are dropped."""
+    """Encode a C string without NUL bytes, which would end the string early."""
     return value.replace("\0", "").encode("utf-8", "replace") + b"\0"
 
 
@@ -63,17 +63,17 @@ def authentication_sasl(mechanisms: Sequence[str]) -> bytes:
 
 
 def authentication_sasl_continue(data: bytes) -> bytes:
-    """The server's first SASL message."""
+    """Encode the server's first SASL message."""
     return message(b"R", _INT32(11) + data)
 
 
 def authentication_sasl_final(data: bytes) -> bytes:
-    """The server's last SASL message."""
+    """Encode the server's last SASL message."""
     return message(b"R", _INT32(12) + data)
 
 
 def negotiate_protocol_version(minor: int, options: Sequence[str]) -> bytes:
-    """Say which minor version and which ``_pq_`` options are not supported."""
+    """Report the supported minor version and the unsupported ``_pq_`` options."""
     return message(b"v", struct.pack("!ii", minor, len(options)) + b"".join(map(_text, options)))
 
 
@@ -83,17 +83,17 @@ def parameter_status(name: str, value: str) -> bytes:
 
 
 def backend_key_data(pid: int, secret: bytes) -> bytes:
-    """The key with which the client can cancel."""
+    """Encode the key for the client's CancelRequest."""
     return message(b"K", struct.pack("!I", pid) + secret)
 
 
 def ready_for_query(status: str) -> bytes:
-    """Ready; status is I, T or E."""
+    """Encode ReadyForQuery; the status is I, T or E."""
     return message(b"Z", status.encode())
 
 
 def row_description(fields: Sequence[Field]) -> bytes:
-    """Shape of the rows that follow."""
+    """Encode the shape of the following rows."""
     parts = [struct.pack("!H", len(fields))]
     for column in fields:
         parts.append(_text(column.name))
@@ -103,7 +103,7 @@ def row_description(fields: Sequence[Field]) -> bytes:
 
 
 def parameter_description(oids: Sequence[int]) -> bytes:
-    """Types of a prepared statement's parameters."""
+    """Encode the types of a prepared statement's parameters."""
     return message(b"t", struct.pack(f"!H{len(oids)}I", len(oids), *oids))
 
 
@@ -130,7 +130,7 @@ def data_rows(rows: Iterable[Sequence[Any]], encoders: Sequence[Encoder]) -> byt
 
 
 def command_complete(tag: str) -> bytes:
-    """A statement is done."""
+    """Report the end of a statement."""
     return message(b"C", _text(tag))
 
 
@@ -140,17 +140,17 @@ def _copy_response(type_byte: bytes, columns: int, *, binary: bool) -> bytes:
 
 
 def copy_out_response(columns: int, *, binary: bool = False) -> bytes:
-    """COPY data will follow."""
+    """Announce COPY data to the client."""
     return _copy_response(b"H", columns, binary=binary)
 
 
 def copy_in_response(columns: int, *, binary: bool = False) -> bytes:
-    """Ready for COPY data."""
+    """Ask the client for COPY data."""
     return _copy_response(b"G", columns, binary=binary)
 
 
 def copy_data(data: bytes) -> bytes:
-    """One COPY row."""
+    """Encode one CopyData message."""
     return message(b"d", data)
 
 
@@ -160,10 +160,10 @@ def _fields(fields: Mapping[str, str]) -> bytes:
 
 
 def error_response(fields: Mapping[str, str]) -> bytes:
-    """An error; keys are PostgreSQL's one-letter field codes."""
+    """Encode an error; keys are PostgreSQL's one-letter field codes."""
     return message(b"E", _fields(fields))
 
 
 def notice_response(fields: Mapping[str, str]) -> bytes:
-    """A notice or warning."""
+    """Encode a notice or warning."""
     return message(b"N", _fields(fields))

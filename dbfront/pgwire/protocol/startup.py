@@ -1,7 +1,7 @@
-"""What a client says before it logs in: requests for encryption, a cancel, the StartupMessage.
+"""The messages of a client before login: requests for encryption, a cancel, the StartupMessage.
 
-Both listeners of the SQL port begin with it, each over its own kind of stream; nobody is told yet
-who is there.
+Both listeners of the SQL port begin with this exchange, each with its own type of stream. The
+client is not authenticated yet.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol.connection import PgConnection
 from tierkv.kvcore.errors import AuthenticationError, RemoteProtocolError
 
-_MAX_NEGOTIATIONS: Final = 4  # SSLRequest, GSSENCRequest, once each, and some slack
+_MAX_NEGOTIATIONS: Final = 4  # one SSLRequest, one GSSENCRequest, and some slack
 
 
 class ClientStream(Protocol):
-    """Bytes from and to a client; ``read`` answers empty bytes at the end."""
+    """Bytes from and to a client; ``read`` returns empty bytes at the end."""
 
     async def read(self) -> bytes: ...
 
@@ -42,15 +42,15 @@ class StartupExchange:
         start_tls: Callable[[ssl.SSLContext], Awaitable[None]],
         on_cancel: Callable[[m.CancelRequest], Awaitable[None]],
     ) -> None:
-        """Take a connection over until its StartupMessage.
+        """Handle a connection up to its StartupMessage.
 
         Args:
             connection: turns bytes into messages.
-            stream: where they come from.
+            stream: the stream of the client.
             tls: None refuses encryption.
-            require_tls: refuse clients without it.
-            start_tls: agrees to TLS and becomes encrypted.
-            on_cancel: what a CancelRequest leads to.
+            require_tls: refuse clients without TLS.
+            start_tls: accepts the TLS request and encrypts the stream.
+            on_cancel: handles a CancelRequest.
         """
         self.encrypted = False
         self._connection = connection
@@ -61,7 +61,7 @@ class StartupExchange:
         self._on_cancel = on_cancel
 
     async def next_message(self) -> m.FrontendMessage | m.StartupMessage | None:
-        """Return the client's next message; None when it left."""
+        """Return the client's next message, or None if the client left."""
         while (message := self._connection.next_message()) is None:
             data = await self._stream.read()
             if not data:
@@ -73,8 +73,8 @@ class StartupExchange:
         """Answer encryption requests until the StartupMessage; None ends the connection.
 
         Raises:
-            AuthenticationError: it must be encrypted and is not.
-            RemoteProtocolError: the client goes on asking, or sent bytes before its handshake.
+            AuthenticationError: TLS is required and not on.
+            RemoteProtocolError: too many requests, or bytes before the TLS handshake.
         """
         for _ in range(_MAX_NEGOTIATIONS):
             match await self.next_message():

@@ -1,8 +1,8 @@
 """One client's socket: an asyncio Protocol with bounded buffers, TLS upgrade and hang-up notice.
 
-asyncio's StreamReader keeps bytes that came before a TLS handshake and would take them for
-encrypted ones, and does not tell that a client left while its statement runs; this one does both.
-Only the server and exchange.py use it.
+asyncio's StreamReader would treat bytes sent before a TLS handshake as encrypted bytes, and does
+not report a client that leaves during its statement. ``PgStream`` refuses the former and reports
+the latter. Only the server, handler.py and exchange.py use the class.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Final
 from tierkv.kvcore.errors import RemoteProtocolError
 
 READ_HIGH_BYTES: Final = 256 << 10
-"""Unread bytes at which we stop reading from the socket."""
+"""Number of unread bytes at which reading from the socket pauses."""
 
 WRITE_HIGH_BYTES: Final = 64 << 10
-"""Unsent bytes at which ``drain`` waits for the client."""
+"""Number of unsent bytes at which ``drain`` waits for the client."""
 
 
 class PgStream(asyncio.Protocol):
     """Bytes from and to one client.
 
     Attributes:
-        on_connect: called once with the stream, when the TCP connection stands.
+        on_connect: called once with the stream, when the TCP connection is open.
         peer: address of the client.
-        on_hangup: called once, when the client is gone; the session cancels what it runs.
+        on_hangup: called once, when the client is gone; the session then cancels its statement.
     """
 
     def __init__(self, on_connect: Callable[[PgStream], None]) -> None:
@@ -46,7 +46,7 @@ class PgStream(asyncio.Protocol):
 
     @property
     def transport(self) -> asyncio.Transport:
-        """The live transport."""
+        """Return the open transport."""
         assert self._transport is not None
         return self._transport
 
@@ -95,10 +95,10 @@ class PgStream(asyncio.Protocol):
             waiter.set_result(None)
 
     async def read(self) -> bytes:
-        """Give what has arrived, waiting for at least one byte; empty at the end.
+        """Return the received bytes, waiting for at least one byte; empty at the end.
 
         Raises:
-            BaseException: whatever ``interrupt`` was given.
+            BaseException: the error passed to ``interrupt``.
         """
         while not self._incoming and not self._eof:
             if self._interrupt is not None:
@@ -121,12 +121,12 @@ class PgStream(asyncio.Protocol):
         self._wake(self._reader)
 
     def write(self, data: bytes) -> None:
-        """Queue bytes; follow large amounts by ``drain``."""
+        """Queue bytes; call ``drain`` after large amounts."""
         if not self.transport.is_closing():
             self.transport.write(data)
 
     async def drain(self) -> None:
-        """Wait until the client has taken most of what was written.
+        """Wait until the client has taken most of the written bytes.
 
         Raises:
             ConnectionResetError: the client is gone.
@@ -138,21 +138,22 @@ class PgStream(asyncio.Protocol):
             finally:
                 self._writer = None
         else:
-            await asyncio.sleep(0)  # let other sessions have their turn in a long result
+            await asyncio.sleep(0)  # let other sessions run during a long result
         if self.transport.is_closing():
             raise ConnectionResetError("client is gone")
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
-        """Agree to TLS and become encrypted.
+        """Accept the TLS request and encrypt the stream.
 
         Raises:
-            RemoteProtocolError: bytes came before the handshake (a man in the middle's injection).
-            OSError: the handshake failed; ssl.SSLError is one.
+            RemoteProtocolError: bytes arrived before the handshake (possible injection by a man in
+                the middle).
+            OSError: the handshake failed; includes ssl.SSLError.
         """
         if self._incoming:
             raise RemoteProtocolError("received unencrypted data after SSL request")
         self.transport.write(b"S")
-        # No await before start_tls: nothing can be received between here and the handshake.
+        # No await before start_tls: no bytes can arrive between here and the handshake.
         transport = await self._loop.start_tls(self.transport, self, context, server_side=True)
         if transport is None:
             raise ConnectionResetError("client left during the TLS handshake")
@@ -160,7 +161,7 @@ class PgStream(asyncio.Protocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send the queued bytes, then close."""
         if self._transport is not None:
             self._transport.close()
 
