@@ -294,8 +294,7 @@ class ExtendedQuery:
         self._exchange.send(replies.command_complete(tag))
 
     def deallocate(self, sql: str) -> StatementResult | None:
-        """Run DEALLOCATE or DISCARD ALL for statements of Parse; None leaves the rest to the
-        session.
+        """Run DEALLOCATE or DISCARD ALL for statements of Parse; None: the session continues.
 
         Names known only to SQL's PREPARE are left to the engine.
         """

@@ -36,7 +36,7 @@ _CLIENT_FINAL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ScramVerifier:
-    """The server's form of a password, good for checking a login but not for logging in elsewhere."""
+    """The server's form of a password; checks a login but cannot be used for a login elsewhere."""
 
     salt: bytes
     stored_key: bytes
