@@ -1,1 +1,1 @@
-"""PostgreSQL behind the door: a relay that passes bytes on and answers AI calls itself."""
+"""PostgreSQL behind the front: a relay for all bytes, with its own answers to AI calls."""

@@ -1,7 +1,7 @@
-"""Who looks at the messages that matter: AI calls, ``tierkv.*`` settings, admin views.
+"""Handles the messages of AI calls, ``tierkv.*`` settings and admin views in a relayed session.
 
-One per relayed session. ``matters`` is asked in the middle of passing bytes; everything else runs
-in the task that the relay makes for it.
+Each relayed session has one attendant. ``matters`` is called while bytes pass; all other methods
+run in the relay's task for the attendant.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tierkv.kvcore.errors import TierKVError
 
 
 class AiAttendant:
-    """See dbfront/postgres/relay.py::Attendant.
+    """The Attendant of one session; for the contract see dbfront/postgres/relay.py::Attendant.
 
     Attributes:
-        activity: the statement with AI calls that runs now.
+        activity: the running statement with AI calls.
     """
 
     def __init__(self, relay: Relay, services: AiServices) -> None:
@@ -111,7 +111,7 @@ class AiAttendant:
 
     async def _query(self, message: bytes) -> None:
         if self._relay.books.skipping:
-            return  # PostgreSQL would not read it either.
+            return  # PostgreSQL would not read the message either.
         await self._cursors.forget("", sync=True)
         parameters = self._relay.books.parameters
         query = SimpleQuery(
@@ -121,7 +121,7 @@ class AiAttendant:
             statements = self._planner.statements(decoded(message[5:-1], parameters))
         except TierKVError as error:
             if self._exchange.status == "E":
-                self._relay.pass_on(message)  # PostgreSQL would not have read it.
+                self._relay.pass_on(message)  # PostgreSQL would not have read the message.
                 return
             await query.refuse(error)
             return
@@ -164,7 +164,7 @@ class AiAttendant:
             self._relay.pass_on(message)
 
     def _parsed(self, message: bytes) -> Statement | None:
-        """Plan the statement of a Parse; None for other messages and plain statements.
+        """Plan the statement of a Parse; return None for a plain statement or another message.
 
         Raises:
             UserError: AI calls that can't work.
@@ -181,14 +181,14 @@ class AiAttendant:
             statements = self._planner.statements(text)
         except TierKVError:
             if self._exchange.status == "E":
-                return None  # PostgreSQL would not have read it.
+                return None  # PostgreSQL would not have read the message.
             raise
         if len(statements) != 1 or statements[0].plan is None:
             return None
         return statements[0]
 
     def _note_fetch(self, message: bytes) -> None:
-        """Remember a prepared FETCH; it may be for a cursor that is declared later."""
+        """Store a prepared FETCH, perhaps for a cursor declared later."""
         name, text = messages.names(message)
         self._fetching.pop(name, None)
         if may_fetch(text):
@@ -227,7 +227,7 @@ class AiAttendant:
         return activity_row(self._relay.login.pid, self._client, activity, asking=asking)
 
     async def _refresh(self, views: frozenset[str], block: Block) -> None:
-        """Put the rows of admin views where they unpack them."""
+        """Write the rows of admin views into the views' settings."""
         for view in sorted(views):
             rows = to_json(await self._view_rows(view, block))
             await block.before(
@@ -261,6 +261,6 @@ _NOT_TOLD: Final = {
     "stat_functions": ("rows",),
     "query_log": ("ai_calls",),
 }
-"""Columns that count by rows: PostgreSQL tells questions, not how many rows have them."""
+"""Columns counting rows: PostgreSQL reports questions, not the number of rows with a question."""
 
 _STATES: Final = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}

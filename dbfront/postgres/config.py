@@ -1,4 +1,4 @@
-"""Settings of the relay, as plain values; the keyring (``tierkv/``) makes them."""
+"""Settings of the relay, as plain values; the composition room (``tierkv/``) creates them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tierkv.kvcore.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
-    """Where to listen, and what stands behind.
+    """The listening address, and the PostgreSQL server behind the relay.
 
-    Users are PostgreSQL's business: clients log in there, through the relay.
+    PostgreSQL manages the users: clients log in to PostgreSQL through the relay.
 
     Attributes:
-        dsn: the server behind, as libpq reads it; its user installs schema ``tierkv``.
+        dsn: the PostgreSQL server, in libpq's format; its user installs schema ``tierkv``.
         bind: address to listen on.
-        port: TCP port; 0 lets the system choose, ``RelayServer.start`` returns it.
+        port: TCP port; 0 lets the system choose, and ``RelayServer.start`` returns the port.
         tls_cert_file: PEM certificate chain; empty: no TLS towards clients.
         tls_key_file: PEM private key.
-        require_tls: refuse clients that do not ask for TLS.
-        max_connections: clients at a time; one more is told 53300.
-        login_timeout_s: a client that has not logged in by then is closed.
-        shutdown_grace_s: how long ``stop`` waits for connections to end.
+        require_tls: refuse clients without TLS.
+        max_connections: maximum number of sessions; further clients are refused with 53300.
+        login_timeout_s: maximum time until login; the connection is then closed.
+        shutdown_grace_s: maximum wait of ``stop`` for the end of connections.
         session_defaults: defaults of ``tierkv.*`` settings, by full name.
     """
 
@@ -40,7 +40,7 @@ class RelayConfig:
     session_defaults: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Refuse what could not work.
+        """Refuse settings that could not work.
 
         Raises:
             ConfigError: names the setting and the cure.
@@ -52,5 +52,5 @@ class RelayConfig:
 
     @property
     def public(self) -> bool:
-        """Whether others than this machine can connect."""
+        """Return True if other machines can connect."""
         return not is_loopback(self.bind)

@@ -1,7 +1,8 @@
-"""Making schema ``tierkv`` in the database behind the front.
+"""Installs schema ``tierkv`` in the database behind the front.
 
-The front does it when it starts, as the user of ``front.postgres``; where that user may not, the
-same text can be run by hand. Nothing is touched when this version is there already.
+The front installs the schema at start, as the user of ``front.postgres``. If this user lacks the
+right, the same text can be run by hand. If this version of the schema exists already, nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from tierkv.sql.calls.functions import RESULT_FIELDS
 from tierkv.sql.view_columns import VIEW_COLUMNS
 
 _LOCK: Final = 0x746965726B76
-"""Advisory lock, so that two fronts don't install at the same time."""
+"""Advisory lock, so that two fronts do not install at the same time."""
 
 
 def install_sql() -> str:
-    """Return the statements that make the schema; they can be run again and again."""
+    """Return the statements that create the schema; running them repeatedly is safe."""
     text = resources.files("tierkv.sql").joinpath("ddl/postgres.sql").read_text(encoding="utf-8")
     fields = ", ".join(f'"{name}" {type_name}' for name, type_name in RESULT_FIELDS.items())
     text = text.replace("/*ai_result*/", fields).replace("/*views*/", _views())
@@ -44,7 +45,7 @@ CREATE VIEW tierkv.{view} AS SELECT * FROM jsonb_to_recordset(
 
 
 def _views() -> str:
-    """Return the admin views: each unpacks a setting that the front fills just before."""
+    """Return the admin views; each view unpacks a setting that the front fills just before."""
     texts = []
     for view, columns in VIEW_COLUMNS.items():
         listed = ", ".join(f'"{name}" {_TYPES[kind]}' for name, kind in columns.items())
@@ -53,16 +54,16 @@ def _views() -> str:
 
 
 async def install(dsn: str) -> bool:
-    """Make the schema where it is missing or another version's; answers whether it did.
+    """Install a missing schema, or replace another version; return True if the schema changed.
 
     Raises:
-        ConfigError: the server can't be reached, or the user may not; names the cure.
+        ConfigError: the server is unreachable, or the user lacks the right; names the cure.
     """
     return await asyncio.to_thread(_install, dsn)
 
 
 def _install(dsn: str) -> bool:
-    import psycopg  # only with a PostgreSQL behind
+    import psycopg  # only with a PostgreSQL server behind the front
 
     text = install_sql()
     comment = text[text.rindex("'TierKV ") + 1 : text.rindex("'")]

@@ -1,9 +1,9 @@
-"""One relayed session: bytes pass in both directions, until a message must be looked at.
+"""One relayed session: bytes pass in both directions until a message needs attention.
 
-While bytes pass, there is no task and no copy of a message: the callback of each leg gives its
-chunk to the other leg and counts the frames. For a message that matters, an ``Attendant`` takes
-over as a task, once PostgreSQL has answered everything before that message. An error about an
-unknown function gets a hint here if its name looks like an AI function.
+Passing bytes needs no task and no copy of a message: the callback of each leg passes each chunk to
+the opposite leg and counts the frames. For a message in need of attention, an ``Attendant`` takes
+over as a task, after PostgreSQL has answered all earlier messages. An error about an unknown
+function gets a hint here if the name resembles an AI function.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOT_SEEN: Final = (
 
 
 def hinted(data: bytes) -> bytes:
-    """Give an error at the start of what PostgreSQL sent the name that was probably meant."""
+    """Add a hint with the probable function name to an error at the start of PostgreSQL's bytes."""
     if data[:1] != b"E" or _STATE not in data[:256]:
         return data
     end = 1 + int.from_bytes(data[1:5], "big")
@@ -56,15 +56,15 @@ _HELD: Final = "held"
 
 
 class Attendant(Protocol):
-    """Who looks at messages that matter.
+    """Handles the messages that matter.
 
-    1. ``matters`` is asked for each statement, in the middle of passing bytes; it must be quick.
-    2. ``attend`` is given the first such message, and reads and writes the relay until the
+    1. ``matters`` is called for each statement while bytes pass, and must be quick.
+    2. ``attend`` gets the first relevant message, and reads and writes the relay until the
        connection is between two batches again. No bytes pass meanwhile.
-    3. ``cancel`` stops what ``attend`` waits for, if that is not PostgreSQL; it answers whether it
-       was.
+    3. ``cancel`` stops the current wait of ``attend`` unless PostgreSQL is working, and returns
+       True if a wait was stopped.
     4. ``ended`` is called once, when the session is over.
-    5. ``names_matter`` says whether messages that name statements or portals matter too.
+    5. ``names_matter`` is True if messages with names of statements or portals matter too.
     """
 
     @property
@@ -87,8 +87,8 @@ class Relay:
     """A client's session with PostgreSQL.
 
     Attributes:
-        login: who it is.
-        books: who owes whom an answer.
+        login: user, parameters and connection of the session.
+        books: counts unanswered messages in both directions.
         client, backend: the two legs.
     """
 
@@ -106,12 +106,12 @@ class Relay:
         self._news: asyncio.Future[None] | None = None
 
     def use(self, attendant: Attendant) -> None:
-        """Have messages that matter looked at."""
+        """Set the attendant for the messages that matter."""
         self._attendant = attendant
         self._frames = ClientFrames(self.books, attendant.matters)
 
     async def serve(self) -> None:
-        """Relay until one side leaves; both legs are closed then."""
+        """Relay until one side leaves; close both legs at the end."""
         client, backend = self.client, self.backend
         client.other, backend.other = backend, client
         client.on_data, backend.on_data = self._from_client, self._from_server
@@ -135,7 +135,7 @@ class Relay:
         if self._work is not None and not self._work.done():
             self._work.cancel()
             await asyncio.wait([self._work])
-        # Cut short, PostgreSQL would note a lost client in its log.
+        # A connection closed without Terminate would leave a log entry in PostgreSQL.
         self.backend.write(messages.TERMINATE)
         await self.backend.finish()
 
@@ -147,11 +147,11 @@ class Relay:
             self._done.set_result(None)
 
     def tell(self, error: BaseException, *, fatal: bool = False) -> None:
-        """Send the client an error."""
+        """Send an error to the client."""
         self.client.write(replies.error_response(error_fields(error, fatal=fatal)))
 
     def cancel(self) -> bool:
-        """Stop what the session waits for; False where only PostgreSQL can."""
+        """Stop the session's current wait; return False if only PostgreSQL can stop it."""
         return self._attendant is not None and self._work is not None and self._attendant.cancel()
 
     def _client_left(self) -> None:
@@ -203,7 +203,7 @@ class Relay:
         self._frames.names_matter = self._attendant.names_matter
 
     def _attended(self, work: asyncio.Task[None]) -> None:
-        """Go on passing bytes, or end the session where the work failed."""
+        """Continue to pass bytes, or end the session if the work failed."""
         self._work = None
         error = None if work.cancelled() else work.exception()
         if work.cancelled() or self._done.done():
@@ -221,7 +221,7 @@ class Relay:
         self._done.set_result(None)
 
     async def _all_answered(self) -> None:
-        """Wait until PostgreSQL owes nothing; what it says goes to the client."""
+        """Wait until PostgreSQL has answered everything; the answers go to the client."""
         if self.books.sent > self.books.answered:
             self.backend.write(messages.FLUSH)
         while not self.books.settled:
@@ -241,11 +241,11 @@ class Relay:
             self._news.set_result(None)
 
     async def next_message(self) -> bytes:
-        """Give the attendant the client's next message.
+        """Return the client's next message to the attendant.
 
         Raises:
             ConnectionError: the client or PostgreSQL left.
-            RemoteProtocolError: it is no message.
+            RemoteProtocolError: the bytes are not a message.
         """
         while (message := self._frames.next_message()) is None:
             self.client.release(_HELD)
@@ -253,19 +253,19 @@ class Relay:
         return message
 
     def pass_on(self, message: bytes) -> None:
-        """Let PostgreSQL have a client's message; its answer passes by itself."""
+        """Send a client's message to PostgreSQL; the answer passes to the client by itself."""
         self.books.client_frame(message[0])
         self.backend.write(message)
 
     async def frame_ended(self) -> None:
-        """Wait until nothing of a passing notification is still to come."""
+        """Wait until the current frame from PostgreSQL, for example a notification, is complete."""
         while not self.books.between_frames:
             await self._anything()
 
     def listen(self, listener: Callable[[bytes], None] | None) -> None:
-        """Hand what PostgreSQL sends to ``listener``; empty bytes: it closed the connection.
+        """Pass PostgreSQL's bytes to ``listener``; empty bytes mean a closed connection.
 
-        None ends that; the listener must have used up whole frames.
+        None removes the listener, which must have consumed whole frames.
         """
         if listener is not None and self._listener is not None:
             raise LocalProtocolError("somebody listens already")

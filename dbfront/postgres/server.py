@@ -1,8 +1,8 @@
 """The PostgreSQL port of a front with a PostgreSQL server behind it.
 
-``RelayServer(config, ...)``; ``await start()`` gives the bound port, ``await stop()`` says 57P01 to
-every client. Each client gets a connection of its own to the server behind, and a CancelRequest
-stops both what the front waits for and what PostgreSQL runs.
+``await start()`` returns the bound port, ``await stop()`` sends 57P01 to every client. Each client
+gets a separate connection to the PostgreSQL server. A CancelRequest stops the front's AI calls, or
+is passed to PostgreSQL while PostgreSQL works.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class RelayServer:
         """Read the settings; nothing is opened before ``start``.
 
         Args:
-            config: where to listen and what stands behind.
-            make_attendant: makes who looks at a session's statements; None passes all.
+            config: the listening address and the PostgreSQL server.
+            make_attendant: creates the attendant of a session; with None all messages pass.
 
         Raises:
             ConfigError: settings that can't work.
@@ -64,19 +64,19 @@ class RelayServer:
 
     @property
     def connections(self) -> int:
-        """Clients that are connected now, logged in or not."""
+        """Return the number of connected clients, logged in or not."""
         return len(self._clients)
 
     @property
     def sessions(self) -> list[Relay]:
-        """Sessions that are logged in."""
+        """Return the logged-in sessions."""
         return list(self._sessions.values())
 
     async def start(self) -> int:
-        """Listen; answers the port.
+        """Listen; return the port.
 
         Raises:
-            ConfigError: the port is taken.
+            ConfigError: the port is in use.
         """
         config = self._config
         self._stopping = False
@@ -91,7 +91,7 @@ class RelayServer:
         return port
 
     async def stop(self) -> None:
-        """Stop listening, tell every client, and end their sessions."""
+        """Stop listening, notify every client, and end the sessions."""
         self._stopping = True
         if self._acceptor is not None:
             self._acceptor.close()
@@ -115,7 +115,7 @@ class RelayServer:
         task.add_done_callback(done)
 
     async def _serve(self, client: Endpoint) -> None:
-        """Serve one client until it leaves; never raises but for cancellation."""
+        """Serve one client until the client leaves; raise nothing but a cancellation."""
         try:
             async with asyncio.timeout(self._config.login_timeout_s):
                 login = await self._log_in(client)
@@ -155,11 +155,11 @@ class RelayServer:
         try:
             await relay.serve()
         finally:
-            if self._sessions.get(login.pid) is relay:  # PostgreSQL may use the number again.
+            if self._sessions.get(login.pid) is relay:  # PostgreSQL may reuse the number.
                 del self._sessions[login.pid]
 
     async def _cancel(self, request: frontend.CancelRequest) -> None:
-        """Cancel what the named session does, if the secret is right; PostgreSQL checks it too."""
+        """Cancel the named session's work if the secret is right; PostgreSQL checks it again."""
         relay = self._sessions.get(request.pid)
         if relay is None or not hmac.compare_digest(relay.login.secret, request.secret):
             return

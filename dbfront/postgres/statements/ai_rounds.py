@@ -1,9 +1,9 @@
 """A statement with AI calls on PostgreSQL: its rounds, each under a savepoint.
 
-``tierkv.ai_call`` reports questions that have no answer yet; their answers are written to the table
-that the function reads, before the next round. Both protocols run through this module and start a
-round in their own way. For EXPLAIN, the AI part is added to PostgreSQL's answer: as rows behind the
-text, or as one more member of the JSON object.
+``tierkv.ai_call`` reports the questions without an answer. Before the next round, the answers are
+written to the function's table. Both protocols run through this module, with different ways to
+start a round. For EXPLAIN, the AI part is added to PostgreSQL's answer: as rows after the text, or
+as a further member of the JSON object.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tierkv.sql.plan.plan import Explain
 _DATA_ROW: Final = b"D"
 
 TAKEN_BACK: Final = "AI Plan: above is a run with NULL for every answer, which was taken back"
-"""The first line of an estimate: PostgreSQL finds what would be asked by running it."""
+"""First line of an estimate: PostgreSQL finds the questions by running the statement."""
 
 
 _ACTUAL_ROWS: Final = re.compile(rb"rows=(\d+)(?:\.\d+)? loops=")
 
 
 def actual_rows(reply: ServerReply) -> int:
-    """Read from an EXPLAIN ANALYZE how many rows its statement gave."""
+    """Read the number of a statement's rows from an EXPLAIN ANALYZE."""
     value = reply.first_row()[0] or b""
     if not value.startswith(b"["):
         found = _ACTUAL_ROWS.search(value)
@@ -42,7 +42,7 @@ def actual_rows(reply: ServerReply) -> int:
 
 
 def add_ai_plan(reply: ServerReply, told: Explanation, *, as_json: bool) -> None:
-    """Add our part of the plan to an EXPLAIN's answer."""
+    """Add the AI part of the plan to an EXPLAIN's answer."""
     if as_json:
         _add_member(reply, told)
         return
@@ -81,14 +81,14 @@ _RELEASE: Final = messages.own_statement("RELEASE SAVEPOINT tierkv")
 _FILL: Final = "SELECT tierkv.learn($1::bigint[], $2::bytea[], $3::bytea[])"
 _ROOM: Final = "SELECT pg_catalog.set_config('tierkv.room', '{room}', true)"
 _FILL_BYTES: Final = 8 << 20
-"""Answers are sent in messages of about this size."""
+"""Approximate size of the messages with answers."""
 
 _NEVER_FOR_NULL: Final = ("57", "53", "58", "40", "25", "XX", "08")
 """Classes of errors that a NULL in place of an answer does not cause."""
 
 
 class PostgresError(SqlError):
-    """What PostgreSQL said; ``frame`` is its ErrorResponse, to be passed on."""
+    """An error of PostgreSQL; ``frame`` is the ErrorResponse for the client."""
 
     code = "postgres_error"
 
@@ -105,10 +105,10 @@ class RelayRounds:
     """EngineRounds over a relayed session, in an open transaction block.
 
     Attributes:
-        cancelled: an error to end with as soon as PostgreSQL has finished what it does.
-        sync: own statements end with a Sync, as they must not in a client's batch.
-        asking: PostgreSQL is working; what else is waited for can be cancelled at once.
-        error: what the last round failed with, if it did.
+        cancelled: an error to raise once PostgreSQL is idle.
+        sync: own statements end with a Sync; forbidden in a client's batch.
+        asking: PostgreSQL is working; any other wait can be cancelled at once.
+        error: the error of the last round, if the round failed.
     """
 
     def __init__(
@@ -120,14 +120,15 @@ class RelayRounds:
         sync: bool,
         stop_after: int | None = None,
     ) -> None:
-        """Begin.
+        """Create the rounds of a statement.
 
         Args:
             exchange: the session.
-            statement: whose calls are answered.
+            statement: the statement with the calls.
             run_once: runs the engine's text once.
-            sync: own statements end with a Sync, as they must not in a client's batch.
-            stop_after: rows that are final although filters are unanswered.
+            sync: own statements end with a Sync; forbidden in a client's batch.
+            stop_after: number of rows; with this many, the result is final although filters are
+                unanswered.
         """
         self.cancelled: TierKVError | None = None
         self.asking = False
@@ -140,7 +141,7 @@ class RelayRounds:
         self.sync = sync
         self._stop_after = stop_after
         self._room: int | None = None
-        self._told: dict[tuple[int, str], None] = {}  # questions PostgreSQL has no answer to
+        self._told: dict[tuple[int, str], None] = {}  # questions without an answer in PostgreSQL
         self._behind = False
         self._last: ServerReply | None = None
         self._rows = 0
@@ -155,7 +156,7 @@ class RelayRounds:
         return self._stop_after is not None and self._rows >= self._stop_after
 
     def ask_few(self) -> None:
-        """Let a round ask few questions and end there, each next one twice as many."""
+        """Limit the next round to a few questions; each later round may ask twice the number."""
         self._room = FIRST_BUDGET
 
     async def run(self) -> ServerReply | None:
@@ -193,20 +194,20 @@ class RelayRounds:
         await self.own(_UNDO, _RELEASE)
 
     async def recover(self) -> None:
-        """Take back a run that failed by its own error, as if it had not been tried."""
+        """Undo a run after its own error, as if the run had not been tried."""
         if not self.sync:
             await self._exchange.own(sync=True)
         await self.undo()
 
     async def release(self) -> None:
-        """Keep what the last round did."""
+        """Keep the effects of the last round."""
         await self.own(_RELEASE)
 
     async def own(self, *statements: bytes) -> ServerReply:
-        """Run statements of the relay's own.
+        """Run statements of the relay itself.
 
         Raises:
-            PostgresError: one failed.
+            PostgresError: a statement failed.
         """
         with self.at_work():
             reply = await self._exchange.own(*statements, sync=self.sync)
@@ -216,7 +217,7 @@ class RelayRounds:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Let nobody stop what waits for PostgreSQL's answer; a cancel waits until it is there."""
+        """Defer a cancel until PostgreSQL's answer has arrived."""
         before, self.asking = self.asking, True
         try:
             yield
@@ -226,18 +227,18 @@ class RelayRounds:
             raise self.cancelled
 
     def missed(self, reply: ServerReply) -> dict[tuple[int, str], None]:
-        """Tell the book what a query missed; answers the questions, for ``fill``."""
+        """Report a query's misses to the book; return the questions, for ``fill``."""
         self._statement.book.start_round()
         self._note(reply)
         return dict(self._told)
 
     async def fill(self, told: dict[tuple[int, str], None]) -> None:
-        """Put the book's answers to questions where PostgreSQL finds them."""
+        """Write the book's answers to the questions into PostgreSQL's table."""
         self._told = dict(told)
         await self._fill()
 
     def _note(self, reply: ServerReply) -> None:
-        """Tell the book what was missed; remember what it knows already."""
+        """Report the misses to the book; note whether the book can already answer one."""
         self._behind = False
         self._told.clear()
         for miss in reply.misses:
@@ -250,7 +251,7 @@ class RelayRounds:
         self._behind = any(True for _ in self._statement.book.answers(self._told))
 
     async def _fill(self) -> None:
-        """Put every answer that PostgreSQL asked for, and the book has, where it finds it."""
+        """Write the book's answers to the requested questions into PostgreSQL's table."""
         keys: list[int] = []
         questions: list[bytes] = []
         answers: list[bytes | None] = []
@@ -271,10 +272,10 @@ class RelayRounds:
 
 
 class LastReply:
-    """EngineRounds that keep what the last round was answered.
+    """EngineRounds that keep the reply of the last round.
 
     Attributes:
-        reply: None when it failed on a missing answer.
+        reply: None if the round failed on a missing answer.
     """
 
     def __init__(self, rounds: RelayRounds) -> None:

@@ -1,7 +1,7 @@
 """One statement with AI calls, from the session's settings to its notices.
 
-Both protocols use it: ``open`` before anything of the statement runs, ``answer`` to run it, and
-``notices`` for what the client is told beside the rows.
+Both protocols call ``open`` before any part of the statement runs, ``answer`` to run the statement,
+and ``notices`` for the messages to the client beside the rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RunOnce = Callable[[], Awaitable[ServerReply]]
 
 
 class Watched(Protocol):
-    """A session that can say what it does."""
+    """A session that can report its activity."""
 
     def activity_row(self, asking: str) -> Row: ...
 
@@ -53,16 +53,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AiServices:
-    """What all sessions of a relay share.
+    """Services shared by all sessions of a relay.
 
     Attributes:
         generator: the way to the models.
         clock: for statistics.
-        tenant_of: whose KV namespace a client's calls belong to.
-        statements: where statements with AI calls are counted and logged.
-        view_rows: rows of an admin view, but of stat_activity.
-        reset: resets what is counted, of one group or all.
-        sessions: who is asked for stat_activity; they come and go by themselves.
+        tenant_of: returns the tenant with the KV namespace of a client's calls.
+        statements: counts and logs statements with AI calls.
+        view_rows: returns the rows of an admin view, except stat_activity.
+        reset: resets counters, of one group or all.
+        sessions: the live sessions, for stat_activity; a weak set.
     """
 
     generator: TextGenerator
@@ -75,12 +75,12 @@ class AiServices:
 
 
 class AiRun:
-    """A statement at work.
+    """A running statement.
 
     Attributes:
-        values: the session's settings as it began.
-        stats: its counters.
-        account: where it is counted; after ``open``.
+        values: the session's settings at the beginning of the statement.
+        stats: counters of the statement.
+        account: the statement's entry in the statistics; set by ``open``.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class AiRun:
 
     @property
     def values(self) -> SessionValues:
-        """The session's settings; after ``open``."""
+        """Return the session's settings; valid after ``open``."""
         assert self._values is not None
         return self._values
 
     @property
     def defaults(self) -> CallDefaults:
-        """What calls take from the session."""
+        """Return the defaults of calls from the session's settings."""
         return self.values.call_defaults(self._services.tenant_of(self._client))
 
     @property
@@ -138,7 +138,7 @@ class AiRun:
         """Read the settings, check constant arguments, open a block, prepare the answers' table.
 
         Raises:
-            TierKVError: nothing of the statement ran.
+            TierKVError: no part of the statement ran.
         """
         self._values = await self._block.values()
         self.account = self._account()
@@ -168,18 +168,18 @@ class AiRun:
     async def answer(
         self, run_once: RunOnce, *, keep: bool = True, collect_once: RunOnce | None = None
     ) -> ServerReply:
-        """Run the statement until nothing is missing.
+        """Run the statement until no answer is missing.
 
         Args:
-            run_once: runs it once.
-            collect_once: runs a SELECT that meets the same calls, for a statement that writes; the
-                statement itself then needs no round but its last.
-            keep: the last run counts. Otherwise it is taken back, and the answers stay: the caller
-                runs the statement another way.
+            run_once: runs the statement once.
+            collect_once: for a statement that writes, runs a SELECT with the same calls; the
+                statement itself then needs only its last round.
+            keep: True if the last run counts. Otherwise the last run is undone, but the answers
+                stay: the caller runs the statement another way.
 
         Raises:
             PostgresError: PostgreSQL's own error.
-            TierKVError: ours.
+            TierKVError: an error of TierKV.
         """
         assert self._ai is not None
         collects = collect_once is not None and self._plan.explain is Explain.NO
@@ -219,7 +219,7 @@ class AiRun:
         return reply
 
     async def begin_windows(self) -> RelayRounds:
-        """Begin to answer a cursor's calls as its rows are fetched."""
+        """Begin to answer a cursor's calls while the cursor's rows are fetched."""
         assert self._ai is not None
 
         async def never() -> ServerReply:
@@ -233,10 +233,10 @@ class AiRun:
     async def in_windows(
         self, work: Coroutine[Any, Any, None], timeout_s: float, last: Callable[[], bool]
     ) -> None:
-        """Answer calls of a cursor; ``last`` says whether that was all of it.
+        """Answer calls of a cursor; ``last`` returns True if no calls remain.
 
         Raises:
-            TierKVError: PostgreSQL's own error, or ours.
+            TierKVError: PostgreSQL's own error, or an error of TierKV.
         """
         assert self._rounds is not None
         self._cancelled = self._rounds.cancelled = None
@@ -253,7 +253,7 @@ class AiRun:
             self.close_windows()
 
     async def ask_missed(self) -> None:
-        """Have models answer what the book misses."""
+        """Have models answer the questions missed by the book."""
         assert self._ai is not None
         batch = self._ai.book.next_batch()
         if self._ai.book.fatal is not None:
@@ -262,14 +262,14 @@ class AiRun:
             await self._ai.evaluate(batch)
 
     def close_windows(self) -> None:
-        """No rows of the cursor are to come."""
+        """End the cursor's statement; no more rows will be fetched."""
         self._ended(None)
 
     async def _collect(self, collect_once: RunOnce) -> None:
-        """Learn the answers a write needs, so that it writes once: no dead rows, no lost numbers.
+        """Learn the answers for a write, which then writes once: no dead rows, no lost numbers.
 
         Raises:
-            TierKVError: what the statement itself would fail with, too.
+            TierKVError: an error of the statement itself.
         """
         assert self._ai is not None
         self._rounds = rounds = RelayRounds(self._exchange, self._ai, collect_once, sync=self._sync)
@@ -278,12 +278,12 @@ class AiRun:
             reply.output.close()
             await rounds.undo()
         except PostgresError as error:
-            # The SELECT is only a way to collect; what PostgreSQL has against it may not hold for
-            # the statement itself, which will say what is wrong.
+            # The SELECT only collects questions. An error of the SELECT may not hold for the
+            # statement itself; the statement will report its own errors.
             if error is not rounds.error or error.sqlstate.startswith(("53", "57")):
                 raise
             await rounds.recover()
-        self.stats.calls = 0  # The statement itself makes them again.
+        self.stats.calls = 0  # The statement itself makes the calls again.
 
     def _account(self) -> StatementEntry | None:
         if self._services.statements is None:
@@ -299,9 +299,9 @@ class AiRun:
             self.account.ended(self.stats, error)
 
     async def _explained(self) -> ServerReply:
-        """Run EXPLAIN once and take it back: nobody is asked, whatever it misses.
+        """Run EXPLAIN once and undo the run, without asking models whatever answer is missing.
 
-        To estimate, PostgreSQL is given EXPLAIN ANALYZE, so that it meets the statement's calls.
+        For an estimate, PostgreSQL gets EXPLAIN ANALYZE and thus meets the statement's calls.
         """
         assert self._ai is not None and self._rounds is not None
         rounds = LastReply(self._rounds)
@@ -316,7 +316,7 @@ class AiRun:
         return rounds.reply
 
     async def _stoppable(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do what takes a while as the task that ``cancel`` stops."""
+        """Run a lengthy operation as a task for ``cancel`` to stop."""
         self._task = task = asyncio.create_task(work)
         try:
             return await task
@@ -329,7 +329,7 @@ class AiRun:
             self._task = None
 
     def cancel(self, error: TierKVError | None = None) -> bool:
-        """Stop the calls; False while PostgreSQL works, which must be asked itself."""
+        """Stop the calls; return False while PostgreSQL works and needs a separate cancel."""
         rounds = self._rounds
         if self._task is None or rounds is None:
             return False
@@ -348,7 +348,7 @@ class AiRun:
         return asyncio.get_running_loop().call_later(timeout_s, self.cancel, late)
 
     def _add_plan(self, reply: ServerReply) -> None:
-        """Show our part of the plan beside PostgreSQL's."""
+        """Add the AI part of the plan to PostgreSQL's plan."""
         if self._plan.explain is Explain.NO:
             return
         assert self._ai is not None
@@ -364,7 +364,7 @@ class AiRun:
         add_ai_plan(reply, told, as_json=self._plan.explain_json)
 
     def notices(self, parameters: dict[str, str]) -> list[bytes]:
-        """Return frames of what the client wants to be told beside the rows."""
+        """Return the notice frames that the client wants."""
         if self._ai is None:
             return []
         return [
@@ -376,7 +376,7 @@ class AiRun:
         ]
 
     def news(self, parameters: dict[str, str]) -> list[bytes]:
-        """Return what ``notices`` has that was not returned here before."""
+        """Return the frames of ``notices`` not yet returned by this method."""
         frames = [frame for frame in self.notices(parameters) if frame not in self._told]
         self._told.update(frames)
         return frames
@@ -385,12 +385,12 @@ class AiRun:
 def error_frame(
     error: BaseException, statement: Statement | None, fields: dict[str, bytes]
 ) -> bytes:
-    """Make the ErrorResponse for a client.
+    """Encode the ErrorResponse for a client.
 
     Args:
-        error: PostgreSQL's or ours.
-        statement: whose text PostgreSQL was given; its positions are translated.
-        fields: of ``error`` where it is ours; they name the place in the statement's query.
+        error: an error of PostgreSQL or TierKV.
+        statement: the statement that PostgreSQL ran; error positions are translated.
+        fields: fields of an ``error`` of TierKV, with the position in the statement's query.
     """
     if not isinstance(error, PostgresError):
         if statement is not None and "P" in fields:

@@ -1,9 +1,9 @@
-"""The transaction block that a statement with AI calls runs in, and the settings it runs with.
+"""The transaction block and the settings of a statement with AI calls.
 
 Outside a client's block, the relay opens a block for the rounds and commits the block before the
-client learns that the statement is done; the block never outlives a batch. Settings are
-placeholders of PostgreSQL itself, so transactions, SET LOCAL and RESET work as usual. The relay
-reads the settings when the statement begins.
+client learns the end of the statement; the block never outlives a batch. Settings are PostgreSQL's
+own placeholders: transactions, SET LOCAL and RESET work as usual. The relay reads the settings when
+the statement begins.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ READ_VALUES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SessionValues:
-    """Settings as they are now.
+    """The current settings of a session.
 
     Attributes:
-        settings: of ``tierkv.*``.
+        settings: the ``tierkv.*`` settings.
         isolation: ``default_transaction_isolation``.
-        min_messages: least level of messages the client wants.
-        put_back: what tierkv.begin_rounds sets for the rounds, by name, as it was.
-        statement_timeout_s: 0.0 is none.
+        min_messages: lowest level of messages for the client.
+        put_back: earlier values, by name, of the settings that tierkv.begin_rounds changes.
+        statement_timeout_s: 0.0 means no timeout.
     """
 
     settings: SessionSettings
@@ -60,10 +60,10 @@ class SessionValues:
 
     @classmethod
     def from_row(cls, row: list[str | None]) -> SessionValues:
-        """Read the row of READ_VALUES.
+        """Parse the row of READ_VALUES.
 
         Raises:
-            UserError: a ``tierkv.*`` setting was given a value it can't have.
+            UserError: a ``tierkv.*`` setting has an invalid value.
         """
         given = {
             name: value for name, value in zip(SETTINGS, row, strict=False) if value is not None
@@ -78,16 +78,16 @@ class SessionValues:
         )
 
     def call_defaults(self, tenant: str) -> CallDefaults:
-        """Return what calls take from the session."""
+        """Return the defaults of calls from the session's settings."""
         return self.settings.call_defaults(tenant)
 
     @property
     def policy(self) -> ErrorPolicy:
-        """What failed calls and big statements lead to."""
+        """Return the policy for failed calls and big statements."""
         return self.settings.error_policy()
 
     def wants(self, severity: str) -> bool:
-        """Whether the client wants messages of that severity."""
+        """Return True if the client wants messages of the severity."""
         level = severity.lower()
         least = self.min_messages if self.min_messages in _LEVELS else "error"
         return least != "error" and _LEVELS.index(level) >= _LEVELS.index(least)
@@ -105,21 +105,22 @@ _WITHOUT_WARNINGS: Final = frozenset({"error", "fatal", "panic"})
 
 
 class Block:
-    """Whose transaction block is open.
+    """The state of the transaction block: open or not, and owned by the client or by the relay.
 
     Attributes:
-        own: the relay's, which must end it.
-        uncertain: in this batch something ran that may have begun or ended a block.
-        forsaken: the relay began a block in this batch that the client has not made its own.
+        own: the open block is the relay's, and the relay must end it.
+        uncertain: a message of this batch may have begun or ended a block.
+        forsaken: the relay began a block in this batch, and the client has not taken over the
+            block.
         open_here: a block is known to be open in this batch, whatever the last ReadyForQuery said.
     """
 
     def __init__(self, exchange: RelayExchange, *, sync: bool) -> None:
-        """Begin with what the last ReadyForQuery said.
+        """Begin with the status of the last ReadyForQuery.
 
         Args:
             exchange: the session.
-            sync: own statements end with a Sync; not so in a client's batch.
+            sync: own statements end with a Sync; forbidden in a client's batch.
         """
         self.own = False
         self.uncertain = False
@@ -130,10 +131,10 @@ class Block:
         self._sync = sync
 
     async def statement(self, *statements: bytes) -> ServerReply:
-        """Run statements of the relay's own.
+        """Run statements of the relay itself.
 
         Raises:
-            PostgresError: one failed.
+            PostgresError: a statement failed.
         """
         reply = await self._exchange.own(*statements, sync=self._sync)
         if reply.error is not None:
@@ -141,12 +142,12 @@ class Block:
         return reply
 
     async def before(self, *statements: bytes) -> ServerReply:
-        """Run statements of the relay's own ahead of the block, if it is not open yet.
+        """Run statements of the relay ahead of the block, if the block is not open yet.
 
         Raises:
-            PostgresError: one failed.
+            PostgresError: a statement failed.
         """
-        # Where nothing of the batch ran a Sync does no harm, and the block to come is fresh.
+        # A Sync is harmless while no message of the batch has run, and the later block is fresh.
         fresh = self._exchange.status == "I" and not self.uncertain and not self.open_here
         reply = await self._exchange.own(*statements, sync=self._sync or fresh)
         if reply.error is not None:
@@ -161,11 +162,11 @@ class Block:
         )
 
     async def open(self, values: SessionValues, *, reads: bool) -> None:
-        """Make sure that a block is open.
+        """Open a block unless a block is open.
 
         Args:
-            values: the session's.
-            reads: what runs in it only reads, so all its rounds may see one snapshot.
+            values: the session's settings.
+            reads: the work in the block only reads; all rounds may see the same snapshot.
         """
         if self.uncertain:
             await self._probe(values)
@@ -174,12 +175,13 @@ class Block:
             self.own = self.forsaken = True
             self._snapshot = reads
         self.uncertain = False
-        self.open_here = not self._sync  # With a Sync behind each statement the status is true.
+        self.open_here = not self._sync  # With a Sync after each statement the status is current.
 
     async def renew(self) -> None:
-        """Let what follows a read in a batch see new rows: its snapshot was only for its rounds.
+        """Renew the snapshot after a read in a batch, to let later statements see new rows.
 
-        Nothing was written in the relay's own block until then, so it may end.
+        The snapshot was only for the rounds of the read. The relay's own block has no writes until
+        then and may end.
 
         Raises:
             PostgresError: COMMIT failed.
@@ -189,10 +191,10 @@ class Block:
             await self.statement(_COMMIT, _BEGIN)
 
     def check_cursor(self, statement: Statement) -> None:
-        """Refuse a cursor that would be gone with the relay's own block.
+        """Refuse a cursor whose life would end with the relay's own block.
 
         Raises:
-            SqlError: as PostgreSQL says it.
+            SqlError: the same error as PostgreSQL's.
         """
         if statement.declare and self.own and not statement.holds:
             raise SqlError(
@@ -200,7 +202,7 @@ class Block:
             )
 
     async def begin_rounds(self, first_key: int) -> None:
-        """Make room for answers; from here questions are told, not refused.
+        """Prepare the table of answers; from now on missing answers are reported, not refused.
 
         Raises:
             FeatureNotSupportedError: schema ``tierkv`` is missing in this database.
@@ -212,12 +214,12 @@ class Block:
             raise _explained(error) from None
 
     async def end_rounds(self, values: SessionValues, *, rows_to_come: bool = False) -> None:
-        """Put back what ``begin_rounds`` set, in a block that goes on.
+        """Restore the settings changed by ``begin_rounds``, in a continuing block.
 
         Args:
-            values: the session's, from before.
-            rows_to_come: a cursor begins its scan later: it must meet the rows that rounds met, so
-                what they were met with stays until the transaction ends.
+            values: the session's settings before the rounds.
+            rows_to_come: a cursor begins the scan later and must meet the same rows as the rounds;
+                the settings with influence on the rows stay until the transaction ends.
         """
         before = {"tierkv.round": "", "tierkv.room": "", **values.put_back}
         if rows_to_come:
@@ -231,10 +233,10 @@ class Block:
         )
 
     async def end(self, *, failed: bool) -> bytes | None:
-        """End the relay's own block, if there is one.
+        """End the relay's own block, if open.
 
         Returns:
-            error: ErrorResponse frame where COMMIT failed.
+            error: ErrorResponse frame if COMMIT failed.
         """
         if not self.own:
             return None
@@ -244,7 +246,7 @@ class Block:
         return reply.error
 
     def ran(self, tag: bytes) -> None:
-        """Note a statement of the client's that ran beside ours."""
+        """Note the end of a statement of the client in the same batch."""
         if tag in (b"BEGIN", b"START TRANSACTION"):
             self.own, self.open_here, self.uncertain = False, True, False
             self.forsaken = False
@@ -252,7 +254,7 @@ class Block:
             self.own, self.open_here, self.uncertain = False, False, True
 
     async def _probe(self, values: SessionValues) -> None:
-        """Begin a block; PostgreSQL's warning tells where one was open already."""
+        """Begin a block; PostgreSQL's warning reveals an already open block."""
         silent = values.min_messages in _WITHOUT_WARNINGS
         if silent:
             await self.statement(_WARN)
@@ -267,8 +269,8 @@ class Block:
 def _begin_text(values: SessionValues, *, reads: bool) -> str:
     text = "BEGIN"
     if reads and values.isolation == "read committed":
-        # Rows that change between rounds would ask for more rounds. A write keeps its level: under
-        # a higher one it could fail for rows that others write.
+        # Rows that change between rounds would need more rounds. A write keeps its isolation level:
+        # with a higher level the write could fail because of rows that other sessions write.
         text += " ISOLATION LEVEL REPEATABLE READ"
     return text
 

@@ -1,8 +1,8 @@
-"""A batch of the extended protocol with AI calls, from its first such message to its Sync.
+"""A batch of the extended protocol with AI calls, from the first AI message to the Sync.
 
-Parse gets the rewritten text, so Describe and its types are PostgreSQL's. Bind is kept, because a
-portal that missed answers must be bound anew; Execute runs the rounds. Each message is answered
-before the next one is looked at, and after an error PostgreSQL itself skips to the Sync.
+Parse gets the rewritten text; therefore PostgreSQL answers Describe, types included. Bind is kept,
+because a portal with missing answers must be bound again; Execute runs the rounds. Each message is
+answered before the next message is handled. After an error PostgreSQL itself skips to the Sync.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Prepared:
     """A prepared statement with AI calls.
 
     Attributes:
-        statement: its text and plan.
-        types: of its parameters, as the client's Parse gave them: count and OIDs.
+        statement: text and plan.
+        types: parameter types of the client's Parse: count and OIDs.
     """
 
     statement: Statement
@@ -51,8 +51,8 @@ class AiPortal:
 
     Attributes:
         bind: the client's message.
-        answered: its answers are known; what is left of it runs by itself.
-        suspended: a row limit has stopped it.
+        answered: all answers are known; the rest of the statement runs by itself.
+        suspended: a row limit has stopped the portal.
     """
 
     prepared: Prepared
@@ -73,7 +73,7 @@ class NamedStatements:
 
 
 class Batch:
-    """What is left of one batch."""
+    """The rest of one batch."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Batch:
         """Handle one message before the Sync.
 
         Args:
-            message: whole.
-            statement: for a Parse of a statement with AI calls.
+            message: the whole message.
+            statement: set for a Parse of a statement with AI calls.
         """
         if self._failed:
             return
@@ -111,7 +111,7 @@ class Batch:
             await self.fail(error)
 
     async def fail(self, error: TierKVError, statement: Statement | None = None) -> None:
-        """Tell the client an error; the rest of the batch is skipped, by PostgreSQL too."""
+        """Send an error to the client; PostgreSQL, too, skips the rest of the batch."""
         if self._failed:
             return
         self._failed = True
@@ -125,7 +125,7 @@ class Batch:
         """End the batch as the client asked.
 
         Args:
-            tell: it asked with a Sync, which is answered.
+            tell: True if the batch ended with a Sync, which needs an answer.
         """
         if self._block.own and not self._failed:
             error = await self._block.end(failed=False)
@@ -142,12 +142,12 @@ class Batch:
 
     @property
     def failed(self) -> bool:
-        """Whether an error came, so that everything before the Sync is skipped."""
+        """Return True after an error, which skips all messages before the Sync."""
         return self._failed
 
     @property
     def _aborted(self) -> bool:
-        """Whether the client's block is aborted, and nothing of this batch may have ended it."""
+        """Return True if the client's block is aborted, and was not ended by this batch."""
         block = self._block
         return self._exchange.status == "E" and not block.uncertain and not block.open_here
 
@@ -165,8 +165,9 @@ class Batch:
             await self._plain(message)
 
     async def _plain(self, message: bytes) -> ServerReply:
-        """Have PostgreSQL answer a message, and the client hear it."""
-        # To plan a Bind PostgreSQL may look a constant call up; what it misses then does not count.
+        """Have PostgreSQL answer a message, and pass the answer to the client."""
+        # PostgreSQL may look up a constant call to plan a Bind; a miss in that look-up does not
+        # count.
         reply = await self._exchange.ask(message, sync=False, keep_with_misses=True)
         if self._relay.books.copying_in:
             await self._copy_in(reply)
@@ -178,7 +179,7 @@ class Batch:
         return reply
 
     async def _copy_in(self, reply: ServerReply) -> None:
-        """Let the client send the data of a COPY that stands beside AI calls."""
+        """Pass on the data of a client's COPY in a batch with AI calls."""
         await self._exchange.deliver(reply)
         while (message := await self._relay.next_message())[:1] == b"d":
             self._relay.pass_on(message)
@@ -222,7 +223,7 @@ class Batch:
                 self._names.portals[portal] = AiPortal(prepared, message, answered=True)
             return
         run = self._run_of(prepared)
-        # Planning may look constant calls up already.
+        # Planning may already look up constant calls.
         await run.open()
         await self._plain(message)
         if not self._failed:
@@ -287,7 +288,7 @@ class Batch:
     async def _windowed(
         self, cursor: Statement, portal: AiPortal, message: bytes, run: AiRun
     ) -> None:
-        """Open a cursor whose calls are answered as its rows are fetched."""
+        """Open a cursor whose calls are answered while the cursor's rows are fetched."""
         bound = BoundValues(portal.bind, portal.prepared.types)
         parameters = self._relay.books.parameters
         given, _ = messages.names(portal.bind)
@@ -316,7 +317,7 @@ class Batch:
 
 
 class _PortalRuns:
-    """Runs one portal again and again: a portal that ran, or was rolled back, is bound anew."""
+    """Runs one portal repeatedly: a portal that has run, or was rolled back, is bound again."""
 
     def __init__(self, exchange: RelayExchange, name: bytes, portal: AiPortal) -> None:
         self._exchange = exchange
@@ -332,7 +333,7 @@ class _PortalRuns:
         )
 
     async def prepare_inner(self, text: bytes) -> None:
-        """Run the query of a DECLARE instead, as a statement and portal of the relay's own."""
+        """Run the query of a DECLARE instead, as a statement and portal of the relay itself."""
         await self._said(self._parse_inner(text))
         self._inner = self._bind_inner()
 
@@ -344,7 +345,7 @@ class _PortalRuns:
         return messages.bind_again(self._portal.bind, _INNER, _INNER)
 
     def collector(self, text: bytes) -> Callable[[], Awaitable[ServerReply]]:
-        """Return what runs another query with the portal's values once, from its Parse on."""
+        """Return a function to run another query once, from Parse on, with the portal's values."""
         data = self._parse_inner(text) + messages.close_portal(_INNER) + self._bind_inner()
 
         async def once() -> ServerReply:
@@ -359,7 +360,7 @@ class _PortalRuns:
         return once
 
     async def once(self) -> ServerReply:
-        """Run the portal to its end; a Reply with its error instead of raising it."""
+        """Run the portal to its end; errors are returned in the reply, not raised."""
         bind = b""
         if self._inner:
             bind = messages.close_portal(_INNER) + self._inner
@@ -374,7 +375,7 @@ class _PortalRuns:
         return await self._exchange.ask(execute, sync=False, keep_with_misses=self._keep)
 
     async def bind_again(self) -> None:
-        """Make the client's portal anew, as if it had not run."""
+        """Bind the client's portal again, as if the portal had not run."""
         closed = messages.close_portal(self._name)
         if self._inner:
             closed += messages.close_portal(_INNER) + _CLOSE_INNER

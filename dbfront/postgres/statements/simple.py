@@ -1,7 +1,7 @@
-"""A simple query with AI calls: its statements one after the other, as one message does.
+"""A simple query with AI calls: the statements of a message, in order.
 
-Several statements in one message are one transaction unless they say otherwise; here that is a
-block of the relay's own.
+Several statements in a message are a single transaction unless the text says otherwise. The
+transaction is here the relay's own block.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tierkv.sql.text.statement import StatementKind
 
 _TRANSACTION: Final = frozenset({StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK})
 _FAIL: Final = messages.own_statement("AI statement refused by the TierKV front")
-"""Not SQL: PostgreSQL answers it with an error, which leaves the client's block as any error."""
+"""Not SQL: PostgreSQL answers with an error, which aborts the client's block as any error does."""
 
 
 class MakeRun(Protocol):
-    """Makes the run of a statement; ``alone``: nothing else runs in the block it may open."""
+    """Creates the run of a statement; ``alone``: no other statement shares a new block."""
 
     def __call__(
         self, statement: Statement, block: Block, *, sync: bool, alone: bool = True
@@ -59,7 +59,7 @@ class SimpleQuery:
         self._block = Block(exchange, sync=True)
 
     async def run(self, statements: list[Statement]) -> None:
-        """Run all statements until one fails, and tell the client that it may go on."""
+        """Run the statements up to the first failure, and send ReadyForQuery to the client."""
         error: TierKVError | None = None
         current: Statement | None = None
         last: ServerReply | None = None
@@ -74,7 +74,7 @@ class SimpleQuery:
         await self._finish(current, last, error)
 
     async def refuse(self, error: TierKVError) -> None:
-        """Answer the whole query with an error; nothing of it ran."""
+        """Answer the whole query with an error; no statement of the query ran."""
         await self._finish(None, None, error)
 
     async def _finish(
@@ -100,7 +100,7 @@ class SimpleQuery:
         """Run one statement.
 
         Raises:
-            TierKVError: it failed.
+            TierKVError: the statement failed.
         """
         if statement.plan is not None and self._exchange.status != "E":
             await self._refresh(statement.views, self._block)
@@ -126,8 +126,8 @@ class SimpleQuery:
     async def _transaction(self, statement: Statement) -> ServerReply:
         reply = await self._plain(statement)
         if self._block.own and reply.says("25001"):
-            reply.output.discard()  # It is in a block of ours, which it does not know.
-        # Either the client has made the block its own, or it has ended it.
+            reply.output.discard()  # PostgreSQL warns of the relay's block, unknown to the client.
+        # The client has either taken over the block or ended it.
         self._block.own = False
         return reply
 
@@ -144,7 +144,7 @@ class SimpleQuery:
             keep=not statement.declare,
             collect_once=None if collected is None else lambda: self._ask(collected),
         )
-        # What follows in the block, and the rows of a cursor, have no rounds.
+        # Later statements in the block, and the rows of a cursor, have no rounds.
         await self._block.end_rounds(run.values, rows_to_come=bool(statement.declare))
         if statement.declare:
             reply.output.close()
@@ -153,8 +153,8 @@ class SimpleQuery:
         return reply
 
     async def _windowed(self, statement: Statement, run: AiRun) -> ServerReply:
-        """Declare a cursor whose calls are answered as its rows are fetched."""
-        # What is wrong with it PostgreSQL says of the text whose places are known.
+        """Declare a cursor whose calls are answered while the cursor's rows are fetched."""
+        # PostgreSQL reports errors for the text whose positions can be translated.
         checked = messages.parse(b"tierkv check", encoded(statement.engine_text, self._parameters))
         checked += messages.framed(b"C", b"S", b"tierkv check", b"\0")
         reply = await self._exchange.ask(checked, sync=True)

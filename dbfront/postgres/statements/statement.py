@@ -1,4 +1,4 @@
-"""What the relay knows of one SQL text: its statements, where they stand, and their plans."""
+"""The relay's view of an SQL text: its statements, their positions and their plans."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MARKS: Final = re.compile(
     + rb")\b"
 )
 RESETS: Final = "stat_reset"
-"""A function that tells the front something; it is told apart from views by its name only."""
+"""A function that notifies the front; only its name distinguishes the function from views."""
 
 _KEY_LIMIT: Final = 1 << 62
 _LOCKS: Final = frozenset({"UPDATE", "SHARE", "NO", "KEY"})
 
 
 def may_matter(message: bytes) -> bool:
-    """Whether a message's text may hold AI calls, our settings or our views; quick."""
+    """Return True if a message may contain AI calls, TierKV settings or views; quick."""
     lowered = message.lower()
     return (b"ai_" in lowered or b"tierkv" in lowered) and _MARKS.search(lowered) is not None
 
@@ -42,12 +42,12 @@ class Statement:
 
     Attributes:
         text: as written.
-        offset: characters before it in the whole text.
-        kind: of the whole statement.
-        words: its first words, in upper case.
-        plan: set where there are AI calls or admin views; of the query inside a DECLARE.
-        declare: length of what stands before that query; 0 for other statements.
-        resets: it calls tierkv.stat_reset.
+        offset: number of characters before the statement in the whole text.
+        kind: kind of the whole statement.
+        words: the first words, in upper case.
+        plan: set for AI calls or admin views; for a DECLARE, the plan of the query inside.
+        declare: length of the text before the query of a DECLARE; 0 for other statements.
+        resets: True if the statement calls tierkv.stat_reset.
     """
 
     text: str
@@ -60,31 +60,31 @@ class Statement:
 
     @property
     def views(self) -> frozenset[str]:
-        """What the front must set before it runs; RESETS among the views it reads."""
+        """Return the views to fill before the run, and RESETS for a reset."""
         views = frozenset() if self.plan is None else self.plan.admin_views
         return views | {RESETS} if self.resets else views
 
     @property
     def has_calls(self) -> bool:
-        """Whether models must be asked."""
+        """Return True if models must be asked."""
         return self.plan is not None and bool(self.plan.sites)
 
     @property
     def engine_text(self) -> str:
-        """What PostgreSQL is given."""
+        """Return the text for PostgreSQL."""
         if self.plan is None:
             return self.text
         return self.text[: self.declare] + self.plan.engine_sql.text
 
     @property
     def inner(self) -> RewrittenSql:
-        """The rewritten query."""
+        """Return the rewritten query."""
         assert self.plan is not None
         return self.plan.engine_sql
 
     @property
     def collect_text(self) -> str | None:
-        """A SELECT that meets the calls of a statement that writes; None where there is none."""
+        """Return a SELECT with the calls of a writing statement, or None if there is no SELECT."""
         plan = self.plan
         if plan is None or plan.collect_sql is None or self.kind is StatementKind.COPY:
             return None
@@ -92,13 +92,13 @@ class Statement:
 
     @property
     def holds(self) -> bool:
-        """Whether a DECLARE is WITH HOLD."""
+        """Return True if a DECLARE is WITH HOLD."""
         words = [token.upper for token in tokenize(self.text[: self.declare])]
         return ("WITH", "HOLD") in pairwise(words)
 
     @property
     def opens_window(self) -> bool:
-        """Whether it declares a cursor whose calls can be answered as its rows are fetched."""
+        """Return True for a DECLARE of a cursor with calls answerable during its fetches."""
         if not self.declare or self.plan is None or self.plan.cursor_rows is None or self.holds:
             return False
         words = [token.upper for token in tokenize(self.text[: self.declare])]
@@ -106,23 +106,23 @@ class Statement:
 
     @property
     def cursor(self) -> str:
-        """The name that a DECLARE gives."""
+        """Return the cursor's name in a DECLARE."""
         return name_value(tokenize(self.text)[1])
 
     @property
     def cursor_text(self) -> str:
-        """The DECLARE of a cursor whose calls are answered as its rows are fetched."""
+        """Return the DECLARE of a cursor whose calls are answered during its fetches."""
         assert self.plan is not None and self.plan.cursor_rows is not None
         return self.text[: self.declare] + self.plan.cursor_rows.rows.text
 
     @property
     def locks_rows(self) -> bool:
-        """Whether a SELECT has a clause such as FOR UPDATE or FOR NO KEY UPDATE."""
+        """Return True if a SELECT has a clause like FOR UPDATE or FOR NO KEY UPDATE."""
         words = [token.upper for token in tokenize(self.text)]
         return any(word == "FOR" and following in _LOCKS for word, following in pairwise(words))
 
     def position(self, sent: int) -> int:
-        """Translate a position in ``engine_text`` to the whole text's."""
+        """Translate a position in ``engine_text`` to the whole text."""
         if self.plan is None or sent <= self.declare:
             return sent + self.offset
         inner = self.plan.engine_sql.source_position(sent - self.declare)
@@ -130,16 +130,16 @@ class Statement:
 
 
 class StatementPlanner:
-    """Plans the statements of one session; each gets form keys of its own."""
+    """Plans the statements of one session; each statement gets form keys of its own."""
 
     def __init__(self) -> None:
         self._key = MAX_FORMS
 
     def statements(self, text: str) -> list[Statement]:
-        """Cut a text into statements, and plan those with AI calls or admin views.
+        """Split a text into statements, and plan the statements with AI calls or admin views.
 
         Raises:
-            UserError: AI calls that can't work, or a ``tierkv.*`` setting that can't be set so.
+            UserError: impossible AI calls, or an invalid SET of a ``tierkv.*`` setting.
         """
         found: list[Statement] = []
         for start, end in statement_spans(text):
@@ -175,11 +175,11 @@ class StatementPlanner:
 
 
 def check_setting(tokens: list[Token]) -> None:
-    """Refuse a SET of a ``tierkv.*`` setting that PostgreSQL would take blindly.
+    """Refuse an invalid SET of a ``tierkv.*`` setting, which PostgreSQL would accept unchecked.
 
     Raises:
-        SqlError: 42704, there is no such setting.
-        UserError: 22023, it can't have that value.
+        SqlError: 42704, the setting does not exist.
+        UserError: 22023, the value is invalid.
     """
     command = setting_command(tokens)
     if command is None:
@@ -190,10 +190,10 @@ def check_setting(tokens: list[Token]) -> None:
 
 
 def _refuse_stored_calls(tokens: list[Token], kind: StatementKind, offset: int) -> None:
-    """Refuse code that PostgreSQL would keep and run by itself, with AI calls in its text.
+    """Refuse stored code with AI calls, which PostgreSQL would run without the front.
 
     Raises:
-        FeatureNotSupportedError: with the position of that text.
+        FeatureNotSupportedError: with the position of the code.
     """
     words = {token.upper for token in tokens[:4]}
     stored = kind is StatementKind.CREATE and words & {"FUNCTION", "PROCEDURE"}
@@ -222,7 +222,7 @@ def _calls_reset(tokens: list[Token]) -> bool:
 
 
 def _declared_query(tokens: list[Token]) -> int:
-    """Return where the query of a DECLARE CURSOR starts; 0 for any other statement."""
+    """Return the start of the query of a DECLARE CURSOR; 0 for any other statement."""
     if not tokens or tokens[0].upper != "DECLARE":
         return 0
     words = [token.upper if token.kind is TokenKind.WORD else "" for token in tokens]

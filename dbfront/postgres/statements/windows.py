@@ -1,8 +1,9 @@
-"""A cursor whose AI calls are answered while its rows are fetched, a window at a time.
+"""A cursor with AI calls answered during its fetches, a window of rows at a time.
 
-PostgreSQL's own cursor gives the client its rows. Hidden portals beside it, opened at the same
-moment over the same rows in the same order, make its calls ahead of each FETCH: one for every
-filter and one for the items. What they miss is asked, and put where the cursor's calls find it.
+PostgreSQL's own cursor returns the rows to the client. Hidden portals, opened at the same moment
+over the same rows in the same order, make the cursor's calls ahead of each FETCH: a portal for
+every filter and another for the items. Models answer the missing calls, and the answers are written
+to the table of the cursor's calls.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tierkv.kvcore.errors import TierKVError, UserError
 from tierkv.sql.text.lexer import Token, name_value, tokenize
 
 WINDOW_ROWS: Final = 64
-"""Rows that are looked at together."""
+"""Number of rows per window."""
 
 ALL: Final = 1 << 62
 _MOST_ROWS: Final = 4096
@@ -47,14 +48,14 @@ _PLAIN: Final = frozenset({"FROM", "IN"})
 
 @dataclass(frozen=True, slots=True)
 class BoundValues:
-    """What a client bound: its Bind, and the tail of its Parse with the types of the values."""
+    """A client's bound values: the Bind, and the end of the Parse with the types."""
 
     bind: bytes
     types: bytes
 
 
 def may_fetch(message: bytes) -> bool:
-    """Whether a message's text may read or close a cursor; quick."""
+    """Return True if a message may read or close a cursor; quick."""
     return _SPOKEN.search(message) is not None
 
 
@@ -66,12 +67,12 @@ def _words(text: str) -> list[Token]:
 
 
 def touches(text: str) -> bool:
-    """Whether a statement reads or closes a cursor."""
+    """Return True if a statement reads or closes a cursor."""
     return fetched(text) is not None or closed(text) is not None
 
 
 def closed(text: str) -> str | None:
-    """Read a CLOSE: the cursor; empty for all of them."""
+    """Return the cursor of a CLOSE; empty for CLOSE ALL, None for other statements."""
     tokens = _words(text)
     if len(tokens) != 2 or tokens[0].upper != "CLOSE":
         return None
@@ -79,7 +80,7 @@ def closed(text: str) -> str | None:
 
 
 def fetched(text: str) -> tuple[str, int] | None:
-    """Read a FETCH or MOVE: the cursor, and how many rows it may go forward."""
+    """Return the cursor of a FETCH or MOVE, and the maximum number of rows forward."""
     tokens = _words(text)
     if len(tokens) < 2 or tokens[0].upper not in ("FETCH", "MOVE"):
         return None
@@ -96,14 +97,14 @@ def _forward(words: list[str]) -> int:
         words = words[1:]
     if len(words) == 1 and words[0].isdigit():
         return int(words[0])
-    return ALL  # To its end, to somewhere, or backward: more may be answered, never less.
+    return ALL  # To the end, a position, or backward: ALL is an upper bound.
 
 
 class Windows:
     """The hidden portals of one cursor.
 
     Attributes:
-        run: the statement that declared it; its counters and limits are the cursor's.
+        run: the statement that declared the cursor; its counters and limits apply to the cursor.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Windows:
     async def open(
         self, parameters: dict[str, str], bound: BoundValues | None, *, sync: bool
     ) -> None:
-        """Open the portals, in the transaction and settings that the cursor is declared in.
+        """Open the portals, in the transaction and with the settings of the cursor's declaration.
 
         Raises:
             PostgresError: PostgreSQL would refuse the query, too.
@@ -149,7 +150,7 @@ class Windows:
         self._rounds = await self.run.begin_windows()
 
     async def _types(self, text: bytes, given: bytes, sync: bool) -> bytes:
-        """Ask of what types the values are: in a part of the query they may look like others."""
+        """Get the types of the values from the whole query: in a part they may look different."""
         name = self._names[0]
         parse = messages.framed(b"P", name, b"\0", text, b"\0", given)
         ends = messages.framed(b"D", b"S", name, b"\0") + messages.framed(b"C", b"S", name, b"\0")
@@ -163,11 +164,11 @@ class Windows:
         return reply
 
     async def close(self, *, sync: bool) -> None:
-        """Close the portals; their cursor is about to go, or is gone."""
+        """Close the portals, before or after the end of the cursor."""
         await self._ask(b"".join(map(messages.close_portal, self._names)), sync=sync)
 
     async def reach(self, rows: int, *, sync: bool) -> bool:
-        """Answer what the cursor's next ``rows`` rows ask; False: it is gone.
+        """Answer the calls of the cursor's next ``rows`` rows; return False if the cursor is gone.
 
         Raises:
             TierKVError: a call failed, or PostgreSQL did.
@@ -187,7 +188,7 @@ class Windows:
         return True
 
     async def _answer(self, rounds: RelayRounds, timeout_s: float) -> None:
-        if self._failed is not None:  # In a savepoint; the portals have gone on since.
+        if self._failed is not None:  # Failed inside a savepoint; the portals have moved on.
             raise self._failed
         try:
             work = self._windows(rounds)
@@ -197,7 +198,10 @@ class Windows:
             raise
 
     async def _remember(self, rounds: RelayRounds) -> None:
-        """Teach anew what a savepoint may have taken back: the last answer goes with any other."""
+        """Write the answers again if a rollback to a savepoint removed them.
+
+        A rollback always removes the last answer first, and checking the last answer is enough.
+        """
         if not self._taught:
             return
         key, question = next(reversed(self._taught))
@@ -238,10 +242,10 @@ def _bind(name: bytes, bound: BoundValues | None) -> bytes:
 
 
 class WindowCursors:
-    """The cursors of one session whose calls are answered as their rows are fetched.
+    """The cursors of one session whose calls are answered as the rows are fetched.
 
     Attributes:
-        run: of the cursor whose calls are answered now.
+        run: run of the cursor with calls being answered.
     """
 
     def __init__(
@@ -260,7 +264,7 @@ class WindowCursors:
         return name.decode("utf-8", "replace") in self._open
 
     def own_keys(self, statement: Statement, *, limited: bool) -> Statement | None:
-        """Plan a statement again for a cursor of its own; None where it opens none."""
+        """Plan a statement again with form keys for its own cursor; None if it opens no window."""
         plan = statement.plan
         if statement.opens_window or (limited and plan is not None and plan.cursor_rows):
             return self._planner.statements(statement.text)[0]
@@ -275,10 +279,10 @@ class WindowCursors:
         sync: bool,
         bound: BoundValues | None = None,
     ) -> None:
-        """Open what stands beside a cursor that is declared next.
+        """Open the hidden portals of the next declared cursor.
 
         Raises:
-            PostgresError: PostgreSQL would refuse its query, too.
+            PostgresError: PostgreSQL would refuse the query, too.
         """
         windows = Windows(name, statement, self._exchange, run)
         await windows.open(self._parameters, bound, sync=sync)
@@ -286,13 +290,13 @@ class WindowCursors:
         self._open[name] = windows
 
     def clear(self) -> None:
-        """Their transaction is over."""
+        """Forget all cursors after the end of their transaction."""
         for windows in self._open.values():
             windows.run.close_windows()
         self._open.clear()
 
     async def forget(self, name: str, *, sync: bool) -> None:
-        """A cursor is gone."""
+        """Forget a cursor that is gone."""
         windows = self._open.pop(name, None)
         if windows is None:
             return
@@ -301,7 +305,7 @@ class WindowCursors:
             await windows.close(sync=sync)
 
     async def before(self, text: str, *, sync: bool) -> None:
-        """Answer what a FETCH or MOVE is going to ask; close what stands beside a closed cursor.
+        """Answer the calls ahead of a FETCH or MOVE; close the hidden portals of a closed cursor.
 
         Raises:
             TierKVError: a call failed, or PostgreSQL did.
@@ -317,7 +321,7 @@ class WindowCursors:
             await self.reach(*found, sync=sync)
 
     async def reach(self, name: str, rows: int, *, sync: bool) -> None:
-        """Answer what the next rows of a cursor ask.
+        """Answer the calls of the next rows of a cursor.
 
         Raises:
             TierKVError: a call failed, or PostgreSQL did.

@@ -1,1 +1,1 @@
-"""Bytes between client, relay and PostgreSQL: frames, log-in, exchanges."""
+"""Bytes between client, relay and PostgreSQL: frames, login, exchanges."""

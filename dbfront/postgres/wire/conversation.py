@@ -1,9 +1,9 @@
-"""What both sides of one relayed connection still owe each other, without I/O.
+"""Counts the unanswered messages of both sides of a relayed connection, without I/O.
 
 The relay passes bytes in whole chunks and reads only frame headers. ``Conversation`` counts
-unanswered messages: before the relay speaks for itself, PostgreSQL must have answered everything
-the client sent, and the transaction state must be known. ``ClientFrames`` cuts the client's bytes
-at the messages that must be looked at; a frame boundary is never guessed.
+unanswered messages: before the relay sends messages itself, PostgreSQL must have answered all
+messages of the client, and the transaction state must be known. ``ClientFrames`` cuts the client's
+bytes at the messages in need of attention; a frame boundary is never guessed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ERROR: Final = ord("E")
 _COPY_STARTS: Final = frozenset(b"GW")
 _WITH_BODY: Final = frozenset(b"ZS")
 _ANSWERS: Final = frozenset(b"123TnCsI")
-"""What ends the answer to a message of the extended protocol; one each."""
+"""Messages that end the answer to an extended-protocol message; one per message."""
 
 _ASKS: Final = frozenset(b"PBCDE")
 _SYNC: Final = ord("S")
@@ -40,12 +40,12 @@ class Conversation:
     """Counts both directions.
 
     Attributes:
-        status: of the last ReadyForQuery: ``I``, ``T`` or ``E``.
-        parameters: what PostgreSQL last reported of its settings.
-        sent: messages of the extended protocol that the client sent.
-        answered: how many of them were answered.
-        failed: an error came since the last ReadyForQuery.
-        skipping: it was in a batch: PostgreSQL reads nothing but the next Sync.
+        status: status of the last ReadyForQuery: ``I``, ``T`` or ``E``.
+        parameters: settings as last reported by PostgreSQL.
+        sent: number of the client's messages of the extended protocol.
+        answered: number of sent messages that were answered.
+        failed: an error arrived after the last ReadyForQuery.
+        skipping: the error was in a batch: PostgreSQL ignores all messages up to the next Sync.
     """
 
     def __init__(self) -> None:
@@ -55,34 +55,34 @@ class Conversation:
         self.answered = 0
         self.failed = self.skipping = False
         self._last_end = 0
-        self._ends: deque[tuple[int, int]] = deque()  # kind, value of ``sent`` at that message
+        self._ends: deque[tuple[int, int]] = deque()  # kind, and ``sent`` at this message
         self._copying_in = False
         self._skip = 0
         self._carry = b""
 
     @property
     def waits_for_ready(self) -> bool:
-        """Whether a ReadyForQuery is still to come."""
+        """Return True if a ReadyForQuery is outstanding."""
         return bool(self._ends)
 
     @property
     def in_batch(self) -> bool:
-        """Whether the client has begun a batch of the extended protocol and not ended it."""
+        """Return True if the client has an open batch of the extended protocol."""
         return self.sent > self._last_end
 
     @property
     def copying_in(self) -> bool:
-        """Whether PostgreSQL waits for COPY data of the client."""
+        """Return True if PostgreSQL waits for COPY data of the client."""
         return self._copying_in
 
     @property
     def between_frames(self) -> bool:
-        """Whether what PostgreSQL sent so far ends at the end of a frame."""
+        """Return True if PostgreSQL's bytes so far end at the end of a frame."""
         return self._skip == 0 and not self._carry
 
     @property
     def settled(self) -> bool:
-        """Whether everything was answered; nothing of PostgreSQL's is to come but notifications."""
+        """Return True if everything is answered, and PostgreSQL can send only notifications."""
         return (
             not self._ends
             and (self.failed or self.answered >= self.sent)
@@ -91,11 +91,11 @@ class Conversation:
         )
 
     def client_frame(self, kind: int) -> None:
-        """Note a message that goes to PostgreSQL."""
+        """Count a message to PostgreSQL."""
         if kind in _ASKS:
             self.sent += 1
         elif kind in _ENDS and (kind == _SYNC or not self.skipping):
-            # In COPY from the client PostgreSQL ignores Sync, which clients send early.
+            # During COPY from the client PostgreSQL ignores Sync, which clients send early.
             if not (kind == _SYNC and self._copying_in):
                 self._ends.append((kind, self.sent))
                 self._last_end = self.sent
@@ -103,7 +103,7 @@ class Conversation:
             self._copying_in = False
 
     def server_data(self, data: bytes) -> None:
-        """Note bytes that PostgreSQL sent; they need not end at the end of a frame."""
+        """Count the frames in PostgreSQL's bytes; the bytes need not end at the end of a frame."""
         if self._carry:
             data = self._carry + data
             self._carry = b""
@@ -149,15 +149,15 @@ _TEXTS: Final = frozenset(b"QP")
 _NAMED: Final = frozenset(b"QPBECD")
 _KNOWN: Final = frozenset(b"QPBECDSHXFdcfp")
 _LONGEST_HELD: Final = limits.MAX_SQL_BYTES
-"""Longer messages are passed on unread: no statement of that length has AI calls we would run."""
+"""Longer messages are passed on unread: no statement this long may have AI calls."""
 
 
 class ChunkCut(NamedTuple):
-    """What a chunk came to.
+    """The result of ``ClientFrames.feed`` for a chunk.
 
     Attributes:
         passed: bytes for PostgreSQL, possibly ending inside a message.
-        message: a whole message that must be looked at; it follows ``passed``.
+        message: a whole message that needs attention; follows ``passed``.
     """
 
     passed: bytes
@@ -165,38 +165,38 @@ class ChunkCut(NamedTuple):
 
 
 class ClientFrames:
-    """Frames of one client, told to the conversation's books as they are passed on.
+    """Frames of one client, counted by the conversation when they are passed on.
 
     Attributes:
-        names_matter: a prepared statement or portal has AI calls, so messages that name one are
-            given out too.
+        names_matter: a prepared statement or portal has AI calls; messages with names of statements
+            or portals are then returned too.
     """
 
     def __init__(self, conversation: Conversation, matters: Callable[[bytes], bool]) -> None:
         """Begin after the startup.
 
         Args:
-            conversation: told of every message in ``passed``; not of those given out.
-            matters: says whether a whole message must be looked at; asked for statements, and for
+            conversation: counts every message in ``passed``, but not the returned messages.
+            matters: returns True if a whole message needs attention; called for statements, and for
                 all messages with names while ``names_matter``.
         """
         self.names_matter = False
         self._conversation = conversation
         self._matters = matters
         self._rest = b""
-        self._later: list[bytes] = []  # what follows _rest, while a long message is incomplete
+        self._later: list[bytes] = []  # bytes after _rest, while a long message is incomplete
         self._skip = self._missing = 0
 
     @property
     def held(self) -> int:
-        """Bytes that arrived and were not given out."""
+        """Return the number of received bytes that are neither passed on nor returned."""
         return len(self._rest) + sum(map(len, self._later))
 
     def feed(self, data: bytes) -> ChunkCut:
-        """Take a chunk (or none, to go on after a message) and say what to do with it.
+        """Add a chunk (or none, to continue after a message); return the bytes to pass on.
 
         Raises:
-            RemoteProtocolError: no such message exists, or its length is impossible.
+            RemoteProtocolError: unknown message type, or impossible length.
         """
         if self._missing > len(data) > 0:
             self._missing -= len(data)
@@ -227,17 +227,17 @@ class ClientFrames:
         return ChunkCut(data, None)
 
     def _taken(self) -> bytes:
-        """Give all that was kept, and keep nothing."""
+        """Take all stored bytes."""
         data = b"".join((self._rest, *self._later)) if self._later else self._rest
         self._rest, self._missing = b"", 0
         self._later.clear()
         return data
 
     def next_message(self) -> bytes | None:
-        """Give the next whole message whatever it is; None until more arrives by ``add``.
+        """Return the next whole message of any type; None until ``add`` brings more bytes.
 
         Raises:
-            RemoteProtocolError: as ``feed``, or the message is too long to be held.
+            RemoteProtocolError: as ``feed``, or the message is too long.
         """
         if len(self._rest) < 5:
             return None
@@ -250,5 +250,5 @@ class ClientFrames:
         return message
 
     def add(self, data: bytes) -> None:
-        """Keep bytes for ``next_message``."""
+        """Store bytes for ``next_message``."""
         self._rest = self._taken() + data

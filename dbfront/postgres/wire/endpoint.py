@@ -1,8 +1,8 @@
-"""One leg of a relayed connection: an asyncio Protocol that hands its bytes on at once.
+"""One leg of a relayed connection: an asyncio Protocol for passing bytes on at once.
 
-A relay has two, the client's and PostgreSQL's, each the other's ``other``: a leg that can't send
-stops the other from receiving, so nothing piles up here. Before login, and while an AI statement is
-worked on, bytes are read with ``read`` instead of being handed on.
+A relay has two legs, the client's and PostgreSQL's; each leg is the ``other`` of the opposite leg.
+A leg unable to send stops the opposite leg from receiving, and no bytes pile up. Before login, and
+during an AI statement, the relay reads bytes with ``read`` instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, cast
 from tierkv.kvcore.errors import RemoteProtocolError
 
 HIGH_WATER_BYTES: Final = 1 << 20
-"""Bytes waiting to be sent, or unread, at which receiving stops."""
+"""Number of unsent or unread bytes at which receiving stops."""
 
 
 _LINGER_S: Final = 2.0
@@ -25,11 +25,11 @@ class Endpoint(asyncio.Protocol):
     """Bytes from and to one peer.
 
     Attributes:
-        on_data: gets what arrives; None keeps it for ``read``.
-        on_close: called once, when the connection is gone or its peer will send no more.
-        other: the leg that is slowed down while this one can't send.
+        on_data: gets the received bytes; with None the bytes are kept for ``read``.
+        on_close: called once, when the connection is gone or the peer will send no more.
+        other: the leg to slow down while this leg can't send.
         peer: address of the peer.
-        closed: nothing more will arrive.
+        closed: True if no more bytes will arrive.
     """
 
     def __init__(self, on_connect: Callable[[Endpoint], None] | None = None) -> None:
@@ -49,7 +49,7 @@ class Endpoint(asyncio.Protocol):
         self._holds: set[str] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) else ""
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
@@ -89,13 +89,13 @@ class Endpoint(asyncio.Protocol):
             self.other.release("full")
 
     def hold(self, why: str) -> None:
-        """Stop receiving until everybody who said why has released it."""
+        """Stop receiving until all holds are released; ``why`` names the hold."""
         if not self._holds and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
         self._holds.add(why)
 
     def release(self, why: str) -> None:
-        """Take a hold back."""
+        """Release a hold."""
         if why not in self._holds:
             return
         self._holds.discard(why)
@@ -115,7 +115,7 @@ class Endpoint(asyncio.Protocol):
             self._reader.set_result(None)
 
     async def read(self) -> bytes:
-        """Give what has arrived, waiting for at least one byte; empty at the end."""
+        """Return the received bytes, waiting for at least one byte; empty at the end."""
         while not self._unread and not self.closed:
             self._reader = self._loop.create_future()
             try:
@@ -125,7 +125,7 @@ class Endpoint(asyncio.Protocol):
         return self.take_unread()
 
     def take_unread(self) -> bytes:
-        """Give what has arrived and nobody has read."""
+        """Return the received bytes that are still unread."""
         data = bytes(self._unread)
         self._unread.clear()
         self.release("unread")
@@ -138,10 +138,10 @@ class Endpoint(asyncio.Protocol):
             transport.write(data)
 
     async def drain(self) -> None:
-        """Wait until the peer has taken most of what was written.
+        """Wait until the peer has taken most of the written bytes.
 
         Raises:
-            ConnectionResetError: it is gone.
+            ConnectionResetError: the peer is gone.
         """
         if self._full and not self.closed:
             self._writer = self._loop.create_future()
@@ -155,11 +155,12 @@ class Endpoint(asyncio.Protocol):
     async def start_tls(
         self, context: ssl.SSLContext, *, server_side: bool, hostname: str | None = None
     ) -> None:
-        """Become encrypted; the peer has agreed.
+        """Encrypt the connection; the peer has agreed.
 
         Raises:
-            RemoteProtocolError: bytes came before the handshake (a man in the middle's injection).
-            OSError: the handshake failed; ssl.SSLError is one.
+            RemoteProtocolError: bytes arrived before the handshake (possible injection by a man in
+                the middle).
+            OSError: the handshake failed; includes ssl.SSLError.
         """
         assert self._transport is not None
         if self._unread:
@@ -173,12 +174,12 @@ class Endpoint(asyncio.Protocol):
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send the queued bytes, then close."""
         if self._transport is not None:
             self._transport.close()
 
     async def finish(self) -> None:
-        """Close, and wait until that is done; a peer that does not read on is cut off."""
+        """Close, and wait for the end; a peer that stops reading is cut off."""
         if self._transport is None:
             return
         self._transport.close()

@@ -1,7 +1,7 @@
-"""Saying something to PostgreSQL and gathering what it answers, while no bytes pass by themselves.
+"""Sends messages to PostgreSQL and collects the answers, while no bytes pass by themselves.
 
-The attendant speaks through an Exchange: statements of the relay's own, whose answers nobody sees,
-and messages of the client, whose answers are kept until it is known that they count.
+The attendant uses an Exchange for two purposes: the relay's own statements, whose answers no client
+sees, and the client's messages, whose answers are kept until known to be final.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tierkv.dbfront.postgres.wire.conversation import LENGTH
 from tierkv.kvcore import limits
 
 MISS_STATE: Final = b"\0CTKV01\0"
-"""SQLSTATE by which tierkv.ai_call tells a question that has no answer yet."""
+"""SQLSTATE with which tierkv.ai_call reports a question without an answer."""
 
 _RESET_STATE: Final = b"\0CTKV02\0"
 _IN_MEMORY_BYTES: Final = 8 << 20
@@ -26,14 +26,14 @@ _CHUNK_BYTES: Final = 1 << 20
 _DATA_ROW: Final = ord("D")
 _ROWS: Final = frozenset(b"Dd")
 _AT_ONCE: Final = frozenset(b"AS")
-"""Notifications and changed settings; they are not part of a result."""
+"""Notifications and changed settings, which are not part of a result."""
 
 
 OnReset = Callable[[str | None], Awaitable[object]]
 
 
 class Output:
-    """Frames for the client, in memory first and then in a file that has no name."""
+    """Frames for the client, first in memory and then in an unnamed temporary file."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -42,7 +42,7 @@ class Output:
         self._discarded = False
 
     def add(self, data: bytes) -> None:
-        """Keep frames."""
+        """Add frames."""
         if self._discarded:
             return
         self._pieces.append(data)
@@ -55,7 +55,7 @@ class Output:
             self._size = 0
 
     def discard(self) -> None:
-        """Forget everything, and all that comes."""
+        """Drop all frames, present and future."""
         self._discarded = True
         self.close()
 
@@ -67,7 +67,7 @@ class Output:
             self._file = None
 
     def pieces(self) -> Iterator[bytes]:
-        """Give the frames back, in order and in pieces of any size."""
+        """Yield the frames, in order and in pieces of any size."""
         if self._file is not None:
             self._file.seek(0)
             while piece := self._file.read(_CHUNK_BYTES):
@@ -76,16 +76,16 @@ class Output:
 
 
 class ServerReply:
-    """What PostgreSQL answered.
+    """The answer of PostgreSQL.
 
     Attributes:
         output: frames for the client; without ReadyForQuery, errors, misses and ``complete``.
-        error: an ErrorResponse frame, if one came.
-        complete: the CommandComplete frame, if one came.
-        rows: DataRow frames that came.
-        misses: what tierkv.ai_call told, each once: form and hexadecimal question. Of more than
-            can be kept the rest comes again in the next round.
-        resets: what tierkv.stat_reset told: groups, None for all.
+        error: an ErrorResponse frame, if one arrived.
+        complete: the CommandComplete frame, if one arrived.
+        rows: number of DataRow frames that arrived.
+        misses: misses reported by tierkv.ai_call, each once: form and hexadecimal question. Misses
+            beyond the limit are reported again in the next round.
+        resets: groups reported by tierkv.stat_reset; None for all.
     """
 
     def __init__(self, *, keep_with_misses: bool = False) -> None:
@@ -100,11 +100,11 @@ class ServerReply:
 
     @property
     def tag(self) -> bytes:
-        """What the statement calls itself, such as ``INSERT 0 3``."""
+        """Return the command tag, for example ``INSERT 0 3``."""
         return self.complete[5:-1]
 
     def first_row(self) -> list[bytes | None]:
-        """Read the only row of a small result."""
+        """Parse the only row of a small result."""
         data = b"".join(self.output.pieces())
         at = 0
         while data[at] != _DATA_ROW:
@@ -112,7 +112,7 @@ class ServerReply:
         return messages.row_values(data[at:])
 
     def all_rows(self) -> Iterator[list[bytes | None]]:
-        """Read the rows of a small result."""
+        """Parse the rows of a small result."""
         data = b"".join(self.output.pieces())
         at = 0
         while at < len(data):
@@ -122,11 +122,11 @@ class ServerReply:
             at = following
 
     def says(self, sqlstate: str) -> bool:
-        """Whether a notice of that SQLSTATE is in a small result."""
+        """Return True if a small result contains a notice with the SQLSTATE."""
         return f"\0C{sqlstate}\0".encode() in b"".join(self.output.pieces())
 
     def add_rows(self, data: bytes, count: int) -> None:
-        """Note a run of DataRow or CopyData frames."""
+        """Add consecutive DataRow or CopyData frames."""
         self.rows += count
         self.output.add(data)
 
@@ -143,7 +143,7 @@ class ServerReply:
         self.resets.append(what or None)
 
     def add_frame(self, frame: bytes) -> None:
-        """Note any other frame."""
+        """Add any other frame."""
         kind = frame[:1]
         if kind == b"N" and MISS_STATE in frame[:64]:
             self._add_miss(frame)
@@ -161,7 +161,7 @@ class ServerReply:
 
 
 class RelayExchange:
-    """One relayed session, spoken for by the attendant."""
+    """One relayed session, as used by the attendant."""
 
     def __init__(self, relay: Relay, on_reset: OnReset | None = None) -> None:
         self._relay = relay
@@ -170,23 +170,23 @@ class RelayExchange:
 
     @property
     def status(self) -> str:
-        """Transaction state at the last ReadyForQuery."""
+        """Return the transaction state at the last ReadyForQuery."""
         return self._books.status
 
     async def own(self, *statements: bytes, sync: bool) -> ServerReply:
-        """Run statements of the relay's own; nobody sees what they answer.
+        """Run statements of the relay itself; no client sees the answers.
 
         Args:
             statements: made by ``messages.own_statement``.
-            sync: end the batch: outside a transaction block that commits. Never between messages of
-                a client's batch.
+            sync: end the batch, which commits outside a transaction block. Never between messages
+                of a client's batch.
         """
         return await self.ask(b"".join(statements), sync=sync)
 
     async def ask(
         self, data: bytes, *, sync: bool | None = None, keep_with_misses: bool = False
     ) -> ServerReply:
-        """Send whole messages and gather the whole answer.
+        """Send whole messages and collect the whole answer.
 
         Args:
             data: the messages.
@@ -194,7 +194,9 @@ class RelayExchange:
             keep_with_misses: keep rows although answers were missing.
 
         Raises:
-            BackendLostError: PostgreSQL is gone; its last words went to the client.
+            BackendLostError: PostgreSQL closed the connection without an error message.
+            ConnectionResetError: PostgreSQL closed the connection; its last error went to the
+                client.
         """
         reply = ServerReply(keep_with_misses=keep_with_misses)
         await self._relay.frame_ended()
@@ -219,25 +221,25 @@ class RelayExchange:
         return reply
 
     async def deliver(self, reply: ServerReply, *, error: bytes | None = None) -> None:
-        """Send the client a result, as fast as it takes it.
+        """Send a result to the client, as fast as the client reads.
 
         Args:
-            reply: its frames are used up.
-            error: an ErrorResponse to end with, in place of CommandComplete.
+            reply: the result; its frames are used up.
+            error: an ErrorResponse for the end, in place of CommandComplete.
         """
         await self.send(reply.output.pieces())
         reply.output.close()
         await self.send([error or reply.complete])
 
     async def send(self, pieces: Iterable[bytes]) -> None:
-        """Send the client frames, as fast as it takes them."""
+        """Send frames to the client, as fast as the client reads."""
         for piece in pieces:
             self._relay.client.write(piece)
             await self._relay.client.drain()
 
 
 class _Gathering:
-    """Cuts what arrives into frames and puts them into a reply until all is answered."""
+    """Splits received bytes into frames for a reply, until all messages are answered."""
 
     def __init__(self, relay: Relay, reply: ServerReply) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -247,7 +249,7 @@ class _Gathering:
         self._missing = 0
 
     def feed(self, data: bytes) -> None:
-        """Take what PostgreSQL sent."""
+        """Add bytes from PostgreSQL."""
         if not data:
             self._lost()
             return
@@ -291,7 +293,7 @@ class _Gathering:
             self._reply.add_frame(frame)
 
     def _lost(self) -> None:
-        """PostgreSQL is gone; what it said last goes to the client."""
+        """Handle the loss of PostgreSQL; its last error, if any, goes to the client."""
         if self.done.done():
             return
         last_words = self._reply.error

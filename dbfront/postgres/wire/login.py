@@ -1,9 +1,10 @@
-"""The way from a DSN to a logged-in session: the server behind the relay, startup and login.
+"""The steps from a DSN to a logged-in session: the server behind the relay, startup and login.
 
-Each client gets its own connection to the server. Messages of the login pass unchanged in both
-directions, passwords and SCRAM proofs included, because PostgreSQL itself decides about users. The
-relay answers requests for encryption, removes channel binding from the offer (TLS ends here), and
-sends the defaults of ``tierkv.*`` settings, so SET, SHOW and ROLLBACK of them are PostgreSQL's own.
+Each client gets a separate connection to the server. Login messages pass unchanged in both
+directions, including passwords and SCRAM proofs, because PostgreSQL itself decides about users. The
+relay answers requests for encryption, removes channel binding from the offer (TLS ends at the
+relay), and sends the defaults of ``tierkv.*`` settings. SET, SHOW and ROLLBACK of these settings
+are therefore PostgreSQL's own.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _SSL_MODES: Final = frozenset({"disable", "allow", "prefer"}) | _ENCRYPTED
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Address and manners.
+    """Address and TLS mode of the PostgreSQL server.
 
     Attributes:
         host, port: of the server.
-        dsn: as given; the installer logs in with it.
+        dsn: as given; the installer logs in with the DSN.
         sslmode: libpq's word.
-        tls: None where the mode is ``disable`` or ``allow``.
+        tls: None for mode ``disable`` or ``allow``.
     """
 
     host: str
@@ -49,18 +50,18 @@ class Target:
 
     @property
     def address(self) -> str:
-        """For messages."""
+        """Return host and port, for messages."""
         return f"{self.host}:{self.port}"
 
 
 def parse_dsn(dsn: str) -> Target:
-    """Read a libpq connection string or URI.
+    """Parse a libpq connection string or URI.
 
     Raises:
-        ConfigError: it can't be read or used, or psycopg is not installed.
+        ConfigError: the string is invalid or unusable, or psycopg is not installed.
     """
     try:
-        from psycopg import ProgrammingError  # only with a PostgreSQL behind
+        from psycopg import ProgrammingError  # only with a PostgreSQL server behind the front
         from psycopg.conninfo import conninfo_to_dict
     except ImportError:
         raise ConfigError(
@@ -104,13 +105,13 @@ def _context(mode: str, given: dict[str, str]) -> ssl.SSLContext | None:
 
 
 async def connect(target: Target) -> tuple[Endpoint, bool]:
-    """Open a connection, encrypted where the mode wants it.
+    """Open a connection, encrypted if the mode asks for encryption.
 
     Returns:
-        endpoint, encrypted: nothing was said on it yet.
+        endpoint, encrypted: no message has been sent yet.
 
     Raises:
-        NoNodeError: it can't be reached, or refuses the encryption that is wanted.
+        NoNodeError: the server is unreachable, or refuses the required encryption.
     """
     try:
         async with asyncio.timeout(_CONNECT_S):
@@ -153,15 +154,15 @@ _PLUS: Final = "SCRAM-SHA-256-PLUS"
 
 @dataclass(frozen=True, slots=True)
 class LoggedIn:
-    """A session that PostgreSQL let in.
+    """A session that PostgreSQL has accepted.
 
     Attributes:
         backend: the connection to PostgreSQL.
-        user, database, application_name: of the StartupMessage.
-        pid, secret: of BackendKeyData; by them the client cancels.
-        parameters: what PostgreSQL reported.
-        leftover: bytes that the client sent behind its login.
-        behind: bytes that PostgreSQL sent behind its ReadyForQuery.
+        user, database, application_name: from the StartupMessage.
+        pid, secret: from BackendKeyData; the client needs both to cancel.
+        parameters: settings reported by PostgreSQL.
+        leftover: bytes that the client sent after its login.
+        behind: bytes that PostgreSQL sent after its ReadyForQuery.
     """
 
     backend: Endpoint
@@ -176,7 +177,7 @@ class LoggedIn:
 
 
 class Login:
-    """One client's way in."""
+    """The login of one client."""
 
     def __init__(
         self,
@@ -206,10 +207,10 @@ class Login:
         self._challenged = False
 
     async def run(self) -> LoggedIn | None:
-        """Let the client in; None where it left, was refused, or only came to cancel.
+        """Log the client in; None if the client left, was refused, or only sent a cancel.
 
         Raises:
-            TierKVError: what the client is told, as FATAL.
+            TierKVError: sent to the client as FATAL.
         """
         startup = await self._startup.run()
         if startup is None:
@@ -271,7 +272,7 @@ class Login:
         )
 
     async def _pass_challenge(self, backend: Endpoint, frame: bytes) -> bool:
-        """Pass one Authentication frame on, and the client's answer back; False when it left."""
+        """Pass an Authentication frame on, and the answer back; False if the client left."""
         code = LENGTH(frame, 5)[0]
         if code == _OK:
             self._refuse_trust()
@@ -291,7 +292,7 @@ class Login:
         return True
 
     def _refuse_trust(self) -> None:
-        """Let nobody from elsewhere in only because PostgreSQL trusts the front's own address."""
+        """Refuse a remote client if PostgreSQL accepts it only for the front's own address."""
         if self._challenged or is_loopback(self._client.peer):
             return
         raise AuthenticationError(
@@ -302,7 +303,7 @@ class Login:
         )
 
     def _check_binding(self, data: bytes) -> None:
-        """Say in words what PostgreSQL would take for an attack."""
+        """Explain a channel binding, which PostgreSQL would take for an attack."""
         mechanism, first = frontend.sasl_initial(data)
         if mechanism == _PLUS or (first.startswith(b"y") and self._backend_encrypted):
             raise AuthenticationError(
@@ -312,11 +313,11 @@ class Login:
 
 
 def startup_parameters(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Add defaults of the ``tierkv.*`` settings to what a client asked for.
+    """Add defaults of the ``tierkv.*`` settings to a client's startup parameters.
 
     Raises:
-        SqlError: 42704, the client asked for a setting that does not exist.
-        UserError: 22023, or for a value it can't have.
+        SqlError: 42704, the client asked for an unknown setting.
+        UserError: 22023, the client asked for an invalid value.
     """
     parameters = dict(given)
     for name, text in given.items():

@@ -1,7 +1,7 @@
-"""The messages that the relay itself sends to PostgreSQL and to clients, and their parsers.
+"""The relay's own messages to PostgreSQL and to clients, and parsers for the answers.
 
 Bytes in, bytes out, no I/O. SQL text and error messages travel in the connection's client_encoding,
-which ``decoded`` and ``encoded`` find among the connection's parameters.
+which ``decoded`` and ``encoded`` read from the connection's parameters.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def _codec(parameters: Mapping[str, str]) -> str:
 
 
 def decoded(data: bytes, parameters: Mapping[str, str]) -> str:
-    """Read text that the client or PostgreSQL sent.
+    """Decode text from the client or PostgreSQL.
 
-    Bytes that are no text survive, so that PostgreSQL is the one to refuse them.
+    Invalid bytes are preserved, for PostgreSQL to refuse.
 
     Raises:
-        FeatureNotSupportedError: an encoding we can't read.
+        FeatureNotSupportedError: an unsupported encoding.
     """
     codec = _codec(parameters)
     if not codec:
@@ -54,12 +54,12 @@ def decoded(data: bytes, parameters: Mapping[str, str]) -> str:
 
 
 def encoded(text: str, parameters: Mapping[str, str]) -> bytes:
-    """Write SQL text as the connection expects it."""
+    """Encode SQL text in the connection's encoding."""
     return text.encode(_codec(parameters) or "utf-8", "surrogateescape")
 
 
 def shown(text: str, parameters: Mapping[str, str]) -> bytes:
-    """Write a message for the client; what its encoding lacks becomes a question mark."""
+    """Encode a message for the client; characters outside the encoding become question marks."""
     return text.replace("\0", "").encode(_codec(parameters) or "utf-8", "replace")
 
 
@@ -67,14 +67,14 @@ _LENGTH: Final = struct.Struct("!I")
 _INT32: Final = struct.Struct("!i").pack
 _INT16: Final = struct.Struct("!H").pack
 _OWN: Final = b"tierkv\0"
-"""Name of the relay's own statement and portal, so that the client's unnamed ones survive."""
+"""Name of the relay's own statement and portal, so that the client's unnamed objects survive."""
 
 SYNC: Final = b"S\0\0\0\x04"
 FLUSH: Final = b"H\0\0\0\x04"
 TERMINATE: Final = b"X\0\0\0\x04"
 SSL_REQUEST: Final = struct.pack("!II", 8, frontend.SSL_REQUEST_CODE)
 BYTEA: Final = 17
-"""OID of a parameter in binary form."""
+"""Type OID of a parameter in binary format."""
 
 _INT8: Final = 20
 _BYTEA_ARRAY: Final = 1001
@@ -82,46 +82,46 @@ _INT8_ARRAY: Final = 1016
 
 
 def framed(kind: bytes, *parts: bytes) -> bytes:
-    """Make one message."""
+    """Frame one message."""
     body = b"".join(parts)
     return kind + _LENGTH.pack(len(body) + 4) + body
 
 
 def query(text: bytes) -> bytes:
-    """Make a simple query."""
+    """Encode a simple query."""
     return framed(b"Q", text, b"\0")
 
 
 def parse(name: bytes, text: bytes, oids: Sequence[int] = ()) -> bytes:
-    """Make a Parse; names without their zero byte."""
+    """Encode a Parse; names without the zero byte."""
     types = b"".join(map(_LENGTH.pack, oids))
     return framed(b"P", name, b"\0", text, b"\0", _INT16(len(oids)), types)
 
 
 def execute(portal: bytes, max_rows: int = 0) -> bytes:
-    """Make an Execute."""
+    """Encode an Execute."""
     return framed(b"E", portal, b"\0", _INT32(max_rows))
 
 
 def close_portal(portal: bytes) -> bytes:
-    """Make a Close of a portal."""
+    """Encode a Close of a portal."""
     return framed(b"C", b"P", portal, b"\0")
 
 
 def own_statement(
     text: str, values: Sequence[bytes | None] = (), oids: Sequence[int] = ()
 ) -> bytes:
-    """Make the messages that run one statement of the relay's own, without a Sync.
+    """Encode the messages to run a statement of the relay itself, without a Sync.
 
     Args:
         text: ASCII.
-        values: parameters in binary form.
-        oids: their types.
+        values: parameters in binary format.
+        oids: types of the parameters.
     """
     bound = b"".join(_INT32(-1) if v is None else _LENGTH.pack(len(v)) + v for v in values)
     return b"".join(
         (
-            # An own statement that failed has left these.
+            # A failed own statement leaves both behind.
             framed(b"C", b"P", _OWN),
             framed(b"C", b"S", _OWN),
             parse(_OWN[:-1], text.encode("ascii"), oids),
@@ -134,14 +134,14 @@ def own_statement(
 
 
 def own_arrays(text: str, numbers: Sequence[int], *texts: Sequence[bytes | None]) -> bytes:
-    """Make an own statement with a bigint array ``$1`` and bytea arrays ``$2`` ..."""
+    """Encode an own statement with a bigint array ``$1`` and bytea arrays ``$2`` ..."""
     values = [_array(_INT8, [struct.pack("!q", number) for number in numbers])]
     values += [_array(BYTEA, column) for column in texts]
     return own_statement(text, values, [_INT8_ARRAY, *[_BYTEA_ARRAY] * len(texts)])
 
 
 def _array(oid: int, items: Sequence[bytes | None]) -> bytes:
-    """Return a one-dimensional array in PostgreSQL's binary form."""
+    """Encode a one-dimensional array in PostgreSQL's binary format."""
     head = struct.pack("!iiI", 1 if items else 0, 1, oid)
     head += struct.pack("!ii", len(items), 1) if items else b""
     return head + b"".join(
@@ -150,17 +150,17 @@ def _array(oid: int, items: Sequence[bytes | None]) -> bytes:
 
 
 def fields(frame: bytes) -> dict[str, bytes]:
-    """Read the fields of an ErrorResponse or NoticeResponse frame."""
+    """Parse the fields of an ErrorResponse or NoticeResponse frame."""
     return {chr(part[0]): part[1:] for part in frame[5:].split(b"\0") if part}
 
 
 def with_fields(kind: bytes, values: dict[str, bytes]) -> bytes:
-    """Make an ErrorResponse or NoticeResponse."""
+    """Encode an ErrorResponse or NoticeResponse."""
     return framed(kind, *(c.encode() + v + b"\0" for c, v in values.items()), b"\0")
 
 
 def first_of(kind: bytes, frames: bytes) -> bytes:
-    """Return what the first frame of a kind holds; there must be one."""
+    """Return the body of the first frame of a kind; the frame must exist."""
     at = 0
     while frames[at : at + 1] != kind:
         at += 1 + int.from_bytes(frames[at + 1 : at + 5], "big")
@@ -168,7 +168,7 @@ def first_of(kind: bytes, frames: bytes) -> bytes:
 
 
 def row_values(frame: bytes) -> list[bytes | None]:
-    """Read the values of a DataRow frame."""
+    """Parse the values of a DataRow frame."""
     values: list[bytes | None] = []
     at = 7
     for _ in range(int.from_bytes(frame[5:7], "big")):
@@ -180,13 +180,13 @@ def row_values(frame: bytes) -> list[bytes | None]:
 
 
 def data_row(values: Sequence[bytes]) -> bytes:
-    """Make a DataRow."""
+    """Encode a DataRow."""
     cells = b"".join(_LENGTH.pack(len(value)) + value for value in values)
     return framed(b"D", _INT16(len(values)), cells)
 
 
 def startup(parameters: dict[str, str], *, minor: int = 0) -> bytes:
-    """Make a StartupMessage."""
+    """Encode a StartupMessage."""
     body = b"".join(
         name.encode() + b"\0" + value.encode() + b"\0" for name, value in parameters.items()
     )
@@ -195,16 +195,16 @@ def startup(parameters: dict[str, str], *, minor: int = 0) -> bytes:
 
 
 def cancel_request(pid: int, secret: bytes) -> bytes:
-    """Make a CancelRequest."""
+    """Encode a CancelRequest."""
     body = struct.pack("!II", frontend.CANCEL_REQUEST_CODE, pid) + secret
     return _LENGTH.pack(len(body) + 4) + body
 
 
 def names(frame: bytes) -> tuple[bytes, bytes]:
-    """Read the first two strings of a message: Parse and Bind begin with them.
+    """Return the first two strings of a message: both names of a Bind, or name and text of a Parse.
 
     Raises:
-        RemoteProtocolError: they do not end.
+        RemoteProtocolError: a string is not terminated.
     """
     strings = frame[5:].split(b"\0", 2)
     if len(strings) < 3:
@@ -213,7 +213,7 @@ def names(frame: bytes) -> tuple[bytes, bytes]:
 
 
 def bind_again(frame: bytes, portal: bytes, statement: bytes) -> bytes:
-    """Make a Bind with the values of another one; results come as text."""
+    """Encode a Bind with the values of another Bind; results come as text."""
     body = frame[5:].split(b"\0", 2)[2]
     at = 2 + 2 * int.from_bytes(body[:2], "big")
     count = int.from_bytes(body[at : at + 2], "big")
@@ -224,13 +224,13 @@ def bind_again(frame: bytes, portal: bytes, statement: bytes) -> bytes:
 
 
 def bind_to(frame: bytes, statement: bytes) -> bytes:
-    """Make a Bind of another statement to the same portal, with the same values."""
+    """Encode a Bind of another statement to the same portal, with the same values."""
     portal, _, body = frame[5:].split(b"\0", 2)
     return framed(b"B", portal, b"\0", statement, b"\0", body)
 
 
 def mechanisms(frame: bytes) -> list[str] | None:
-    """Read what an AuthenticationSASL frame offers; None for any other frame."""
+    """Return the mechanisms that an AuthenticationSASL frame offers; None for any other frame."""
     if frame[:1] != b"R" or frame[5:9] != _INT32(10):
         return None
     return [name.decode("ascii", "replace") for name in frame[9:].split(b"\0") if name]
