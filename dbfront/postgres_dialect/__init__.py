@@ -1,1 +1,1 @@
-"""What PostgreSQL clients ask the catalog and the settings, answered over DuckDB."""
+"""PostgreSQL's SQL, catalog and settings over DuckDB."""

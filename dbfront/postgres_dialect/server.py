@@ -1,8 +1,9 @@
 """``DialectServer``: opens sessions that speak PostgreSQL's SQL, over an engine's own sessions.
 
-The front makes one over its database; the wire, REST and ``tierkv.connect()`` open their sessions
-here, so a statement means the same through each. The catalog is made when a statement first names
-it; a database file whose views name the catalog has it from the start.
+The front creates one server over its database. The wire, REST and ``tierkv.connect()`` open their
+sessions here, so a statement has the same meaning through each. The catalog is created when a
+statement first names the catalog, or at the first session if views of the database file name the
+catalog.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _NAMED_BY_CLIENTS: Final = (
 
 
 class DialectServer:
-    """Makes sessions; implements SqlServer."""
+    """Opens sessions; implements SqlServer."""
 
     def __init__(self, engine: SqlServer, *, keeps_tables: bool = False) -> None:
         """Wrap an engine, which ``close`` closes.
 
         Args:
-            engine: opens the sessions below.
-            keeps_tables: the database was there before this process, so its views may be, too.
+            engine: opens the underlying sessions.
+            keeps_tables: the database, and perhaps its views, existed before this process.
         """
         self._engine = engine
         self._catalog = SharedCatalog(engine)

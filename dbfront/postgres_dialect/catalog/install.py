@@ -1,8 +1,8 @@
-r"""Puts PostgreSQL's catalog into the engine: an attached in-memory database named tierkv_pg.
+r"""Installs PostgreSQL's catalog in the engine: an attached in-memory database named tierkv_pg.
 
-The views and macros are in sql/ddl/pg_catalog*.sql; the type tables come from types.py, so the OIDs
-in the catalog are those on the wire. Nothing is ever written into the user's database. The AI
-functions (sql/calls/functions.py) are rows of pg_proc, so that ``\df ai*`` and tools list them.
+The views and macros are in sql/ddl/pg_catalog*.sql. The type tables come from types.py, so the OIDs
+in the catalog are the OIDs on the wire. Nothing is ever written into the user's database. The AI
+functions (sql/calls/functions.py) are rows of pg_proc, so ``\df ai*`` and tools list them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tierkv.dbfront.sql_session import SqlServer, SqlSession
 from tierkv.sql.calls.functions import AI_FUNCTIONS, AiFunction
 
 _FIRST_OID: Final = 16_000
-"""Below PostgreSQL's first OID for users (16384), so that no object of theirs has it."""
+"""Below PostgreSQL's first OID for users (16384), so no object of a user has the same OID."""
 
 _DUCKDB: Final = {
     "boolean": "BOOLEAN",
@@ -61,7 +61,7 @@ def _list(values: Iterable[str]) -> str:
 
 
 def signature(function: AiFunction) -> str:
-    """Parameters as ``\\df`` shows them: ``prompt text, model text DEFAULT NULL``."""
+    """Return the parameters as ``\\df`` shows them: ``prompt text, model text DEFAULT NULL``."""
     return ", ".join(
         f"{one.name} {one.kind}" + ("" if one.required else " DEFAULT NULL")
         for one in function.parameters
@@ -86,7 +86,7 @@ def _row(oid: int, function: AiFunction) -> str:
 
 
 def ai_functions_view() -> str:
-    """DDL of the view ``own_ai_functions``."""
+    """Return the DDL of the view ``own_ai_functions``."""
     rows = [_row(_FIRST_OID + at, function) for at, function in enumerate(AI_FUNCTIONS.values())]
     return (
         f"CREATE VIEW own_ai_functions AS SELECT * FROM (VALUES {', '.join(rows)}) v(oid, name, "
@@ -107,7 +107,7 @@ _FORMAT_NAMES: Final = {
     "timestamp": "timestamp without time zone",
     "timestamptz": "timestamp with time zone",
 }
-_EXTRA_TYPES: Final = (  # known to clients, never sent by us
+_EXTRA_TYPES: Final = (  # known to clients, never sent by the server
     ("varchar", 1043, 1015, -1, "S", "character varying", 0),
     ("bpchar", 1042, 1014, -1, "S", "character", 0),
     ("name", 19, 1003, 64, "S", "name", 0),
@@ -131,10 +131,10 @@ _ACTIVITY: Final = (
     "query, 'client backend' AS backend_type "
     f"FROM tierkv.stat_activity, {DATABASE}.main.own_client c)"
 )
-"""Rows of another view, which the session fills when a statement names it."""
+"""Rows of another view, which the session fills when a statement names the view."""
 
 _COMPLETE: Final = "own_complete"
-"""The view that is made last."""
+"""The view that is created last; its existence proves a complete catalog."""
 
 _CATEGORIES: Final = {"bool": "B", "text": "S", "interval": "T", "bytea": "U", "json": "U"}
 
@@ -201,7 +201,7 @@ def _type_statements() -> list[str]:
 
 
 def _file_statements(name: str) -> list[str]:
-    """The statements of one file in sql/ddl."""
+    """Return the statements of one file in sql/ddl."""
     text = (importlib.resources.files("tierkv.sql") / "ddl" / name).read_text()
     statements, start = [], 0
     for token in tokens(text):
@@ -212,7 +212,7 @@ def _file_statements(name: str) -> list[str]:
 
 
 def _defined(statement: str) -> tuple[str, str]:
-    """VIEW or MACRO, and its name; information_schema's views with that prefix."""
+    """Return VIEW or MACRO, and the name; views of information_schema have this prefix."""
     words = [token for token, _ in zip(tokens(statement), range(5), strict=False)]
     if words[3].text == ".":
         return words[1].upper, f"{INFORMATION_SCHEMA}.{words[4].name}"
@@ -232,7 +232,7 @@ def _statements() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def catalog_names() -> CatalogNames:
-    """All names there are, those for our own DDL too."""
+    """Return all names in the catalog, including the names for the catalog's own DDL."""
     names = [_defined(statement) for statement in _statements()[1:]]
     views = {name for kind, name in names if kind == "VIEW"}
     prefix = f"{INFORMATION_SCHEMA}."
@@ -246,23 +246,23 @@ def catalog_names() -> CatalogNames:
 
 @lru_cache(maxsize=1)
 def client_names() -> CatalogNames:
-    """What clients may name."""
+    """Return the names that clients may use."""
     return catalog_names().for_clients()
 
 
 @lru_cache(maxsize=1)
 def catalog_statements() -> tuple[str, ...]:
-    """All statements, in order, with every name of ours qualified."""
+    """Return all statements, in order, with every catalog name qualified."""
     names = catalog_names()
     schema, *statements = _statements()
     return (schema, *(qualify(statement, names) for statement in statements))
 
 
 class SharedCatalog:
-    """The catalog of one engine, made for all its sessions when a statement first names it.
+    """The catalog of one engine, created for all sessions when a statement first names the catalog.
 
-    A session of its own makes the catalog, so that the transaction of the client who waits for it
-    holds nothing of it and may be rolled back.
+    A separate session creates the catalog. The transaction of the waiting client therefore holds no
+    part of the catalog and may be rolled back.
     """
 
     def __init__(self, server: SqlServer) -> None:
@@ -270,7 +270,7 @@ class SharedCatalog:
         self._making: asyncio.Task[None] | None = None
 
     async def need(self) -> None:
-        """Wait until the catalog is there; a client that leaves stops nothing."""
+        """Wait until the catalog exists; the creation goes on if the client leaves."""
         if self._making is None:
             self._making = asyncio.create_task(self._make())
         await asyncio.shield(self._making)
@@ -287,14 +287,14 @@ class SharedCatalog:
             raise
 
     async def close(self) -> None:
-        """Stop making it."""
+        """Stop the creation of the catalog."""
         if self._making is not None:
             self._making.cancel()
             await asyncio.wait([self._making])
 
 
 async def _install(session: SqlSession) -> None:
-    """Make the catalog if this engine does not have all of it."""
+    """Create the catalog unless this engine has a complete catalog."""
     probe = (
         "SELECT 1 FROM duckdb_views() "
         f"WHERE database_name = '{DATABASE}' AND view_name = '{_COMPLETE}'"

@@ -1,8 +1,8 @@
-"""The shapes of PostgreSQL's catalogs, for those that stand empty here.
+"""The columns of PostgreSQL's catalogs that are empty here.
 
-rewrite.py puts an empty query in the place of each catalog that sql/ddl/pg_catalog*.sql do not
-define, so that a client's query finds every column it names and nothing has to be made for it.
-Read once from sql/ddl/pg_catalog_shapes.txt.
+rewrite.py replaces each catalog that sql/ddl/pg_catalog*.sql do not define by an empty query. A
+client's query then finds every column it names, and no view has to be created. The columns are read
+once from sql/ddl/pg_catalog_shapes.txt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One catalog; ``name`` has the prefix ``information_schema.`` if it is one of those.
+    """One catalog; the names of information_schema have the prefix ``information_schema.``.
 
     Attributes:
         oid: PostgreSQL's fixed OID of a table; 0 for a view.
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def query(self) -> str:
-        """A query without rows that has the columns; tables also have their system column."""
+        """Return a query with the columns and without rows; for a table, add the system column."""
         columns = [f'NULL::{kind} AS "{name}"' for name, kind in self.columns]
         if self.oid:
             columns.append(f"{self.oid}::BIGINT AS tableoid")
@@ -56,7 +56,7 @@ def _type(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def shapes() -> tuple[Shape, ...]:
-    """All catalogs."""
+    """Return all catalogs."""
     text = (importlib.resources.files("tierkv.sql") / "ddl" / "pg_catalog_shapes.txt").read_text()
     found = []
     for line in text.splitlines():
@@ -70,11 +70,11 @@ def shapes() -> tuple[Shape, ...]:
 
 
 def empty_catalogs(defined: Collection[str]) -> dict[str, str]:
-    """Queries that stand for the catalogs whose names are not in ``defined``, by name."""
+    """Return the empty queries for the catalogs whose names are not in ``defined``, by name."""
     return {shape.name: shape.query for shape in shapes() if shape.name not in defined}
 
 
 def system_relations() -> str:
-    """DDL of the view that knows the OIDs of PostgreSQL's own tables."""
+    """Return the DDL of the view with the OIDs of PostgreSQL's own tables."""
     rows = ", ".join(f"({shape.oid}::BIGINT, '{shape.name}')" for shape in shapes() if shape.oid)
     return f"CREATE VIEW own_system_relations AS SELECT * FROM (VALUES {rows}) v(oid, relname)"

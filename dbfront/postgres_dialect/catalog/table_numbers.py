@@ -1,9 +1,9 @@
-"""The numbers of tables and columns that RowDescription carries: PostgreSQL's table oid and attnum.
+"""The table and column numbers in RowDescription: PostgreSQL's table oid and attnum.
 
-Drivers tell from them which table a result's column belongs to. The numbers are those that the
-session sees in pg_class and pg_attribute. A table is looked up once for all sessions that see the
-same catalogue (``SqlSession.catalogue_state``), so a statement that ran before asks nothing. The
-numbers are a courtesy: in any doubt a column has none, and no statement fails because of them.
+Drivers derive from the numbers which table a result's column belongs to. The numbers are the same
+as in the session's pg_class and pg_attribute. A table is looked up once for all sessions with the
+same catalog (``SqlSession.catalogue_state``), so repeated statements need no look-up. The numbers
+are optional: in any doubt a column has no number, and no statement fails because of the numbers.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ ORDER BY 1, 6
 
 @dataclass(slots=True)
 class _Catalogue:
-    """What was looked up of one state of the catalogue.
+    """Cached look-ups of one state of the catalog.
 
     Attributes:
-        tables: columns by database and schema, by table; no entry if it was not looked up.
+        tables: columns by database and schema, by table; no entry before the look-up of a table.
         path: the schemas of the search path, in order.
         statements: output columns by statement and client's names.
     """
@@ -70,7 +70,7 @@ class _Catalogue:
     )
 
     def add(self, names: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Take the rows of a look-up of tables."""
+        """Add the rows of a look-up of tables."""
         found: dict[str, dict[tuple[str, str], list[OutputColumn]]] = {one: {} for one in names}
         path = []
         for table, database, schema, oid, column, number, type_name in rows:
@@ -87,13 +87,13 @@ class _Catalogue:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The tables of a catalogue by the names that a client writes; implements Tables."""
+    """The tables of a catalog by the names in a client's statement; implements Tables."""
 
     catalogue: _Catalogue
     naming: Naming
 
     def columns(self, database: str, schema: str, table: str) -> Columns | None:
-        """Return a table's columns, in order; None if it is not known or not the only one."""
+        """Return a table's columns, in order; None if the table is unknown or ambiguous."""
         known = self.catalogue.tables.get(table)
         if not known or (not schema and client_names().has(table)):
             return None
@@ -107,7 +107,7 @@ class _Named:
         return known[found[0]] if len(found) == 1 else None
 
     def same_schema(self, written: str, also_written: str) -> bool:
-        """Say whether two names of schemas mean one schema."""
+        """Return True if two schema names mean the same schema."""
         return bool(also_written) and self._schema(written) == self._schema(also_written)
 
     def _schema(self, name: str) -> str:
@@ -115,13 +115,13 @@ class _Named:
 
 
 class TableNumbers:
-    """What was looked up of tables, for all sessions of a server."""
+    """Cached numbers of tables, for all sessions of a server."""
 
     def __init__(self) -> None:
         self._states: OrderedDict[Hashable, _Catalogue] = OrderedDict()
 
     async def learn(self, sql: str, session: SqlSession) -> None:
-        """Look the tables of a statement's output up, unless they are known."""
+        """Look up the tables of a statement's output, unless the tables are known."""
         names = tables_of_output(sql)
         state = session.catalogue_state() if names else None
         if state is None:
@@ -145,7 +145,7 @@ class TableNumbers:
     def numbered(
         self, columns: tuple[Column, ...], sql: str, session: SqlSession, naming: Naming
     ) -> tuple[Column, ...]:
-        """Give a result's columns the numbers of their tables, if ``learn`` found them."""
+        """Add the numbers of their tables to a result's columns, if ``learn`` found the tables."""
         names = tables_of_output(sql)
         state = session.catalogue_state() if names else None
         catalogue = None if state is None else self._states.get(state)
@@ -173,5 +173,5 @@ def _output(catalogue: _Catalogue, sql: str, naming: Naming) -> tuple[OutputColu
 
 
 def _fits(column: Column, output: OutputColumn) -> bool:
-    """Say whether the engine's name is the expected one; it may number names that repeat."""
+    """Return True if the engine's name is the expected name, perhaps with a number behind."""
     return output.origin is None or column.name.lower().startswith(output.name)

@@ -1,1 +1,1 @@
-"""Types of parameters that a client left open, as PostgreSQL would infer them."""
+"""Types of undeclared parameters, as PostgreSQL would infer the types."""

@@ -1,8 +1,8 @@
-"""Names of result columns that a statement does not name: as PostgreSQL names them.
+"""Names of result columns without a name in the statement: PostgreSQL's names.
 
-``count(*)`` is ``count``, a cast has its column's or its type's name, an expression is
-``?column?``. Only what a client is told changes: names inside the engine, of subqueries, views and
-tables made by a query, stay DuckDB's. What sqlglot can't read stays too.
+``count(*)`` is ``count``, a cast has the name of its column or type, an expression is ``?column?``.
+Only the names sent to the client change: names inside the engine, of subqueries, views and tables
+made by a query, stay DuckDB's names. Statements that sqlglot can't parse keep DuckDB's names too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MANY: Final = "columns"
 
 
 def with_names(columns: tuple[Column, ...], sql: str) -> tuple[Column, ...]:
-    """Give the columns of a statement's result the names that PostgreSQL would."""
+    """Return the columns of a statement's result with PostgreSQL's names."""
     names = _column_names(sql)
     stars = [at for at, name in enumerate(names) if name == "*"]
     if not names or (not stars and len(names) != len(columns)):
@@ -69,14 +69,14 @@ def with_names(columns: tuple[Column, ...], sql: str) -> tuple[Column, ...]:
 
 @lru_cache(maxsize=256)
 def _column_names(sql: str) -> tuple[str | None, ...]:
-    """Names by place: None for one that the engine has right, ``*`` for several columns."""
+    """Return names by place: None if the engine's name is right, ``*`` for several columns."""
     if first_word(sql) not in _NAMED:
         return ()
     tree = parsed(sql)
     try:
         return () if tree is None else tuple(_of_statement(tree))
     except (AttributeError, IndexError, KeyError, TypeError, RecursionError):
-        return ()  # a tree of another form than expected; the engine's names will do
+        return ()  # a tree of unexpected form; the engine's names are good enough
 
 
 def _of_statement(tree: exp.Expr) -> Sequence[str | None]:
@@ -104,9 +104,10 @@ def _of_item(item: exp.Expr) -> str | None:
 
 
 def _figured(node: exp.Expr) -> tuple[str | None, int]:
-    """PostgreSQL's FigureColname: a name and its strength, 0 none, 1 a guess, 2 a name of its own.
+    """Return a name and its strength, as PostgreSQL's FigureColname does.
 
-    None is for what is not known here: the engine's name stays.
+    Strength 0 means no name, 1 a guess, 2 the expression's own name. The name None is for an
+    unknown expression: the engine's name stays.
     """
     if type(node) in _FIXED:
         return _FIXED[type(node)], 1 if isinstance(node, exp.Interval) else 2

@@ -1,7 +1,7 @@
-"""Types of expressions, and of the parameters in them, as PostgreSQL's parser finds them.
+"""Infers the types of expressions and of their parameters, as PostgreSQL's parser does.
 
-``ExpressionTyper.kind`` walks an expression from the left to the right and from the inside out. A
-parameter gets the type that its place asks for the first time it is met, and keeps it.
+``ExpressionTyper.kind`` walks an expression from left to right and from the inside out. The first
+place of a parameter decides the parameter's type.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAMED: Final[dict[type[exp.Expr], str]] = {
 
 
 class ExpressionTyper:
-    """Gives each expression its type.
+    """Infers the type of each expression.
 
     Attributes:
         found: types of parameters, by number.
@@ -56,7 +56,7 @@ class ExpressionTyper:
         self.query = query
 
     def want(self, node: exp.Expr | None, kind: TypeName) -> None:
-        """Give a parameter without a type this one; what is no parameter has a type already."""
+        """Give a parameter without a type this type; other expressions already have a type."""
         while isinstance(node, exp.Paren | exp.Collate):
             node = node.this
         number = parameter_number(node)
@@ -65,7 +65,7 @@ class ExpressionTyper:
             self.found.setdefault(number, kind)
 
     def wanted(self, node: exp.Expr | None, kind: TypeName, scope: Scope) -> None:
-        """Type an expression that stands where this type is asked for."""
+        """Infer the type of an expression in a place that expects the given type."""
         if node is not None:
             self.kind(node, scope)
             self.want(node, kind)
@@ -88,7 +88,7 @@ class ExpressionTyper:
         return _NAMED.get(type(node))
 
     def common(self, nodes: Sequence[exp.Expr], scope: Scope) -> TypeName:
-        """Return the type that several expressions have in common, and give it to them."""
+        """Return the common type of several expressions, and give the type to their parameters."""
         kind = signatures().common([self.kind(node, scope) for node in nodes])
         for node in nodes:
             self.want(node, kind)
@@ -131,7 +131,7 @@ class ExpressionTyper:
         return self.compared(name, left, right, scope)
 
     def _any(self, name: str, left: exp.Expr, listed: exp.Expr, scope: Scope) -> TypeName:
-        """``x = ANY ($1)``: a list of what ``x = $1`` would ask for."""
+        """Type ``x = ANY ($1)``: the parameter is a list of the type expected in ``x = $1``."""
         kind, inner = self.kind(left, scope), listed
         while isinstance(inner, exp.Paren | exp.Subquery):
             inner = inner.this
@@ -147,7 +147,7 @@ class ExpressionTyper:
             self.want(left, chosen.arguments[0])
             self.want(inner, f"_{chosen.arguments[1]}")
         elif parameter_number(inner):
-            self.want(inner, "_text")  # a list in any case; the engine casts what is in it
+            self.want(inner, "_text")  # always a list; the engine casts its items
         return "bool"
 
     def _column(self, node: exp.Expr, scope: Scope) -> TypeName:
@@ -261,7 +261,7 @@ class ExpressionTyper:
         return "bool"
 
     def _special(self, node: exp.Expr, scope: Scope) -> TypeName:
-        """Functions with a syntax of their own: ``substring(x FROM 1)``, ``position(a IN b)``."""
+        """Type functions with special syntax: ``substring(x FROM 1)``, ``position(a IN b)``."""
         name, keys = _SPECIAL[type(node)]
         arguments = [node.args[key] for key in keys if node.args.get(key) is not None]
         return self.call(name, arguments, scope)
@@ -297,7 +297,7 @@ class ExpressionTyper:
 
 
 def _list_of(node: exp.Expr) -> exp.Expr | None:
-    """The list of ``ANY (list)``, ``SOME`` and ``ALL``."""
+    """Return the list of ``ANY (list)``, ``SOME`` and ``ALL``."""
     if isinstance(node, exp.Any | exp.All):
         return node.this if isinstance(node.this, exp.Expr) else None
     if isinstance(node, exp.Anonymous) and node.name.lower() in _OF_ALL:

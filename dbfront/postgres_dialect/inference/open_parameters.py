@@ -1,10 +1,11 @@
-"""Types of parameters that nobody declared or cast, from the columns that the parameters meet.
+"""Types of parameters without a declaration or cast, from the columns that the parameters meet.
 
-PostgreSQL infers such types while it parses; DuckDB does not tell what it would. Drivers rely on
-it: asyncpg sends integers as such only to an integer parameter, JDBC sends dates and timestamps
-with an offset and without a type. pgwire/conversation/extended_query.py asks before it describes a
-statement. A statement that sqlglot reads is walked as a tree; another one is looked at token by
-token: a parameter that alone is inserted into a column, or compared with one, has its type.
+PostgreSQL infers the types while parsing; DuckDB does not report its own inference. Drivers rely on
+the types: asyncpg sends integers as integers only to an integer parameter, JDBC sends dates and
+timestamps with an offset and without a type. pgwire/conversation/extended_query.py calls
+``infer_types`` before describing a statement. A statement that sqlglot parses is walked as a tree.
+Any other statement is read token by token: a parameter that is inserted into a column by itself, or
+compared with a column, has the column's type.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _NOT_COLUMNS: Final = frozenset({"AND", "OR", "NOT", "WHERE", "ON", "WHEN", "THE
 
 @dataclass(slots=True)
 class ParameterUses:
-    """Where a statement uses its parameters.
+    """The places of parameters in a statement.
 
     Attributes:
         tables: names after FROM, JOIN, UPDATE and INTO: schema (or empty) and table.
-        columns: names of columns that parameter ``n`` meets.
-        positions: position in the table it is inserted into, from 0.
+        columns: name of the column that parameter ``n`` meets.
+        positions: position in the table of the INSERT, from 0.
         counts: parameters of LIMIT and OFFSET.
     """
 
@@ -44,7 +45,7 @@ class ParameterUses:
 
 
 def parameter_uses(sql: str) -> ParameterUses:
-    """Find what the parameters of one statement are compared with or inserted into."""
+    """Find the columns that the parameters of one statement are compared with or inserted into."""
     uses, words = ParameterUses(), tokens(sql)
     for at, word in enumerate(words):
         if word.upper in _BEFORE_TABLE:
@@ -78,7 +79,7 @@ def _table(uses: ParameterUses, words: Sequence[SqlToken], at: int) -> None:
 
 
 def _column_ending_at(words: Sequence[SqlToken], at: int) -> str:
-    """The column whose name ends at ``at``, if nothing is computed with it; else ''."""
+    """Return the column whose name ends at ``at``; '' if the column is part of a computation."""
     if not _is_name(words, at):
         return ""
     name = words[at].name
@@ -93,7 +94,7 @@ def _parameter(uses: ParameterUses, words: Sequence[SqlToken], at: int) -> None:
     number, before = words[at].parameter, _text(words, at - 1)
     after = words[at + 1] if at + 1 < len(words) else None
     if after is not None and after.kind == "symbol" and after.text not in _ENDS:
-        return  # something is computed with it
+        return  # part of a computation
     column = ""
     if before in ("LIMIT", "OFFSET"):
         uses.counts.add(number)
@@ -108,7 +109,7 @@ def _parameter(uses: ParameterUses, words: Sequence[SqlToken], at: int) -> None:
 
 
 def _in_list(words: Sequence[SqlToken], at: int) -> str:
-    """The column of ``column [NOT] IN ($1, $2)``."""
+    """Return the column of ``column [NOT] IN ($1, $2)``."""
     while _text(words, at - 1) == "," and words[at - 2].parameter:
         at -= 2
     if (_text(words, at - 2), _text(words, at - 1)) != ("IN", "("):
@@ -117,7 +118,7 @@ def _in_list(words: Sequence[SqlToken], at: int) -> str:
 
 
 def _insert(uses: ParameterUses, words: Sequence[SqlToken]) -> None:
-    """``INSERT INTO t [(a, b)] VALUES ($1, $2), ($3, $4)``."""
+    """Read ``INSERT INTO t [(a, b)] VALUES ($1, $2), ($3, $4)``."""
     start = next((at for at, word in enumerate(words) if word.upper == "VALUES"), len(words))
     opening = next((at for at in range(start) if words[at].text == "("), None)
     names = [] if opening is None else [w.name for w in words[opening:start] if _listed(w)]
@@ -151,7 +152,7 @@ def _inserted(uses: ParameterUses, number: int, place: int, names: Sequence[str]
 
 
 def lookup_sql(uses: ParameterUses) -> str:
-    """A query for the columns of the tables: column, type, position from 1."""
+    """Return a query for the columns of the tables: column, type, position from 1."""
     tests = []
     for schema, table in sorted(uses.tables):
         test = f"lower(table_name) = lower({_literal(table)})"
@@ -169,7 +170,7 @@ def _literal(text: str) -> str:
 
 
 def inferred_types(uses: ParameterUses, rows: Iterable[Sequence[object]]) -> dict[int, str]:
-    """DuckDB type per parameter; a name that stands for columns of two types tells nothing."""
+    """Return the DuckDB type per parameter; a name with columns of two types is skipped."""
     by_name: dict[str, set[str]] = {}
     by_place: dict[int, set[str]] = {}
     for name, kind, place in rows:
@@ -186,11 +187,11 @@ def inferred_types(uses: ParameterUses, rows: Iterable[Sequence[object]]) -> dic
 
 
 Rows = Callable[[str], Awaitable[Iterable[Sequence[object]]]]
-"""Runs a query of our own."""
+"""Runs an internal query."""
 
 
 async def infer_types(sql: str, rows: Rows) -> dict[int, PgType]:
-    """Return the types of parameters, by number; of those that can be told."""
+    """Return the inferable types of parameters, by number."""
     tree = parsed(sql)
     if tree is None:
         return await _by_tokens(sql, rows)

@@ -1,9 +1,9 @@
-"""Which table and column an output column comes from, as PostgreSQL tells clients.
+"""The table and column of each output column, as PostgreSQL reports them to clients.
 
 PostgreSQL names the table of each output column that is a plain reference to a table's or view's
-column, also through subqueries and WITH queries; of anything else, such as an expression or a
-UNION, it says nothing. ``origins`` walks a statement's tree with its tables' columns at hand. It
-is exact or silent: what it doesn't know for sure is None.
+column, also through subqueries and WITH queries. For any other column, for example an expression or
+a column of a UNION, PostgreSQL names no table. ``origins`` walks a statement's tree with the
+columns of its tables. The result is exact or silent: an uncertain origin is None.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STAR_OPTIONS: Final = frozenset({"this", "except_", "table"})
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A column of a table: the table's number, the column's number, and its type."""
+    """A column of a table: the table's number, the column's number and the column's type."""
 
     table_oid: int
     attnum: int
@@ -34,7 +34,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class OutputColumn:
-    """A column of a table, subquery or result; the name is empty where only the engine knows it."""
+    """A column of a table, subquery or result; the name is empty if only the engine knows it."""
 
     name: str
     origin: Origin | None = None
@@ -44,7 +44,7 @@ Columns = Sequence[OutputColumn]
 
 
 class Tables(Protocol):
-    """The tables that a statement's names mean."""
+    """The tables behind the names in a statement."""
 
     def columns(self, database: str, schema: str, table: str) -> Columns | None: ...
 
@@ -52,7 +52,7 @@ class Tables(Protocol):
 
 
 class _Unknown(Exception):
-    """The shape of the output can't be told."""
+    """The columns of the output can't be inferred."""
 
 
 @lru_cache(maxsize=256)
@@ -70,11 +70,11 @@ def tables_of_output(sql: str) -> frozenset[str]:
             if isinstance(table.this, exp.Identifier)
         )
     except (AttributeError, IndexError, KeyError, TypeError, RecursionError):
-        return frozenset()  # a tree of another form than expected
+        return frozenset()  # a tree of unexpected form
 
 
 def origins(sql: str, tables: Tables) -> tuple[OutputColumn, ...]:
-    """Return the output columns of a statement; none if they can't be told."""
+    """Return the output columns of a statement; no columns if inference fails."""
     tree = parsed(sql)
     try:
         return () if tree is None else tuple(_query(tree, _Scope(tables)))
@@ -96,7 +96,7 @@ def _may_refer(item: exp.Expr) -> bool:
 
 
 def _bare(item: exp.Expr) -> exp.Expr:
-    """Take the alias and parentheses away."""
+    """Remove the alias and parentheses."""
     item = item.unalias()
     while isinstance(item, exp.Paren):
         item = item.this
@@ -105,7 +105,7 @@ def _bare(item: exp.Expr) -> exp.Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """An item of FROM; ``columns`` is None if they are not known, ``schema`` is as written."""
+    """An item of FROM; ``columns`` is None if unknown, ``schema`` is as written."""
 
     columns: Columns | None
     schema: str = ""
@@ -113,11 +113,11 @@ class _Relation:
 
 @dataclass(slots=True)
 class _Scope:
-    """What names mean inside one query.
+    """The meaning of names inside one query.
 
     Attributes:
         merged: columns of ``USING``, by name.
-        hidden: columns of ``USING`` that ``*`` leaves out, by the alias of the right side.
+        hidden: columns of ``USING`` that ``*`` omits, by the alias of the right side.
     """
 
     tables: Tables
@@ -133,7 +133,7 @@ class _Scope:
         self.relations[alias] = relation
 
     def query(self, name: str) -> tuple[Columns | None] | None:
-        """Find a WITH query, from here outwards."""
+        """Find a WITH query, from this scope outwards."""
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.queries:
@@ -142,7 +142,7 @@ class _Scope:
         return None
 
     def column(self, column: exp.Column) -> Origin | None:
-        """Return where a column comes from; None if that is not sure."""
+        """Return the origin of a column; None if the origin is uncertain."""
         name, table = column.name.lower(), column.table.lower()
         scope: _Scope | None = self
         while scope is not None:
@@ -232,7 +232,7 @@ def _with(node: exp.Expr, scope: _Scope) -> None:
 
 
 def _inner(node: exp.Expr, scope: _Scope) -> Columns | None:
-    """Return the columns of a query inside another; None if they can't be told."""
+    """Return the columns of a query inside another query; None if inference fails."""
     try:
         return _query(node, _Scope(scope.tables, scope))
     except _Unknown:
@@ -291,7 +291,7 @@ def _join(join: exp.Join, scope: _Scope) -> None:
 
 
 def _common(scope: _Scope, before: Sequence[str], alias: str) -> list[str]:
-    """Return the names that both sides of a NATURAL JOIN have."""
+    """Return the column names that both sides of a NATURAL JOIN have."""
     sides = [scope.relations[one].columns for one in (*before, alias)]
     if None in sides:
         raise _Unknown
@@ -300,7 +300,7 @@ def _common(scope: _Scope, before: Sequence[str], alias: str) -> list[str]:
 
 
 def _merge(scope: _Scope, before: Sequence[str], alias: str, name: str, side: str) -> None:
-    """Note where a column of USING comes from: the left side's, or the right's of a RIGHT JOIN."""
+    """Note the origin of a column of USING: the left side, or the right side of a RIGHT JOIN."""
     left: list[Origin | None] = [
         one.origin
         for relation in before
@@ -350,7 +350,7 @@ def _starred(item: exp.Expr, scope: _Scope) -> list[OutputColumn]:
 
 
 def _renamed(columns: Columns | None, alias: exp.Expr | None) -> Columns | None:
-    """Give columns the names of ``AS t (a, b)``."""
+    """Rename columns as in ``AS t (a, b)``."""
     given = [part.name.lower() for part in alias.args.get("columns") or ()] if alias else []
     if columns is None or not given:
         return columns

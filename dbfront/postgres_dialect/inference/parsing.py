@@ -1,7 +1,7 @@
-"""A statement as sqlglot's tree, with every call as written; what parts of the tree stand for.
+"""A statement as sqlglot's tree with every call as written, and the meaning of its nodes.
 
-column_names.py names columns by the tree, statements.py finds the types of parameters in it. The
-tree of a text is kept and only read.
+column_names.py names columns from the tree, origins.py finds their tables, and statements.py infers
+types of parameters. The tree of a text is cached and must not be changed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 from tierkv.dbfront.postgres_values.types import pg_type
 
 PARAMETER: Final = "tierkv_parameter_"
-"""What ``$1`` is called in the text that is parsed; a column's name."""
+"""Prefix of the column name that replaces ``$1`` in the parsed text."""
 
 _MAX_PARSED_CHARS: Final = 8_192
-"""Longer statements are mostly long lists of VALUES, which by_tokens.py types in less time."""
+"""Longer statements are mostly lists of VALUES; open_parameters.py types them faster by tokens."""
 _QUERY_WORDS: Final = frozenset({"SELECT", "WITH", "VALUES", "INSERT", "UPDATE", "DELETE", "MERGE"})
 _OWN_SYNTAX: Final = frozenset({"CAST", "TRY_CAST", "EXTRACT", "POSITION", "SUBSTRING", "TRIM"})
 _MARK: Final = "?"
@@ -33,7 +33,7 @@ _CAST_NAMES: Final = {
 
 
 class _PlainCalls(Postgres):
-    """PostgreSQL's grammar, with every function's call left as it is written."""
+    """PostgreSQL's grammar, with every function call left as written."""
 
     class Parser(Postgres.Parser):  # type: ignore[misc,valid-type]
         FUNCTIONS: Any = {}
@@ -46,7 +46,7 @@ class _PlainCalls(Postgres):
 
 @lru_cache(maxsize=256)
 def parsed(sql: str) -> exp.Expr | None:
-    """Read a statement; None if it is too long or not understood. The tree is only read."""
+    """Parse a statement; None if too long or not understood. The tree must not be changed."""
     if len(sql) > _MAX_PARSED_CHARS:
         return None
     words = tokens(sql)
@@ -57,7 +57,7 @@ def parsed(sql: str) -> exp.Expr | None:
 
 
 def _tree(sql: str, words: Sequence[SqlToken], *, marks: bool = False) -> exp.Expr | None:
-    """Parse with ``$1`` as a column; ``marks``: each ``?`` is a parameter, and no operator."""
+    """Parse with ``$1`` as a column; ``marks``: each ``?`` is a parameter, not an operator."""
     parts: list[str] = []
     at, count = _start(words), 0
     for token in words:
@@ -69,18 +69,18 @@ def _tree(sql: str, words: Sequence[SqlToken], *, marks: bool = False) -> exp.Ex
     try:
         return _PlainCalls().parse("".join(parts) + sql[at:])[0]
     except (SqlglotError, RecursionError, TypeError, AttributeError, IndexError):
-        return None  # its parser has bugs of its own on odd text; types are a courtesy
+        return None  # sqlglot fails on odd text; types are optional
 
 
 def _start(words: Sequence[SqlToken]) -> int:
-    """Where the query of EXPLAIN or DECLARE begins, else the statement."""
+    """Return the start of the query of EXPLAIN or DECLARE, else 0."""
     if not words or words[0].upper not in _PREFIXED:
         return 0
     return next((word.start for word in words[1:] if word.upper in _QUERY_WORDS), 0)
 
 
 def parameter_number(node: object) -> int:
-    """Return ``n`` if a node stands for ``$n``, else 0."""
+    """Return ``n`` if a node is the parameter ``$n``, else 0."""
     if isinstance(node, exp.Column):
         node = None if node.table else node.this
     name = node.name if isinstance(node, exp.Identifier) else ""
@@ -89,7 +89,7 @@ def parameter_number(node: object) -> int:
 
 
 def cast_kind(target: exp.Expr | None) -> str | None:
-    """Return PostgreSQL's name of the type in a cast; None if the wire has no twin for it."""
+    """Return PostgreSQL's name of the type in a cast; None if the wire has no such type."""
     if not isinstance(target, exp.DataType):
         return None
     if target.this == exp.DataType.Type.ARRAY:

@@ -1,7 +1,7 @@
-"""Which columns a query sees, and of which types: tables, subqueries and WITH queries in scope.
+"""The columns visible to a query and their types: tables, subqueries and WITH queries in scope.
 
-The walk of statements.py makes a ``Scope`` per query level. Types are PostgreSQL's names; the
-columns of tables come from the engine's catalogue by ``tables_sql`` and ``TableColumns``.
+statements.py creates a ``Scope`` per query level. Types are PostgreSQL's names; ``tables_sql`` and
+``TableColumns`` read the columns of tables from the engine's catalog.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _NO_COLUMNS: Final[Columns] = {}
 
 @dataclass(slots=True)
 class TableColumns:
-    """Columns of the tables a statement names, by schema and by name alone."""
+    """Columns of a statement's tables, by schema and name, and by name alone."""
 
     by_name: dict[tuple[str, str], dict[str, TypeName]] = field(default_factory=dict)
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
-        """Take rows of ``tables_sql``."""
+        """Add rows of ``tables_sql``."""
         for schema, table, column, kind in rows:
             for key in ((str(schema).lower(), str(table).lower()), ("", str(table).lower())):
                 columns = self.by_name.setdefault(key, {})
                 columns.setdefault(str(column).lower(), pg_type(str(kind)).name)
 
     def of(self, table: exp.Table) -> Columns:
-        """Return a table's columns; none if it is not known."""
+        """Return a table's columns; none if the table is unknown."""
         schema = "main" if table.db.lower() in ("public", "pg_catalog") else table.db.lower()
         return self.by_name.get((schema, table.name.lower()), _NO_COLUMNS)
 
 
 def tables_sql(tree: exp.Expr) -> str:
-    """Write a query for the columns of the tables in a statement; empty if it names none."""
+    """Return a query for the columns of a statement's tables; empty if no table is named."""
     names = {t.name.lower() for t in tree.find_all(exp.Table) if isinstance(t.this, exp.Identifier)}
     if not names:
         return ""
@@ -57,10 +57,10 @@ def tables_sql(tree: exp.Expr) -> str:
 
 @dataclass(slots=True)
 class Scope:
-    """What names mean inside one query.
+    """The meaning of names inside one query.
 
     Attributes:
-        outer: the scope around it, for correlated subqueries.
+        outer: the enclosing scope, for correlated subqueries.
         queries: WITH queries by lower-case name.
         relations: items of FROM by lower-case alias.
     """
@@ -70,7 +70,7 @@ class Scope:
     relations: dict[str, Columns] = field(default_factory=dict)
 
     def query(self, name: str) -> Columns | None:
-        """Return the columns of a WITH query, from here outwards."""
+        """Return the columns of a WITH query, searching from this scope outwards."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.queries:
@@ -79,7 +79,7 @@ class Scope:
         return None
 
     def column(self, table: str, name: str) -> TypeName:
-        """Return a column's type; a name in two relations is the first's, None if not known."""
+        """Return a column's type, from the first relation with the name; None if unknown."""
         scope: Scope | None = self
         while scope is not None:
             relations = scope.relations

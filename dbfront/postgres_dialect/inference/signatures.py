@@ -1,9 +1,10 @@
-"""PostgreSQL's own operators, functions and casts, and its rules for choosing among them.
+"""PostgreSQL's operators, functions and casts, and PostgreSQL's rules for overload resolution.
 
-``signatures.txt`` is made from a real PostgreSQL by deploy/make-pg-signatures.py. ``operator`` and
+deploy/make-pg-signatures.py makes ``signatures.txt`` from a real PostgreSQL. ``operator`` and
 ``function`` follow the chapter "Type Conversion" of PostgreSQL's manual: exact matches first, then
-preferred types, then what the unknown arguments may be. Types are PostgreSQL's names, ``_int4`` is
-an array, ``unknown`` a parameter or string literal without a type, None a type nothing is known of.
+preferred types, then the possible types of the unknown arguments. Types are PostgreSQL's names,
+``_int4`` is an array, ``unknown`` a parameter or string literal without a type, None a type that
+cannot be inferred.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Signature:
     variadic: bool = False
 
     def of_length(self, count: int) -> Signature | None:
-        """This signature for a call with ``count`` arguments; None if it takes no such call."""
+        """Return this signature for a call with ``count`` arguments; None for a wrong count."""
         most = len(self.arguments)
         if self.variadic and count >= most:
             last = self.arguments[-1].removeprefix("_")
@@ -44,11 +45,11 @@ class Signature:
 
 @dataclass(slots=True)
 class Signatures:
-    """What signatures.txt says.
+    """The contents of signatures.txt.
 
     Attributes:
-        categories: of types, by one letter.
-        preferred: types that are preferred in their category.
+        categories: categories of types, by one letter.
+        preferred: the preferred types of the categories.
         casts: implicit casts, from and to.
     """
 
@@ -63,7 +64,7 @@ class Signatures:
         return "A" if kind.startswith("_") else self.categories.get(kind, "P")
 
     def coercible(self, kind: TypeName, target: str) -> bool:
-        """Whether a value of a type may stand where another is wanted."""
+        """Return True if a value of a type may stand in a place that expects the target type."""
         if kind in (UNKNOWN, None, target) or target == "any":
             return True
         assert kind is not None, "tested above"
@@ -76,7 +77,7 @@ class Signatures:
         return (kind, target) in self.casts
 
     def common(self, kinds: Iterable[TypeName]) -> TypeName:
-        """Find the type of CASE, COALESCE, VALUES, UNION and lists; None if there is none."""
+        """Find the type of CASE, COALESCE, VALUES, UNION and lists; None without a common type."""
         found: TypeName = UNKNOWN
         for kind in kinds:
             if kind in (UNKNOWN, found):
@@ -95,7 +96,7 @@ class Signatures:
         return self.coercible(kind, target) and not self.coercible(target, kind)
 
     def operator(self, name: str, left: TypeName, right: TypeName) -> Signature | None:
-        """Choose the operator for two operands; ``-`` as ``left`` for a prefix operator."""
+        """Choose the operator for two operands; ``-`` as ``left`` means a prefix operator."""
         signatures = self.operators.get(name, [])
         if left == "-":
             prefix = [Signature(s.arguments[1:], s.result) for s in signatures if _prefix(s)]
@@ -106,7 +107,7 @@ class Signatures:
         return exact or self._choose(signatures, (left, right))
 
     def function(self, name: str, kinds: Sequence[TypeName]) -> Signature | None:
-        """Choose the function for a call; where PostgreSQL refuses, what all overloads agree on."""
+        """Choose a call's function; if PostgreSQL refuses, the types common to all overloads."""
         sized = [s.of_length(len(kinds)) for s in self.functions.get(name, ())]
         signatures = [signature for signature in sized if signature is not None]
         exact = next((s for s in signatures if s.arguments == tuple(kinds)), None)
@@ -129,7 +130,7 @@ class Signatures:
         return self._filled(fit[0], kinds) if len(fit) == 1 else None
 
     def _matches(self, signature: Signature, kinds: Sequence[TypeName]) -> int:
-        """Count arguments that match exactly or are of their category's preferred type."""
+        """Count arguments with an exact match or the preferred type of their category."""
         return sum(
             kind == wanted or (wanted in self.preferred and self._alike(kind, wanted))
             for kind, wanted in zip(kinds, signature.arguments, strict=True)
@@ -154,14 +155,14 @@ class Signatures:
         return fit
 
     def _by_the_known(self, fit: list[Signature], kinds: Sequence[TypeName]) -> list[Signature]:
-        """If all other arguments have one type, suppose that the unknown ones have it too."""
+        """If all known arguments have one type, suppose the same type for the unknown arguments."""
         known = {kind for kind in kinds if kind not in (UNKNOWN, None)}
         if len(known) != 1:
             return fit
         return [s for s in fit if all(self.coercible(next(iter(known)), a) for a in s.arguments)]
 
     def _filled(self, signature: Signature, kinds: Sequence[TypeName]) -> Signature:
-        """Put actual types in the place of anyelement and its family."""
+        """Replace anyelement and its family by actual types."""
         if not _POLYMORPHIC.intersection((*signature.arguments, signature.result)):
             return signature
         elements: list[TypeName] = [
@@ -179,7 +180,7 @@ class Signatures:
 
 
 def _agreed(fit: Sequence[Signature]) -> Signature | None:
-    """What all candidates agree on, argument by argument."""
+    """Return the argument and result types that all candidates have in common."""
     if not fit:
         return None
     columns = zip(*(signature.arguments for signature in fit), strict=True)

@@ -1,8 +1,8 @@
-"""Types of a statement's open parameters, found by walking its tree as PostgreSQL's parser does.
+"""Infers types of a statement's open parameters by walking its tree as PostgreSQL's parser does.
 
-open_parameters.py asks parsing.py for the tree, looks the tables' columns up, and gives both to
-``parameter_types``. What sqlglot can't read has no tree; there
-open_parameters.py finds the plain cases by tokens.
+open_parameters.py gets the tree from parsing.py, looks up the tables' columns, and passes both to
+``parameter_types``. If sqlglot can't parse a statement, there is no tree, and open_parameters.py
+handles the plain cases by tokens.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tierkv.dbfront.postgres_dialect.inference.signatures import UNKNOWN, TypeNa
 
 
 def parameter_types(tree: exp.Expr, tables: TableColumns) -> dict[int, str]:
-    """Infer PostgreSQL's type names of the parameters, by number; only of those it can tell."""
+    """Infer PostgreSQL's type names of the parameters, by number; uncertain types are left out."""
     typer = _StatementTyper(tables)
     try:
         typer.statement(tree)
     except (AttributeError, IndexError, KeyError, TypeError, RecursionError):
-        return {}  # a tree of another form than expected; types are a courtesy
+        return {}  # a tree of unexpected form; types are optional
     return typer.expressions.found
 
 
 class _StatementTyper:
-    """Walks queries and changes; ``expressions`` types what is in them."""
+    """Walks queries and changes; ``expressions`` infers the types of their expressions."""
 
     def __init__(self, tables: TableColumns) -> None:
         self._tables = tables
@@ -42,7 +42,7 @@ class _StatementTyper:
             self.query(tree, Scope())
 
     def query(self, node: exp.Expr, outer: Scope, into: Sequence[TypeName] = ()) -> Columns:
-        """Walk a query or change and return its columns; ``into`` are those it is inserted into."""
+        """Walk a query or change and return the columns; ``into``: column types of an INSERT."""
         scope = Scope(outer)
         self._with(node, scope)
         match node:
@@ -152,7 +152,7 @@ class _StatementTyper:
         return {}
 
     def _union(self, node: exp.Expr, scope: Scope, into: Sequence[TypeName]) -> Columns:
-        """Both sides of a UNION have one type in each column, and a parameter takes it."""
+        """Walk a UNION: both sides have the same column types, and parameters get these types."""
         sides = [node.this, node.args["expression"]]
         items = [side.expressions if isinstance(side, exp.Select) else [] for side in sides]
         described = [self._guess(side, scope) for side in sides]
@@ -166,7 +166,7 @@ class _StatementTyper:
         return columns
 
     def _guess(self, side: exp.Expr, scope: Scope) -> list[TypeName]:
-        """Return the types of a side's columns, its bare parameters left open."""
+        """Return the types of a side's columns, with bare parameters left open."""
         open_at = {
             at for at, item in enumerate(side.expressions) if parameter_number(item.unalias())
         } if isinstance(side, exp.Select) else set()  # fmt: skip
@@ -257,7 +257,7 @@ def _element(kind: TypeName) -> TypeName:
 
 
 def _renamed(columns: Columns, alias: exp.Expr | None) -> dict[str, TypeName]:
-    """Give columns the names of ``AS t (a, b)``; a function's only column has the alias itself."""
+    """Rename columns as in ``AS t (a, b)``."""
     given = [part.name.lower() for part in (alias.args.get("columns") or ())] if alias else []
     names = [*given, *list(columns)[len(given) :]]
     return dict(zip(names, columns.values(), strict=False))

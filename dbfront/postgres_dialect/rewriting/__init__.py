@@ -1,1 +1,1 @@
-"""Rules that turn PostgreSQL's spellings into DuckDB's."""
+"""Rules that rewrite PostgreSQL's spellings as DuckDB's."""

@@ -1,7 +1,6 @@
-"""ALTER TABLE in PostgreSQL's spelling, and what is said of it; pure.
+"""ALTER TABLE in PostgreSQL's spelling, and its notice; pure.
 
-DuckDB adds no check to a table that is there, so a column that is added keeps no length
-(text_lengths.py).
+DuckDB adds no check to an existing table, so an added column keeps no length (text_lengths.py).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 
 
 def without_only(sql: str) -> str:
-    """``ALTER TABLE [IF EXISTS] ONLY t`` without ONLY: no table has others below it."""
+    """Blank ONLY in ``ALTER TABLE [IF EXISTS] ONLY t``: tables have no child tables here."""
     words = list(tokens(sql))[:5]
     only = next((word for word in words[2:] if word.upper == "ONLY"), None)
     if only is None or [word.upper for word in words[:2]] != ["ALTER", "TABLE"]:
@@ -23,7 +22,7 @@ def without_only(sql: str) -> str:
 
 
 def lost_length(sql: str) -> Notice | None:
-    """Say that ``ALTER TABLE t ADD c varchar(5)`` keeps no length; None for other statements."""
+    """Return the notice that ``ALTER TABLE t ADD c varchar(5)`` keeps no length, or None."""
     words = [token for token in tokens(sql) if token.text != ";"]
     if [word.upper for word in words[:2]] != ["ALTER", "TABLE"]:
         return None
@@ -51,6 +50,6 @@ def lost_length(sql: str) -> Notice | None:
 
 
 def _skip(words: Sequence[SqlToken], at: int, *keywords: str) -> int:
-    """Step over some keywords, if all of them are there."""
+    """Skip the keywords, if all of the keywords are present."""
     there = tuple(word.upper for word in words[at : at + len(keywords)])
     return at + len(keywords) if there == keywords else at

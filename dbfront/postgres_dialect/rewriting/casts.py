@@ -1,8 +1,8 @@
-"""Casts to types DuckDB does not have, and literals in PostgreSQL's own spelling: arrays, bytes.
+"""Casts to types that DuckDB lacks, and literals in PostgreSQL's own spelling: arrays, bytes.
 
-Rules of rewrite.py. ``'t'::regclass`` is the OID of a table and ``oid::regclass`` shows its name;
-which of the two is meant stands in what is cast and in the cast after it. PostgreSQL's
-documentation: sections 8.19 (OIDs), 8.15 (arrays) and 8.4.1 (bytea in hex).
+Rules of rewrite.py. ``'t'::regclass`` is the OID of a table, and ``oid::regclass`` shows the
+table's name; the cast value and the following cast decide the meaning. PostgreSQL's documentation:
+sections 8.19 (OIDs), 8.15 (arrays) and 8.4.1 (bytea in hex).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MEMBERSHIP: Final = {("=", "any"): "IN", ("=", "some"): "IN", ("<>", "all"): "N
 
 
 def _items(r: Rewriter, i: int) -> list[Any] | None:
-    """The elements of a literal ``'{a,b}'``; None if it is none."""
+    """Return the elements of a literal ``'{a,b}'``; None for any other token."""
     if i >= len(r.tokens) or r.tokens[i].kind != "string":
         return None
     text = r.tokens[i].value
@@ -34,7 +34,7 @@ def _items(r: Rewriter, i: int) -> list[Any] | None:
 
 
 def list_literal(r: Rewriter, i: int) -> int:
-    """``'{a,b}'::text[]`` is a list in PostgreSQL's spelling."""
+    """Rewrite ``'{a,b}'::text[]``, a list in PostgreSQL's spelling."""
     if r.at(i + 1) != "::":
         return 0
     width = 4 if (r.at(i + 2), r.at(i + 3)) == ("pg_catalog", ".") else 2
@@ -45,7 +45,7 @@ def list_literal(r: Rewriter, i: int) -> int:
 
 
 def member_of_literal(r: Rewriter, i: int) -> int:
-    """``= ANY('{a,b}')``: elements have the type of the other side, as in ``IN ('a', 'b')``."""
+    """Rewrite ``= ANY('{a,b}')`` as ``IN ('a', 'b')``: elements get the left side's type."""
     word = _MEMBERSHIP.get((r.at(i), r.at(i + 1)))
     if word is None or r.at(i + 2) != "(" or r.at(i + 4) != ")":
         return 0
@@ -68,7 +68,7 @@ def _spelled(items: Sequence[Any]) -> str:
 
 
 def bytes_literal(r: Rewriter, i: int) -> int:
-    r"""``'\x01ff'::bytea`` is two bytes, which DuckDB spells ``'\x01\xff'``."""
+    r"""Rewrite ``'\x01ff'::bytea``, two bytes, as DuckDB's ``'\x01\xff'``."""
     typed, at = r.at(i) == "bytea", i
     if typed:  # bytea '...'
         at = i + 1
@@ -133,11 +133,11 @@ _BEFORE_PARENTHESIS: Final = frozenset(
     | {"exists", "values", "case", "when", "then", "else", "from", "as", "having", "like", "union"}
     | {"returning", "set", "between", "is", "join", "limit", "offset", "except", "intersect"}
 )
-"""Words that stand before a parenthesis without being the function called."""
+"""Words that stand before a parenthesis without being a called function."""
 
 
 def _cast_width(r: Rewriter, i: int) -> tuple[int, str]:
-    """Tokens of ``:: [pg_catalog .] type`` at ``i``, and the type's name."""
+    """Return the number of tokens of ``:: [pg_catalog .] type`` at ``i``, and the type's name."""
     if r.at(i) != "::":
         return 0, ""
     width = 4 if (r.at(i + 1), r.at(i + 2)) == ("pg_catalog", ".") else 2
@@ -145,7 +145,7 @@ def _cast_width(r: Rewriter, i: int) -> tuple[int, str]:
 
 
 def _object_cast(r: Rewriter, value: str, name: str, after: int) -> str:
-    """A cast of ``value`` to an object type: an OID where a number follows, else a name."""
+    """Cast ``value`` to an object type: an OID if a cast to a number follows, else a name."""
     width, next_type = _cast_width(r, after)
     if width and next_type in _OIDS:
         return f"{DATABASE}.main.{_TO_OID[name]}(CAST({value} AS VARCHAR))"
@@ -153,7 +153,7 @@ def _object_cast(r: Rewriter, value: str, name: str, after: int) -> str:
 
 
 def function_column(r: Rewriter, i: int) -> int:
-    """``t.typreceive::text`` is a name, and so is what ``typinput = 'array_in'`` compares with."""
+    """Rewrite ``t.typreceive::text`` as a name, ``typinput = 'array_in'`` with an OID."""
     if not r.of_catalog or r.tokens[i].kind not in ("word", "ident") or r.at(i - 1) == ".":
         return 0
     last = i
@@ -176,7 +176,7 @@ def function_column(r: Rewriter, i: int) -> int:
 
 
 def cast_of_value(r: Rewriter, i: int) -> int:
-    """``'t'::regclass``, ``$1::regclass``, ``c.oid::regclass``, ``x.c.oid::regclass``."""
+    """Rewrite ``'t'::regclass``, ``$1::regclass``, ``c.oid::regclass``, ``x.c.oid::regclass``."""
     length = 1
     while r.at(i + length) == "." and r.tokens[i].kind in ("word", "ident"):
         length += 2
@@ -186,7 +186,7 @@ def cast_of_value(r: Rewriter, i: int) -> int:
     kind = r.tokens[i].kind
     value = r.sql[r.tokens[i].start : r.tokens[min(i + length, len(r.tokens)) - 1].end]
     if kind in ("string", "param"):
-        # The next cast, such as ::oid, then applies to the number.
+        # The next cast, for example ::oid, then applies to the number.
         cast = value if kind == "string" else f"CAST({value} AS VARCHAR)"
         known = r.tokens[i].value.removeprefix("pg_catalog.")
         if name == "regtype" and r.at(i - 1) in _COMPARES and r.at(i - 2) == "regtype":
@@ -204,7 +204,7 @@ def cast_of_value(r: Rewriter, i: int) -> int:
 
 
 def cast_of_call(r: Rewriter, i: int) -> int:
-    """``CAST(x AS regclass)``; ``(a || b)::regclass`` and ``f(x)::regclass`` in its turn."""
+    """Rewrite ``CAST(x AS regclass)``, ``(a || b)::regclass`` and ``f(x)::regclass``."""
     if r.at(i) == "cast" and r.at(i + 1) == "(":
         end = r.closing(i + 1)
         name = r.at(end - 1).strip('"')
@@ -224,9 +224,10 @@ def cast_of_call(r: Rewriter, i: int) -> int:
 
 
 def _recast(r: Rewriter, first: int, start: int, stop: int, after: int, name: str) -> int:
-    """Replace [first, after) by the tokens [start, stop), themselves rewritten, cast to an object.
+    """Replace [first, after) by the rewritten tokens [start, stop), cast to an object type.
 
-    Compared with a number it must be one; a name is wanted only where text follows.
+    The result is an OID, as comparison with a number needs, or a name before a cast to another
+    type.
     """
     inner = r.nested(r.sql[r.tokens[start].start : r.tokens[stop - 1].end])
     width, next_type = _cast_width(r, after)
@@ -237,7 +238,7 @@ def _recast(r: Rewriter, first: int, start: int, stop: int, after: int, name: st
 
 
 def cast_type(r: Rewriter, i: int) -> int:
-    """``::name``, ``::pg_catalog.text``, ``CAST(x AS oid)``."""
+    """Rewrite ``::name``, ``::pg_catalog.text``, ``CAST(x AS oid)``."""
     width, name = _cast_width(r, i)
     if not width and r.at(i) == "as":
         width = 4 if (r.at(i + 1), r.at(i + 2)) == ("pg_catalog", ".") else 2

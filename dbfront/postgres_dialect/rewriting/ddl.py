@@ -1,9 +1,9 @@
-"""PostgreSQL's spellings in CREATE TABLE that DuckDB does not know, as its own.
+"""Rewrites PostgreSQL's spellings in CREATE TABLE that DuckDB lacks.
 
 ``SERIAL`` and identity columns become a default from a sequence, ``jsonb`` becomes JSON, precisions
 of timestamps are dropped (DuckDB keeps microseconds), lengths of texts become checks
-(text_lengths.py). Pure and token-wise; session/session.py makes the sequences before it runs the
-statement.
+(text_lengths.py). Pure and token-wise; session/engine_statements.py creates the sequences before
+the statement runs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class TableDefinition:
     """A rewritten CREATE TABLE.
 
     Attributes:
-        sql: to run.
-        schema: as written, unquoted; empty for the current one.
+        sql: the text to run.
+        schema: as written, unquoted; empty for the current schema.
         table: unquoted.
-        sequences: quoted, qualified names of sequences it needs, with their options.
+        sequences: quoted, qualified names of the required sequences, with their options.
     """
 
     sql: str
@@ -67,14 +67,14 @@ class _Definition:
         self.edits.append((self.words[first].start, self.words[last].end, text))
 
     def default(self, options: str = "") -> str:
-        """A default from a sequence of the column's own."""
+        """Return a default from the column's own sequence."""
         name = _quoted(f"{self.table}_{self._column}_seq")
         full = f"{_quoted(self.schema)}.{name}" if self.schema else name
         self.sequences.append((full, options))
         return f"DEFAULT nextval('{full.replace(chr(39), chr(39) * 2)}')"
 
     def read(self, opening: int) -> None:
-        """Go through the columns; ``opening`` is the parenthesis before the first."""
+        """Read the columns; ``opening`` is the parenthesis before the first column."""
         depth, starts = 0, False
         for index in range(opening, len(self.words)):
             text = self.words[index].text
@@ -90,7 +90,7 @@ class _Definition:
                 self._word(index)
 
     def _length(self, index: int) -> None:
-        """``v varchar(20) [COLLATE c]`` gets a check behind it."""
+        """Add a check after ``v varchar(20) [COLLATE c]``."""
         length = text_length(self.words, index + 1)
         if length is None:
             return
@@ -115,7 +115,7 @@ class _Definition:
             self._identity(index)
 
     def _identity(self, index: int) -> None:
-        """``GENERATED { ALWAYS | BY DEFAULT } AS IDENTITY [ ( options ) ]``."""
+        """Rewrite ``GENERATED { ALWAYS | BY DEFAULT } AS IDENTITY [ ( options ) ]``."""
         at = index + (2 if self.upper(index + 1) == "ALWAYS" else 3)
         if (self.upper(at), self.upper(at + 1)) != ("AS", "IDENTITY"):
             return
@@ -137,7 +137,7 @@ class _Definition:
 
 
 def rewrite_create(sql: str) -> TableDefinition | None:
-    """Rewrite a CREATE TABLE; None if it is another statement or needs no rewriting."""
+    """Rewrite a CREATE TABLE; None for other statements, or if nothing needs rewriting."""
     words = [token for token in tokens(sql) if token.text != ";"]
     verbs = [word.upper for word in words[:6]]
     if verbs[:1] != ["CREATE"] or "TABLE" not in verbs:

@@ -1,7 +1,7 @@
-"""Queries whose intervals DuckDB writes as text: its Python values would make months 30 days each.
+"""Queries with intervals as text, because DuckDB's Python values would make months 30 days each.
 
-session/session.py asks which columns of a result hold intervals, and runs the rewritten query in
-their place. A query has no effects but a sequence's, so it may be run again.
+session/queries.py finds result columns with intervals, and runs the rewritten query in place of the
+original. A query has no effects except on sequences, so a second run is safe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_CAST: Final = re.compile(r"\bTUPLE\(|\bUNION\(|\bENUM\(|\bSTRUCT\((?!\"|\w+ 
 
 
 def has_interval(columns: Sequence[Column] | None) -> bool:
-    """Whether a column is an interval or has intervals inside."""
+    """Return True if a column is an interval or contains intervals."""
     return any("INTERVAL" in column.type_name for column in columns or ())
 
 
@@ -33,7 +33,7 @@ def _cast(column: Column, value: str) -> str:
 
 
 def query_with_text(sql: str, columns: Sequence[Column]) -> str:
-    """The query with its intervals as text; names that occur twice may."""
+    """Return the query with its intervals as text; column names may occur twice."""
     names = [f"own_{at}" for at in range(len(columns))]
     items = ", ".join(
         f"{_cast(column, name)} AS {quote_name(column.name)}"
@@ -47,7 +47,7 @@ def query_with_text(sql: str, columns: Sequence[Column]) -> str:
 
 
 def returning_with_text(sql: str, columns: Sequence[Column]) -> str:
-    """The same of what a RETURNING gives, where its items are columns or ``*``."""
+    """Return the statement with intervals of RETURNING as text, for columns and ``*``."""
     words = [word for word in tokens(sql) if word.text != ";"]
     start = _last_returning(words)
     if start is None:
@@ -74,7 +74,7 @@ def _last_returning(words: Sequence[SqlToken]) -> int | None:
 
 
 def _items(sql: str, words: Sequence[SqlToken]) -> list[str]:
-    """Cut a select list at its commas."""
+    """Split a select list at its commas."""
     items, depth, start = [], 0, words[0].start if words else 0
     for word in words:
         depth += {"(": 1, ")": -1}.get(word.text, 0)
@@ -85,7 +85,7 @@ def _items(sql: str, words: Sequence[SqlToken]) -> list[str]:
 
 
 def _without_alias(item: str) -> str:
-    """``x AS y`` and ``x y`` without the ``y``."""
+    """Return ``x`` of ``x AS y`` or ``x y``."""
     words = tokens(item)
     if len(words) < 2 or words[-1].kind not in ("word", "ident"):
         return item

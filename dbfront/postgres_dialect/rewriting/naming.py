@@ -1,9 +1,9 @@
-"""One name for the database and one for its default schema, in what clients write and read.
+"""Common names for the database and its default schema, in clients' statements and in replies.
 
 The engine names its database after the file and calls the default schema ``main``. A client knows
-the database by the name it connected with, and the schema as ``public``; ``main`` goes on working.
-``Naming`` knows both; object_names.py rewrites what clients write, ``shown`` what the engine says.
-A database with a schema ``public`` of its own keeps its schemas as they are.
+the database by the name in its connection parameters, and the schema as ``public``; ``main`` works
+too. ``Naming`` knows both: object_names.py rewrites clients' statements, ``shown`` the engine's
+texts. A database with its own schema ``public`` keeps its schema names.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ENGINE_SCHEMA: Final = "main"
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What a session's client and its engine call the same things.
+    """The client's and the engine's names of the database and the default schema.
 
     Attributes:
-        database: the name the client connected with.
-        engine: the engine's name of it.
+        database: the name in the client's connection parameters.
+        engine: the engine's name of the database.
         public: the default schema is known as ``public``.
     """
 
@@ -34,7 +34,7 @@ class Naming:
     public: bool = False
 
     def tells(self, lowered: str) -> bool:
-        """Whether a statement, in lower case, may hold a name to rewrite."""
+        """Return True if a statement, in lower case, may contain a name to rewrite."""
         if self.public and PUBLIC in lowered:
             return True
         name = self.database.lower()
@@ -43,15 +43,15 @@ class Naming:
         return re.search(rf'{re.escape(name)}"?\s*\.', lowered) is not None
 
     def is_database(self, token: SqlToken) -> bool:
-        """Whether a name is the client's name of the database."""
+        """Return True if a token is the client's name of the database."""
         return token.name.lower() == self.database.lower()
 
     def is_public(self, token: SqlToken) -> bool:
-        """Whether a name is the client's name of the default schema."""
+        """Return True if a token is the client's name of the default schema."""
         return self.public and token.name.lower() == PUBLIC
 
     def shown(self, text: str) -> str:
-        """A text of the engine, such as a plan or an error, with the client's names."""
+        """Return a text of the engine, for example a plan or an error, with the client's names."""
         if self.public:
             text = re.sub(r'((?:Schema with name|entry) )"main"', rf'\1"{PUBLIC}"', text)
         if not self.engine or self.engine not in text:
@@ -63,11 +63,11 @@ class Naming:
         return re.sub(rf'(?<![\w."])"?{name}"?\.(?="?\w+"?\.)', "", text)
 
     def speak(self, error: UserError) -> None:
-        """Let an error of the engine use the client's names."""
+        """Replace the engine's names in an error by the client's names."""
         error.message, error.hint = self.shown(error.message), self.shown(error.hint)
 
     def shown_plan(self, text: str) -> str:
-        """A drawn plan with the client's names; its right edge stays where it is."""
+        """Return a drawn plan with the client's names and an unmoved right edge."""
         if self.engine not in text:
             return text
         lines = ((line, self.shown(line)) for line in text.split("\n"))

@@ -1,8 +1,8 @@
-"""Rules of rewrite.py for names with a database or a schema before them (naming.py says which).
+"""Rules of rewrite.py for names with a database or a schema (naming.py has the names).
 
-``"shop"."public"."t"`` becomes ``main."t"`` where a table, schema, function or type is named, and
-in expressions where the statement names such a table. Everything else with dots stays: with the
-database ``main``, ``main.t.c`` is a column of a table.
+``"shop"."public"."t"`` becomes ``main."t"`` in the place of a table, schema, function or type, and
+in expressions if the statement names this table. All other dotted names stay: with the database
+``main``, ``main.t.c`` is a column of a table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BEFORE_NAME: Final = frozenset(
 )
 _FROM_OF_FUNCTION: Final = frozenset({"extract", "substring", "trim", "overlay"})
 _LEAST: Final = {"column": 4}
-"""Names in a chain that begins with the database, by the word before it."""
+"""Minimum number of names in a chain that begins with the database, by the preceding word."""
 _LISTS: Final = frozenset({"drop", "truncate", "vacuum", "analyze"})
 _SEQUENCE_CALLS: Final = frozenset({"nextval", "currval", "setval"})
 _SCHEMA_COLUMNS: Final = re.compile(r"nspname|schema_?name|(?:table|constraint|view)_schema")
@@ -29,7 +29,7 @@ _COMPARES: Final = frozenset({"=", "~", "like", "ilike", "<>"})
 
 
 def _chain(r: Rewriter, i: int) -> list[int]:
-    """Indexes of the names of ``a.b.c`` that begins at ``i``."""
+    """Return the indexes of the names of ``a.b.c`` that begins at ``i``."""
     found = [i]
     while r.at(i + 1) == "." and i + 2 < len(r.tokens):
         i += 2
@@ -44,7 +44,7 @@ def _is_name(r: Rewriter, i: int) -> bool:
 
 
 def names_object(r: Rewriter, i: int) -> bool:
-    """Whether the name at ``i`` stands where statements name tables, schemas, types..."""
+    """Return True if the name at ``i`` is in a place for names of tables, schemas, types..."""
     before = i - 1
     while before >= 0 and r.at(before) == "(":
         before -= 1
@@ -63,7 +63,7 @@ def names_object(r: Rewriter, i: int) -> bool:
 
 
 def _enclosing(r: Rewriter, i: int) -> int:
-    """Index of the parenthesis that ``i`` stands in; -1 if there is none."""
+    """Return the index of the parenthesis around ``i``; -1 if there is none."""
     depth = 0
     for at in range(i - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(r.at(at), 0)
@@ -73,7 +73,7 @@ def _enclosing(r: Rewriter, i: int) -> int:
 
 
 def _relations(r: Rewriter) -> frozenset[tuple[str, ...]]:
-    """The qualified names of all tables that the statement names."""
+    """Return the qualified names of all tables that the statement names."""
     if r.relations is None:
         r.relations = frozenset(
             tuple(r.tokens[at].name.lower() for at in _chain(r, i))
@@ -84,7 +84,7 @@ def _relations(r: Rewriter) -> frozenset[tuple[str, ...]]:
 
 
 def _is_alias(r: Rewriter, name: str) -> bool:
-    """Whether ``name`` also stands alone: a table or an alias of that name."""
+    """Return True if ``name`` also occurs alone: a table or an alias with this name."""
     return any(
         token.kind in ("word", "ident")
         and token.name.lower() == name
@@ -95,7 +95,7 @@ def _is_alias(r: Rewriter, name: str) -> bool:
 
 
 def object_name(r: Rewriter, i: int) -> int:
-    """``shop.public.t``, ``public.t``, ``public.t.c``, ``public.f()``, ``CREATE SCHEMA public``."""
+    """Rewrite ``shop.public.t``, ``public.t.c``, ``public.f()``, ``CREATE SCHEMA public``."""
     if not _is_name(r, i):
         return 0
     if r.tokens[i].name in _SEQUENCE_CALLS and r.at(i + 1) == "(":
@@ -119,12 +119,12 @@ def object_name(r: Rewriter, i: int) -> int:
 
 
 def _of_schema(r: Rewriter, i: int) -> bool:
-    """``CREATE SCHEMA [IF NOT EXISTS] x``, ``DROP SCHEMA [IF EXISTS] x``."""
+    """Match ``CREATE SCHEMA [IF NOT EXISTS] x``, ``DROP SCHEMA [IF EXISTS] x``."""
     return "schema" in (r.at(i - 1), r.at(i - 3), r.at(i - 4)) and r.at(0) in ("create", "drop")
 
 
 def _start(r: Rewriter, chain: list[int]) -> int:
-    """Where in a chain the schema is: 1 if the first name is the database, else 0."""
+    """Return the schema's place in a chain: 1 if the first name is the database, else 0."""
     first = chain[0]
     if not r.naming.is_database(r.tokens[first]):
         return 0
@@ -138,12 +138,12 @@ def _start(r: Rewriter, chain: list[int]) -> int:
 
 
 def _is_schema(r: Rewriter, chain: list[int]) -> bool:
-    """Whether ``public`` at the beginning of a chain is the schema and no alias of a table."""
+    """Return True if ``public`` at the start of a chain is the schema, not an alias of a table."""
     return names_object(r, chain[0]) or not _is_alias(r, PUBLIC)
 
 
 def _sequence(r: Rewriter, i: int) -> int:
-    """``nextval('public.numbers')``; the rest of the call stays."""
+    """Rewrite ``nextval('public.numbers')``; the rest of the call stays."""
     if i + 2 >= len(r.tokens) or r.tokens[i + 2].kind != "string":
         return 0
     parts = [token for token in tokens(r.tokens[i + 2].value) if token.text != "."]
@@ -157,7 +157,7 @@ def _sequence(r: Rewriter, i: int) -> int:
 
 
 def schema_asked(r: Rewriter, i: int) -> int:
-    """``nspname = 'main'`` in a catalogue query: what the catalogue shows as ``public``."""
+    """Rewrite ``nspname = 'main'`` in a catalog query: the catalog shows ``public``."""
     width = 1
     if (r.at(i), r.at(i + 1)) == ("operator", "("):
         width = r.closing(i + 1) - i + 1

@@ -1,8 +1,8 @@
-"""Points PostgreSQL catalog queries at our views and turns spellings DuckDB lacks into its own.
+"""Redirects PostgreSQL catalog queries to the tierkv_pg views, and rewrites spellings DuckDB lacks.
 
 Pure and token-wise: ``pg_catalog.pg_class`` becomes ``tierkv_pg.main.pg_class``, ``'t'::regclass``
 a lookup, ``OPERATOR(pg_catalog.~)`` the operator, ``COLLATE pg_catalog.default`` nothing. Text
-without any of the telling words is given back untouched.
+without any of the telling words is returned unchanged.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ TELLING: Final = re.compile(
     r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
     re.IGNORECASE,
 )
-"""What a statement has that must be rewritten; others are left alone."""
+"""Words of a statement that must be rewritten; other statements are left alone."""
 
 _MARKS: Final = (
     *("pg_", "information_schema", "current_", "json", "'{", "reg", "::", "collate", "operator"),
     *("version", "session_user", "format_type", "_description", "array_", "quote_ident"),
     *("set_config", "_privilege", "oid", "name", "lastval", "currval", "bytea"),
 )
-"""One of these, or what _NO_COLUMNS finds, is in every text that TELLING matches."""
+"""Every text that TELLING matches contains one of these marks, or matches _NO_COLUMNS."""
 _NO_COLUMNS: Final = re.compile(r"select\s+from")
 _RENAMED: Final = {
     "json_build_object": "json_object",
@@ -83,7 +83,7 @@ _FACTS_OF_CATALOG: Final = frozenset({"user"})
 
 
 def _collate(r: Rewriter, i: int) -> int:
-    """``COLLATE "C"`` and ``COLLATE [pg_catalog.]default``: DuckDB compares bytes anyway."""
+    """Drop ``COLLATE "C"`` and ``COLLATE [pg_catalog.]default``: DuckDB compares bytes anyway."""
     if r.at(i) != "collate":
         return 0
     width = 3 if (r.at(i + 1), r.at(i + 2)) == ("pg_catalog", ".") else 1
@@ -93,7 +93,7 @@ def _collate(r: Rewriter, i: int) -> int:
 
 
 def _operator(r: Rewriter, i: int) -> int:
-    """``OPERATOR(pg_catalog.~)`` is ``~``."""
+    """Rewrite ``OPERATOR(pg_catalog.~)`` as ``~``."""
     if (r.at(i), r.at(i + 1)) != ("operator", "("):
         return 0
     start = i + 4 if r.at(i + 3) == "." else i + 2
@@ -107,7 +107,7 @@ def _operator(r: Rewriter, i: int) -> int:
 
 
 def _named(r: Rewriter, first: int, after: int, literal: str) -> str:
-    """A literal that is a whole column of the select list keeps the name of what it replaces."""
+    """Name a literal that is a whole column of the select list after the replaced expression."""
     depth = sum({"(": 1, ")": -1}.get(r.at(index), 0) for index in range(first))
     alone = r.at(first - 1) in ("select", ",") and r.at(after) in ("", ",", ";", "from")
     name = next(t.name for t in r.tokens[first:after] if t.name not in ("pg_catalog", "."))
@@ -115,7 +115,7 @@ def _named(r: Rewriter, first: int, after: int, literal: str) -> str:
 
 
 def _fact(r: Rewriter, first: int, after: int, literal: str) -> str:
-    """A session fact for tokens [first, after); as a table it has one row."""
+    """Return a session fact for tokens [first, after); as a table it has one row."""
     if r.at(first - 1) not in ("from", "join") and not (
         r.at(first - 1) == "," and r.in_from(first)
     ):
@@ -125,7 +125,7 @@ def _fact(r: Rewriter, first: int, after: int, literal: str) -> str:
 
 
 def _literal(r: Rewriter, i: int) -> int:
-    """Session facts: ``current_user``, ``pg_backend_pid()``, ``current_setting('...')``."""
+    """Replace session facts: ``current_user``, ``pg_backend_pid()``, ``current_setting('...')``."""
     start = i + 2 if (r.at(i), r.at(i + 1)) == ("pg_catalog", ".") else i
     if start == i and r.at(i - 1) == ".":
         return 0
@@ -149,7 +149,7 @@ def _literal(r: Rewriter, i: int) -> int:
 
 
 def _regex(r: Rewriter, i: int) -> int:
-    """PostgreSQL's ``~`` looks for a match anywhere, DuckDB's wants all of the text to match."""
+    """Rewrite ``~``, which matches anywhere in PostgreSQL and the whole text in DuckDB."""
     symbol = r.at(i)
     if not r.of_catalog or symbol not in _MATCHES or i + 1 >= len(r.tokens):
         return 0
@@ -166,7 +166,7 @@ def _regex(r: Rewriter, i: int) -> int:
 
 
 def _like(r: Rewriter, i: int) -> int:
-    r"""``LIKE 'ai\_%'``: in PostgreSQL a backslash escapes unless another character is named."""
+    r"""Add PostgreSQL's default escape, the backslash, to ``LIKE 'ai\_%'``."""
     if not r.of_catalog or r.at(i) not in ("like", "ilike") or i + 1 >= len(r.tokens):
         return 0
     pattern = r.tokens[i + 1]
@@ -176,12 +176,12 @@ def _like(r: Rewriter, i: int) -> int:
 
 
 def _set_in_from(r: Rewriter, first: int) -> int:
-    """``FROM f(...) [AS] a``: in PostgreSQL ``a`` is also the name of its column."""
+    """Rewrite ``FROM f(...) [AS] a``: in PostgreSQL ``a`` is also the name of its column."""
     i = first + 2 if (r.at(first), r.at(first + 1)) == ("pg_catalog", ".") else first
     if not r.of_catalog or r.at(i) not in _SETS or r.at(i + 1) != "(" or not r.in_from(first):
         return 0
     end = r.closing(i + 1)
-    if r.at(i) == "pg_partition_ancestors":  # of a table without partitions: itself
+    if r.at(i) == "pg_partition_ancestors":  # a table without partitions is its only ancestor
         inner = r.nested(r.sql[r.tokens[i + 1].end : r.tokens[end].start])
         last = end + 2 if (r.at(end + 1), r.at(end + 2)) == ("with", "ordinality") else end
         return r.replace(first, last + 1 - first, f"(SELECT {inner} AS relid, 1 AS depth)")
@@ -198,7 +198,7 @@ def _set_in_from(r: Rewriter, first: int) -> int:
 
 
 def _substring(r: Rewriter, i: int) -> int:
-    """``substring(x FROM 'pattern')``: the first group of a match, or all of it."""
+    """Rewrite ``substring(x FROM 'pattern')``: the first group of a match, or the whole match."""
     if not r.of_catalog or r.at(i) != "substring" or r.at(i + 1) != "(":
         return 0
     end = r.closing(i + 1)
@@ -212,7 +212,7 @@ def _substring(r: Rewriter, i: int) -> int:
 
 
 def _set_in_select(r: Rewriter, i: int) -> int:
-    """``SELECT generate_series(1, 3)`` is rows in PostgreSQL and a list in DuckDB."""
+    """Rewrite ``SELECT generate_series(1, 3)``: rows in PostgreSQL, a list in DuckDB."""
     if not r.of_catalog or r.at(i) != "generate_series" or r.at(i + 1) != "(" or r.in_from(i):
         return 0
     end = r.closing(i + 1)
@@ -223,7 +223,7 @@ def _set_in_select(r: Rewriter, i: int) -> int:
 
 
 def _vector(r: Rewriter, i: int) -> int:
-    """``indkey[n]`` and ``generate_subscripts(indkey, 1)``: vectors count from 0."""
+    """Rewrite ``indkey[n]`` and ``generate_subscripts(indkey, 1)``: vectors count from 0."""
     if not r.of_catalog or r.tokens[i].kind not in ("word", "ident"):
         return 0
     if r.at(i + 1) == "[" and r.tokens[i].name in _VECTORS:
@@ -245,7 +245,7 @@ def _vector(r: Rewriter, i: int) -> int:
 
 
 def _aliased(r: Rewriter, after: int, query: str, name: str) -> str:
-    """A query in the place of a table, with the table's name unless an alias follows."""
+    """Return a query in place of a table, with the table's name unless an alias follows."""
     token = r.tokens[after] if after < len(r.tokens) else None
     named = token is not None and (
         token.kind == "ident" or (token.kind == "word" and r.at(after) not in _AFTER_TABLE)
@@ -254,7 +254,7 @@ def _aliased(r: Rewriter, after: int, query: str, name: str) -> str:
 
 
 def _information(r: Rewriter, i: int) -> int:
-    """``information_schema.tables``, and ``information_schema.tables.table_name``."""
+    """Rewrite ``information_schema.tables``, and ``information_schema.tables.table_name``."""
     if r.tokens[i].kind not in ("word", "ident") or not r.is_bare(i) or r.at(i + 1) != ".":
         return 0
     if r.tokens[i].name != INFORMATION_SCHEMA or i + 2 >= len(r.tokens):
@@ -273,13 +273,13 @@ def _information(r: Rewriter, i: int) -> int:
 
 
 def _constants(r: Rewriter, i: int) -> bool:
-    """Whether the two arguments from ``i`` on are the same for all rows."""
+    """Return True if the two arguments from ``i`` on are the same for all rows."""
     kinds = {token.kind for token in (*r.tokens[i : i + 1], *r.tokens[i + 2 : i + 3])}
     return r.at(i + 1) == "," and r.at(i + 3) == ")" and kinds <= {"string", "param"}
 
 
 def _renamed(r: Rewriter, i: int) -> int:
-    """Functions DuckDB has under another name, and ``format('%I', x)``."""
+    """Rename functions that DuckDB has under another name, and rewrite ``format('%I', x)``."""
     start = i + 2 if (r.at(i), r.at(i + 1)) == ("pg_catalog", ".") else i
     name = r.at(start)
     if r.at(start + 1) != "(" or (start == i and r.at(i - 1) == "."):
@@ -287,7 +287,7 @@ def _renamed(r: Rewriter, i: int) -> int:
     if name in _RENAMED:
         return r.replace(i, start - i + 1, _RENAMED[name])
     ours = start + 2 < len(r.tokens) and r.tokens[start + 2].value.startswith("tierkv.")
-    if name == "current_setting" and (r.of_catalog or ours):  # of a literal: a rule before this
+    if name == "current_setting" and (r.of_catalog or ours):  # literals: an earlier rule
         return r.replace(i, start - i + 1, f"{DATABASE}.main.own_setting")
     if name == "pg_get_serial_sequence" and _constants(r, start + 2):
         return r.replace(i, start - i + 1, f"{DATABASE}.main.own_serial_sequence")
@@ -297,7 +297,7 @@ def _renamed(r: Rewriter, i: int) -> int:
 
 
 def _json_list(r: Rewriter, first: int) -> int:
-    """``json_agg(x ORDER BY y) FILTER (...)``; its namesake in DuckDB takes neither."""
+    """Rewrite ``json_agg(x ORDER BY y) FILTER (...)``; DuckDB's json_agg has neither clause."""
     i = first + 2 if (r.at(first), r.at(first + 1)) == ("pg_catalog", ".") else first
     if r.at(i) not in _JSON_LISTS or r.at(i + 1) != "(" or (i == first and r.at(i - 1) == "."):
         return 0
@@ -312,7 +312,7 @@ def _json_list(r: Rewriter, first: int) -> int:
 
 
 def _catalog_name(r: Rewriter, i: int) -> int:
-    """``[pg_catalog.]pg_class`` and ``[pg_catalog.]format_type(``."""
+    """Rewrite ``[pg_catalog.]pg_class`` and ``[pg_catalog.]format_type(``."""
     qualified = (r.at(i).strip('"'), r.at(i + 1)) == ("pg_catalog", ".")
     start = i + 2 if qualified else i
     if start >= len(r.tokens) or r.tokens[start].kind not in ("word", "ident"):
@@ -333,14 +333,14 @@ def _catalog_name(r: Rewriter, i: int) -> int:
 
 
 def _own_information(r: Rewriter, i: int) -> int:
-    """``information.tables`` in our own DDL."""
+    """Rewrite ``information.tables`` in the catalog's own DDL."""
     if (r.at(i), r.at(i + 1)) != ("information", ".") or r.at(i - 1) == ".":
         return 0
     return r.replace(i, 3, f'{DATABASE}.information."{r.tokens[i + 2].name}"')
 
 
 def _whole_division(r: Rewriter, i: int) -> int:
-    """``current_setting('server_version_num')::int / 100`` is a whole number in PostgreSQL."""
+    """Rewrite ``/``: PostgreSQL's ``current_setting('server_version_num')::int / 100`` is whole."""
     if r.at(i) != "/" or r.at(i - 1) not in ("int", "integer", "int4") or r.at(i - 2) != "::":
         return 0
     version = r.at(i - 4) == "'server_version_num'" and r.at(i - 6) == "current_setting"
@@ -348,7 +348,7 @@ def _whole_division(r: Rewriter, i: int) -> int:
 
 
 def _no_columns(r: Rewriter, i: int) -> int:
-    """``EXISTS (SELECT FROM t)``: a select list may be empty in PostgreSQL."""
+    """Rewrite ``EXISTS (SELECT FROM t)``: a select list may be empty in PostgreSQL."""
     if (r.at(i), r.at(i + 1)) != ("select", "from") or r.at(i - 2) != "exists":
         return 0
     return r.replace(i, 1, "SELECT 1")
@@ -385,7 +385,7 @@ _RULES: Final[tuple[Rule, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A rewritten statement; ``edits`` say where its characters were, ``naming`` what is what."""
+    """A rewritten statement; ``edits`` map positions, ``naming`` maps names."""
 
     text: SqlStatement
     edits: tuple[Edit, ...] = ()
@@ -393,7 +393,7 @@ class Rewritten:
 
     @contextmanager
     def placing_errors(self) -> Iterator[None]:
-        """Let errors of the rewritten text speak of the client's text and names."""
+        """Map errors of the rewritten text to the client's text and names."""
         try:
             yield
         except UserError as error:
@@ -410,10 +410,10 @@ def rewrite(
 
     Args:
         sql: one statement.
-        names: what our catalog has.
+        names: the names in the catalog.
         literals: session facts by lower-case spelling (``current_user``, ``pg_backend_pid()``,
             ``current_setting datestyle``), as SQL literals.
-        naming: what client and engine call the same things.
+        naming: the client's and the engine's names.
     """
     told = may_tell(sql) and TELLING.search(sql) is not None
     if not told and not naming.tells(sql.lower()):
@@ -424,11 +424,11 @@ def rewrite(
 
 
 def may_tell(sql: str) -> bool:
-    """Whether a statement may need rewriting; a hundred times as fast on long text as TELLING."""
+    """Return True if a statement may need rewriting; on long text 100 times as fast as TELLING."""
     lowered = sql.lower()
     return any(mark in lowered for mark in _MARKS) or _NO_COLUMNS.search(lowered) is not None
 
 
 def qualify(sql: str, names: CatalogNames) -> str:
-    """Qualify the names in our own DDL."""
+    """Qualify the names in the catalog's own DDL."""
     return Rewriter(sql, names, {}).run((_own_information, _catalog_name))

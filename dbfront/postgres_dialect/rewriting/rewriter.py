@@ -1,7 +1,8 @@
-"""One pass over the tokens of a statement: what the rules of rewrite.py and casts.py share.
+"""One pass over the tokens of a statement, for the rules of rewrite.py, casts.py and others.
 
-``Rewriter`` knows the tokens, where parentheses close, and what the catalog has; a rule looks at
-the token it is given and replaces some or leaves it. It never looks into strings or comments.
+``Rewriter`` knows the tokens, the partners of parentheses, and the names in the catalog. A rule
+looks at the given token and replaces some tokens or none. Rules never look into strings or
+comments.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _AS_IS: Final = Naming()
 
 @dataclass(frozen=True, slots=True)
 class CatalogNames:
-    """What the catalog has; names that begin with ``own_`` are not for clients.
+    """The names in the catalog; names with the prefix ``own_`` are not for clients.
 
     Attributes:
-        views: of the database ``DATABASE``.
-        functions: likewise.
+        views: views of the database ``DATABASE``.
+        functions: macros of the same database.
         information: views of information_schema.
-        empty: queries that stand for catalogs without rows, by name.
+        empty: queries that replace catalogs without rows, by name.
     """
 
     views: frozenset[str]
@@ -36,11 +37,11 @@ class CatalogNames:
     empty: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Whether a catalog of that name exists, with rows or without."""
+        """Return True if a catalog of this name exists, with rows or without."""
         return name in self.views or name in self.empty
 
     def for_clients(self) -> CatalogNames:
-        """Without what only our own DDL may name."""
+        """Return the names without the names for the catalog's own DDL."""
         return CatalogNames(
             views=frozenset(name for name in self.views if not name.startswith(_OWN)),
             functions=frozenset(name for name in self.functions if not name.startswith(_OWN)),
@@ -51,7 +52,7 @@ class CatalogNames:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Characters [start, end) of the source became ``size`` others."""
+    """Characters [start, end) of the source became ``size`` other characters."""
 
     start: int
     end: int
@@ -59,7 +60,7 @@ class Edit:
 
 
 def source_position(edits: Sequence[Edit], position: int) -> int:
-    """Where a position in the rewritten text is in the source; both count from 1."""
+    """Map a position in the rewritten text to the source; both count from 1."""
     shift = 0
     for edit in edits:
         if position - 1 < edit.start + shift:
@@ -71,17 +72,17 @@ def source_position(edits: Sequence[Edit], position: int) -> int:
 
 
 class Rewriter:
-    """One pass over the tokens; each rule answers how many tokens it used up, or 0.
+    """One pass over the tokens; each rule returns the number of consumed tokens, or 0.
 
     Attributes:
         sql: the text.
-        tokens: of the text.
-        names: what the catalog has.
+        tokens: tokens of the text.
+        names: the names in the catalog.
         literals: session facts, by spelling.
-        naming: what client and engine call the same things.
-        relations: qualified names of the tables in the text; naming.py finds them once.
-        edits: what was replaced, in order.
-        of_catalog: whether the text names anything of the catalog.
+        naming: the client's and the engine's names.
+        relations: qualified names of the tables in the text; object_names.py finds the names once.
+        edits: the replacements, in order.
+        of_catalog: True if the text contains a name of the catalog.
         rules: set by ``run``.
     """
 
@@ -110,7 +111,7 @@ class Rewriter:
         )
 
     def at(self, index: int) -> str:
-        """The token's folded text, or an empty string beyond the ends."""
+        """Return the token's folded text, or an empty string beyond the ends."""
         if not 0 <= index < len(self.tokens):
             return ""
         token = self.tokens[index]
@@ -125,7 +126,7 @@ class Rewriter:
         return count
 
     def drop(self, first: int, count: int) -> int:
-        """Leave out tokens [first, first + count) with the space behind them."""
+        """Omit tokens [first, first + count) with the following space."""
         start, end = self.tokens[first].start, self.tokens[first + count].start
         self.edits.append(Edit(start, end, 0))
         self.out.append(self.sql[self.copied : start])
@@ -134,11 +135,11 @@ class Rewriter:
         return count
 
     def is_bare(self, index: int) -> bool:
-        """Whether nothing stands before a name, or nothing any more."""
+        """Return True if a name has no qualifier, or lost its qualifier."""
         return self.at(index - 1) != "." or index == self._bare
 
     def closing(self, index: int) -> int:
-        """Index of the partner of the parenthesis at ``index``; the end if there is none."""
+        """Return the index of the parenthesis that closes ``index``; the end if there is none."""
         depth = 0
         for at in range(index, len(self.tokens)):
             depth += {"(": 1, ")": -1}.get(self.at(at), 0)
@@ -147,7 +148,7 @@ class Rewriter:
         return len(self.tokens)
 
     def opening(self, index: int) -> int:
-        """Index of the partner of the closing parenthesis at ``index``; -1 if there is none."""
+        """Return the index of the parenthesis that ``index`` closes; -1 if there is none."""
         depth = 0
         for at in range(index, -1, -1):
             depth += {")": 1, "(": -1}.get(self.at(at), 0)
@@ -156,7 +157,7 @@ class Rewriter:
         return -1
 
     def in_from(self, index: int) -> bool:
-        """Whether the token stands in a FROM clause."""
+        """Return True if the token is in a FROM clause."""
         depth = 0
         for at in range(index - 1, -1, -1):
             depth += {")": 1, "(": -1}.get(self.at(at), 0)
@@ -174,7 +175,7 @@ class Rewriter:
         return part.run(self.rules)
 
     def run(self, rules: Sequence[Rule]) -> str:
-        """Rewrite all of the text."""
+        """Rewrite the whole text."""
         self.rules = rules
         index = 0
         while index < len(self.tokens):

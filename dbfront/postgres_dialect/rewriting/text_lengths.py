@@ -1,8 +1,9 @@
-"""``varchar(n)`` and ``char(n)``: DuckDB ignores n, so a CHECK that is told from others keeps it.
+"""``varchar(n)`` and ``char(n)``: DuckDB ignores n, so a recognisable CHECK keeps the length.
 
-Pure. ``ddl.py`` writes such checks, ``sql/ddl/pg_catalog.sql`` shows lengths and no constraints,
-and ``databases/duckdb_errors.py`` says of a longer text what PostgreSQL does. They call nothing
-but ``length``: DuckDB has to know the functions of a check when it recovers from a kill.
+Pure. ``ddl.py`` writes the checks, ``sql/ddl/pg_catalog.sql`` shows lengths in place of the
+constraints, and ``databases/duckdb_errors.py`` reports PostgreSQL's error for a longer text. The
+checks call only ``length``: DuckDB must know the functions of a check for the recovery after a
+kill.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class TextLength:
 
     Attributes:
         kind: ``varchar`` or ``char``.
-        characters: at most.
-        words: how many tokens it is written with.
+        characters: maximum length.
+        words: number of tokens of the type.
     """
 
     kind: str
@@ -34,16 +35,16 @@ class TextLength:
     words: int
 
     def check(self, column: str) -> str:
-        """The constraint that keeps it; ``column`` is quoted. DuckDB keeps how it is written."""
+        """Return the length's constraint for a quoted ``column``; DuckDB keeps the spelling."""
         most = self.characters
         return f"CHECK (length({column}) <= {most} OR '{self.kind}({most})' IS NULL)"
 
 
 def text_length(words: Sequence[SqlToken], first: int) -> TextLength | None:
-    """Read a type at ``first``; None if it is another type, or an array.
+    """Read a type at ``first``; None for another type, or an array.
 
     Raises:
-        SqlError: 22023 for a length that no text can have.
+        SqlError: 22023 for a length out of range.
     """
     at, kind = first, ""
     if _upper(words, at) == "NATIONAL":

@@ -1,1 +1,1 @@
-"""Sessions that speak PostgreSQL where DuckDB stops."""
+"""Sessions with PostgreSQL's statements that DuckDB lacks."""

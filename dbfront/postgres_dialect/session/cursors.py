@@ -1,8 +1,8 @@
-"""SQL cursors: DECLARE, FETCH, MOVE and CLOSE over whole results, or over rows as they come.
+"""SQL cursors: DECLARE, FETCH, MOVE and CLOSE over whole results, or over streams of rows.
 
-psycopg's named cursors, JDBC and BI tools use them. A cursor lives until its transaction ends
-unless it was declared WITH HOLD. Over a stream it goes forward only, and rows that were passed are
-forgotten.
+psycopg's named cursors, JDBC and BI tools use SQL cursors. A cursor lives until its transaction
+ends unless declared WITH HOLD. A cursor over a stream only moves forward, and passed rows are
+dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALL: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """``DECLARE name [[NO] SCROLL] CURSOR [WITH HOLD] FOR query``; ``scroll`` None: unsaid."""
+    """``DECLARE name [[NO] SCROLL] CURSOR [WITH HOLD] FOR query``; ``scroll`` None: not given."""
 
     name: str
     query: str
@@ -31,7 +31,7 @@ class Declaration:
 
     @property
     def needs_all_rows(self) -> bool:
-        """Whether rows have to be there that a stream may not have yet, or no longer."""
+        """Return True if the cursor may need rows that a stream has not yet, or no longer."""
         return self.hold or bool(self.scroll)
 
 
@@ -40,11 +40,11 @@ class _Cursor:
     """An open cursor.
 
     Attributes:
-        rows: known rows that were not forgotten.
+        rows: known rows, except dropped rows.
         at: the current row from 1, 0 before the first, n + 1 after the last.
-        committed: a held cursor survives its transaction once that is committed.
-        stream: where more rows come from; None when all are known.
-        forgotten: rows before ``rows``.
+        committed: a held cursor survives once its transaction is committed.
+        stream: source of further rows; None when all rows are known.
+        forgotten: number of dropped rows before ``rows``.
     """
 
     columns: tuple[Column, ...]
@@ -58,15 +58,15 @@ class _Cursor:
 
     @property
     def known(self) -> int:
-        """The number of the last known row."""
+        """Return the number of the last known row."""
         return self.forgotten + len(self.rows)
 
     def between(self, start: int, end: int) -> Sequence[tuple[Any, ...]]:
-        """Known rows after number ``start``, up to ``end``."""
+        """Return the known rows after number ``start``, up to ``end``."""
         return self.rows[max(start - self.forgotten, 0) : max(end - self.forgotten, 0)]
 
     async def reach(self, row: int) -> tuple[Notice, ...]:
-        """Take rows until ``row`` is known or no more come; what the end of them had to say."""
+        """Fetch rows until ``row`` is known or the stream ends; return the notices of the end."""
         while self.stream is not None and self.known < row:
             batch = await self.stream.next_rows()
             self.rows += batch
@@ -76,7 +76,7 @@ class _Cursor:
         return ()
 
     def forget_passed(self) -> None:
-        """Let go of the rows before the current one, where there is no way back."""
+        """Drop the rows before the current row, if the cursor cannot move back."""
         passed = min(self.at - 1, self.known) - self.forgotten
         if self.stream is not None and passed > 0:
             del self.rows[:passed]
@@ -84,10 +84,11 @@ class _Cursor:
 
 
 def parse_declare(sql: str) -> Declaration:
-    """Read a DECLARE.
+    """Parse a DECLARE.
 
     Raises:
         SqlSyntaxError: malformed.
+        FeatureNotSupportedError: a binary cursor.
     """
     words = tokens(sql)
     at = 2
@@ -133,15 +134,15 @@ class Cursors:
         opened: StatementResult | RowStream,
         columns: tuple[Column, ...] | None = None,
     ) -> StatementResult:
-        """Open a cursor over a result, or over rows that come.
+        """Open a cursor over a result, or over a stream of rows.
 
         Args:
             declaration: the statement.
-            opened: what its query gives.
-            columns: the same as ``opened``'s, but with the numbers of their tables.
+            opened: the result or stream of the query.
+            columns: the columns of ``opened`` with the numbers of their tables.
 
         Raises:
-            SqlError: 42P03, the name is taken; 42601, the query gives no rows.
+            SqlError: 42P03, the name is taken; 42601, the query returns no rows.
         """
         self.refuse_taken(declaration.name)
         if opened.columns is None:
@@ -161,12 +162,12 @@ class Cursors:
         return StatementResult("DECLARE CURSOR", notices=opened.notices)
 
     def columns(self, name: str) -> tuple[Column, ...] | None:
-        """The columns of an open cursor, or None."""
+        """Return the columns of an open cursor, or None."""
         cursor = self._open.get(name)
         return cursor.columns if cursor else None
 
     def fetch_columns(self, sql: str) -> tuple[Column, ...]:
-        """The columns a FETCH will give."""
+        """Return the columns of a FETCH."""
         return self._find(tokens(sql)[-1]).columns
 
     def _find(self, token: SqlToken) -> _Cursor:
@@ -175,7 +176,7 @@ class Cursors:
         return self._open[token.name]
 
     async def fetch(self, sql: str) -> StatementResult:
-        """Carry out FETCH or MOVE."""
+        """Run FETCH or MOVE."""
         words = [word for word in tokens(sql) if word.text != ";"]
         if len(words) < 2:
             raise SqlSyntaxError("FETCH needs a cursor")
@@ -189,10 +190,10 @@ class Cursors:
         return StatementResult(f"FETCH {len(rows)}", cursor.columns, rows, notices)
 
     async def close(self, name: str | None) -> None:
-        """Close one cursor, or all, and stop what they still run.
+        """Close one cursor, or all cursors, and stop their running queries.
 
         Raises:
-            SqlError: 34000, no such cursor.
+            SqlError: 34000, the cursor does not exist.
         """
         if name is not None and name not in self._open:
             raise SqlError(f'cursor "{name}" does not exist', sqlstate="34000")
@@ -202,12 +203,12 @@ class Cursors:
                 await cursor.stream.close()
 
     async def close_streams(self) -> None:
-        """Close the cursors whose rows still come; they never outlive their transaction."""
+        """Close the cursors over streams, which never outlive their transaction."""
         for name in [name for name, cursor in self._open.items() if cursor.stream is not None]:
             await self.close(name)
 
     def end_transaction(self, *, committed: bool = True) -> None:
-        """Close the cursors that are not held, and those that a failed transaction declared."""
+        """Close the cursors without hold, and the cursors declared by a failed transaction."""
         self._open = {
             name: cursor
             for name, cursor in self._open.items()
@@ -218,7 +219,7 @@ class Cursors:
 
 
 def _move(cursor: _Cursor, words: list[str]) -> Sequence[tuple[Any, ...]]:
-    """Move as FETCH's direction says and give the rows passed over.
+    """Move in FETCH's direction and return the passed rows.
 
     Raises:
         SqlError: 55000, backwards in a NO SCROLL cursor.
@@ -234,7 +235,7 @@ def _move(cursor: _Cursor, words: list[str]) -> Sequence[tuple[Any, ...]]:
 
 
 def _furthest(cursor: _Cursor, words: list[str]) -> int:
-    """The last row, from 1, that FETCH's direction needs to be known."""
+    """Return the last row, from 1, that FETCH's direction needs."""
     match words:
         case [] | ["NEXT"] | ["FORWARD"]:
             return cursor.at + 1
@@ -285,7 +286,7 @@ def _number(words: list[str]) -> int:
 
 
 def _step(cursor: _Cursor, count: int) -> Sequence[tuple[Any, ...]]:
-    """Pass over ``count`` rows, backwards if negative; ``at`` is the current row, from 1."""
+    """Move over ``count`` rows, backwards if negative; ``at`` is the current row, from 1."""
     total = cursor.known
     if count == 0:  # the current row again
         return cursor.between(cursor.at - 1, cursor.at) if cursor.at else []
@@ -301,6 +302,6 @@ def _step(cursor: _Cursor, count: int) -> Sequence[tuple[Any, ...]]:
 
 
 def _seat(cursor: _Cursor, row: int) -> Sequence[tuple[Any, ...]]:
-    """Sit on one row, from 1."""
+    """Move to one row, counted from 1."""
     cursor.at = max(0, min(row, cursor.known + 1))
     return cursor.between(row - 1, row) if row >= 1 else []

@@ -1,9 +1,9 @@
 """``EngineStatements``: the statements of a session that the engine runs, in the engine's spelling.
 
-session/session.py hands a statement over when the session itself has no answer for it. CREATE,
-ALTER and INSERT take an extra step: serial columns have sequences of their own here. EXPLAIN's
-answer gets PostgreSQL's shape: one column ``QUERY PLAN`` with a row per line, or with one row where
-the format is for programs; DuckDB answers pairs of a plan's name and its text.
+session/session.py passes statements on if the session itself has no answer. CREATE, ALTER and
+INSERT take an extra step: serial columns have their own sequences. EXPLAIN's answer gets
+PostgreSQL's format: a column ``QUERY PLAN`` with a row per line, or with a single row for the
+formats for programs; DuckDB returns pairs of a plan's name and text.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ENGINES: Final = ["explain_key", "explain_value"]
 
 
 def described_plan(sql: str, described: StatementDescription) -> StatementDescription:
-    """Give the description of an EXPLAIN the column that its answer will have."""
+    """Set the column of an EXPLAIN's later answer in its description."""
     if not _is_plan(described.columns):
         return described
     return replace(described, columns=_columns(_format(sql)))
 
 
 def plan_rows(sql: str, result: StatementResult, shown: Callable[[str], str]) -> StatementResult:
-    """Give the answer of an EXPLAIN the shape of PostgreSQL's; ``shown`` has a client's names."""
+    """Convert an EXPLAIN's answer to PostgreSQL's format; ``shown`` inserts the client's names."""
     if not _is_plan(result.columns):
         return result
     chosen = _format(sql)
@@ -49,7 +49,7 @@ def plan_rows(sql: str, result: StatementResult, shown: Callable[[str], str]) ->
 
 
 def _shown(value: Any, shown: Callable[[str], str]) -> Any:
-    """Put a client's names into the strings of a JSON value: a quote around one is no name's."""
+    """Insert the client's names into the strings of a JSON value: JSON quotes do not mark names."""
     if isinstance(value, dict):
         return {name: _shown(item, shown) for name, item in value.items()}
     if isinstance(value, list):
@@ -79,16 +79,16 @@ _STREAMED: Final = frozenset({"SELECT", "WITH"})
 class EngineStatements:
     """Runs and describes a session's statements in the engine.
 
-    A method returns None where ``run`` has to run the statement.
+    A method returns None if ``run`` must run the statement.
     """
 
     def __init__(self, inner: SqlSession, prep: Preparation, *, text_intervals: bool) -> None:
-        """Run statements in a session of the engine.
+        """Create the runner over a session of the engine.
 
         Args:
             inner: the engine's session.
             prep: rewrites each statement first.
-            text_intervals: a client takes intervals as text, so months have to stay months.
+            text_intervals: the client gets intervals as text, so months must be preserved.
         """
         self._inner = inner
         self._prep = prep
@@ -102,14 +102,14 @@ class EngineStatements:
         return await self._inner.copy_in(table, columns, rows)
 
     async def deallocate_all(self) -> None:
-        """Forget what the session named with PREPARE."""
+        """Deallocate the statements that the session named with PREPARE."""
         prepared = "SELECT name FROM duckdb_prepared_statements()"
         for (name,) in await self._inner.execute_own(prepared):
             quoted = str(name).replace('"', '""')
             await self._inner.execute_own(f'DEALLOCATE "{quoted}"')
 
     async def describe(self, sql: str) -> StatementDescription:
-        """Describe a statement without running it."""
+        """Describe a statement without running the statement."""
         word = first_word(sql)
         rewritten = await self._prep.ready(sql)
         definition = rewrite_create(rewritten.text) if word == "CREATE" else None
@@ -123,7 +123,7 @@ class EngineStatements:
         return queries.with_oids(described, rewritten.text)
 
     async def run(self, sql: str, params: Params) -> StatementResult:
-        """Run a statement that the engine understands, once its catalog names are ours."""
+        """Run a statement that the engine understands after the rewriting of catalog names."""
         rewritten = await self._prep.ready(sql)
         with rewritten.placing_errors():
             result = await self._run_rewritten(rewritten.text, params)
@@ -137,17 +137,17 @@ class EngineStatements:
         return result
 
     async def _run_rewritten(self, text: str, params: Params) -> StatementResult:
-        """Run a statement of the engine's; months in a client's rows of text stay months."""
+        """Run a rewritten statement; preserve months in a client's rows of text."""
         if self._text_intervals:
             return await queries.run(self._inner, text, params)
         return queries.with_oids(await self._inner.execute(text, params), text)
 
     async def open_stream(self, sql: str, params: Params) -> StatementResult | RowStream | None:
-        """Run a statement that may be a stream; None where ``execute`` has to run it."""
+        """Run a statement that may be a stream; return None to leave it to ``execute``."""
         lowered = sql.lower()
         if first_word(sql) not in _STREAMED or "ai_" not in lowered or "set_config" in lowered:
             return None
-        if not queries.is_query(sql):  # It must not run again.
+        if not queries.is_query(sql):  # A statement with effects must not run again.
             return None
         rewritten = await self._prep.ready(sql)
         with rewritten.placing_errors():
@@ -161,7 +161,7 @@ class EngineStatements:
         return queries.with_oids(opened, rewritten.text)
 
     async def create(self, sql: str, params: Params) -> StatementResult | None:
-        """Tables in PostgreSQL's spelling; sequences of serial columns start anew with them."""
+        """Create tables in PostgreSQL's spelling; sequences of serial columns are created first."""
         rewritten = await self._prep.ready(sql)
         definition = rewrite_create(rewritten.text)
         if definition is None:
@@ -181,7 +181,7 @@ class EngineStatements:
             return await self._inner.execute(definition.sql, params)
 
     async def alter(self, sql: str, params: Params) -> StatementResult | None:
-        """Tables; ``ONLY`` means nothing here, and a length that is lost is told."""
+        """Alter tables; drop ``ONLY``, and add a notice for a lost length."""
         rewritten = await self._prep.ready(sql)
         self._prep.sequences.forget_tables()
         text = without_only(rewritten.text)
@@ -193,7 +193,7 @@ class EngineStatements:
         return result if notice is None else replace(result, notices=(*result.notices, notice))
 
     async def insert(self, sql: str, params: Params) -> StatementResult | None:
-        """Rows that draw from a sequence also tell lastval() what they drew."""
+        """Insert rows, and note the values drawn from a sequence for lastval()."""
         if "returning" in sql.lower():
             result = await self.run(sql, params)
             column = await self._prep.sequences.serial_insert(

@@ -1,7 +1,8 @@
 """``Preparation``: a statement's text from a client's dialect to the engine's, and its catalog.
 
-session/session.py makes one per session. The engine's facts (its database's name, its time zone)
-are looked up only when a statement first needs these facts, so most sessions start without a query.
+session/session.py creates a Preparation per session. The engine's facts (the database's name, the
+time zone) are looked up only when a statement first needs these facts, so most sessions start
+without a query.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ OUR_SETTINGS: Final = (
 )
 
 _NEEDS_FACTS: Final = frozenset({"SET", "RESET", "SHOW", "BEGIN", "START", "EXPLAIN"})
-"""Statements that need the engine's facts, or can hinder the look-up: no query runs in a failed
-transaction."""
+"""Statements in need of the engine's facts, or able to block a look-up by a failed transaction."""
 _FACTS_OF_ENGINE: Final = (
     "SELECT current_setting('TimeZone'), current_database(), NOT EXISTS (FROM duckdb_schemas() "
     "WHERE database_name = current_database() AND schema_name = 'public')"
@@ -37,18 +37,18 @@ _READ_SETTINGS: Final = (f"{DATABASE}.main.pg_settings", f"{DATABASE}.main.own_s
 
 
 class Preparation:
-    """What one session knows of its engine, and the rewriting that follows from it.
+    """A session's knowledge of its engine, and the resulting rewriting.
 
     Attributes:
-        naming: what client and engine call the same things; complete once ``learned``.
+        naming: the client's and the engine's names; complete once ``learned``.
         learned: the engine's facts were looked up.
-        sequences: what the session drew from sequences.
+        sequences: values that the session drew from sequences.
     """
 
     def __init__(
         self, inner: SqlSession, client: ClientInfo, catalog: SharedCatalog, settings: PgSettings
     ) -> None:
-        """Look nothing up yet; ``inner`` answers the queries of the look-up."""
+        """Create without any look-up; ``inner`` runs the later look-ups."""
         self.naming = Naming(client.database)
         self.learned = False
         self.sequences = SequenceValues()
@@ -58,11 +58,11 @@ class Preparation:
         self._settings = settings
         self._facts: Mapping[str, str] = {}
         self._introduced = False
-        # A statement is described and then run: its rewriting is kept for the second time.
+        # A statement is described and then run: its rewriting is kept for the run.
         self._last: tuple[str, Mapping[str, str], Rewritten] | None = None
 
     async def learn(self) -> None:
-        """Look up what the engine calls its database, and its time zone."""
+        """Look up the engine's name of its database, and its time zone."""
         if self.learned or self._inner.transaction_status == "E":
             return
         zone, engine, public = (await self._inner.execute(_FACTS_OF_ENGINE)).rows[0]
@@ -86,12 +86,12 @@ class Preparation:
         }
 
     async def learn_for(self, sql: str, word: str) -> None:
-        """Look the engine's facts up if a statement may need these."""
+        """Look up the engine's facts if a statement may need these facts."""
         if not self.learned and (word in _NEEDS_FACTS or may_tell(sql) or PUBLIC in sql.lower()):
             await self.learn()
 
     async def need_catalog(self, text: str) -> None:
-        """Make the catalog, and let it know this session, where a statement's text names it."""
+        """Create the catalog and register this session if a statement's text names the catalog."""
         if DATABASE not in text or self._inner.transaction_status == "E":
             return
         await self._catalog.need()
@@ -113,7 +113,7 @@ class Preparation:
         return rewritten
 
     def rewrite(self, sql: str) -> Rewritten:
-        """Write a statement as the engine understands it, by what is known so far."""
+        """Rewrite a statement for the engine, with the facts known so far."""
         facts: Mapping[str, str] = self._facts
         lowered = sql.lower()
         if "current_setting" in lowered:
@@ -131,7 +131,7 @@ class Preparation:
         return self._last[2]
 
     async def _fill_settings(self) -> None:
-        """Put the settings where the view pg_settings reads them."""
+        """Write the settings where the view pg_settings reads them."""
         rows = [
             {"name": name, "setting": value, "default": SPECS[name.lower()].default}
             for name, value, _ in self._settings.all()
@@ -143,12 +143,12 @@ class Preparation:
 
 
 def literal(text: str) -> str:
-    """A string literal of SQL."""
+    """Return a string literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def _own_row(row: tuple[str, str, str, str]) -> dict[str, str]:
-    """A row of ``OUR_SETTINGS`` as the view pg_settings reads it."""
+    """Convert a row of ``OUR_SETTINGS`` for the view pg_settings."""
     name, value, description, source = row
     return {
         "name": name,

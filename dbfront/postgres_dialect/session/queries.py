@@ -1,6 +1,6 @@
-"""Running a statement whose names are the engine's: intervals exact, lists of the catalog's types.
+"""Runs rewritten statements with exact intervals, and with types for the catalog's lists.
 
-session/session.py hands statements over after their rewriting, and gives back what comes.
+session/engine_statements.py calls this module after the rewriting of a statement.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Params = Sequence[Any] | Mapping[str, Any] | None
 
 _QUERIES: Final = frozenset({"SELECT", "FROM", "VALUES", "TABLE"})
 _ONCE: Final = ("nextval", "ai_")
-"""What a query must not do twice: the one effect it can have, and what costs a model's time."""
+"""Words of a query that must not run twice: its only effect, and calls that cost a model's time."""
 
 _VECTORS: Final = {"BIGINT[]": "OID[]", "SMALLINT[]": "INT2VECTOR", "UINTEGER[]": "OIDVECTOR"}
 _Shaped = TypeVar("_Shaped", StatementDescription, StatementResult)
 
 
 def is_query(sql: str) -> bool:
-    """Whether a statement only reads."""
+    """Return True if a statement only reads."""
     word = first_word(sql)
     return word in _QUERIES or (word in ("", "WITH") and not may_change(tokenize(sql)))
 
@@ -44,8 +44,8 @@ def refuse_writing_cursor(sql: str) -> None:
     """Refuse a cursor over a statement that writes, before it runs, as PostgreSQL does.
 
     Raises:
-        SqlSyntaxError: it is no query.
-        FeatureNotSupportedError: it is one, with a WITH that writes.
+        SqlSyntaxError: the statement is not a query.
+        FeatureNotSupportedError: the query has a WITH that writes.
     """
     kind = classify(tokenize(sql))
     if kind.writes:
@@ -58,7 +58,7 @@ def refuse_writing_cursor(sql: str) -> None:
 
 
 def with_oids(shaped: _Shaped, sql: str) -> _Shaped:
-    """Numbers in catalog queries have PostgreSQL's types for them; drivers insist."""
+    """Give the numbers in catalog queries PostgreSQL's types, which drivers require."""
     if shaped.columns is None or DATABASE not in sql:
         return shaped
     return replace(shaped, columns=tuple(Column(c.name, _type(c)) for c in shaped.columns))
@@ -71,7 +71,7 @@ def _type(column: Column) -> str:
 
 
 async def run(inner: SqlSession, sql: str, params: Params) -> StatementResult:
-    """Run one statement so that months in its rows stay months."""
+    """Run one statement and preserve the months in its rows."""
     if not is_query(sql):
         return await _run_returning(inner, sql, params)
     lowered = sql.lower()
@@ -88,7 +88,7 @@ async def run(inner: SqlSession, sql: str, params: Params) -> StatementResult:
 
 
 async def _run_returning(inner: SqlSession, sql: str, params: Params) -> StatementResult:
-    selects = classify(tokenize(sql)) is StatementKind.QUERY  # behind a WITH that writes
+    selects = classify(tokenize(sql)) is StatementKind.QUERY  # after a WITH that writes
     gives_rows = selects or "returning" in sql.lower()
     columns = (await inner.describe(sql)).columns if gives_rows else None
     if columns is None or not has_interval(columns):

@@ -1,8 +1,9 @@
-"""lastval() and currval(): what this session's statements drew from sequences.
+"""lastval() and currval(): the values that this session's statements drew from sequences.
 
-The engine remembers the last value of a sequence for everyone, so the value that an INSERT gives a
-serial column is asked for with RETURNING and kept here. Where that can't be (INSERT ... SELECT),
-currval() answers with the engine's value. session/session.py asks and notes.
+The engine keeps the last value of a sequence for all sessions. The value that an INSERT gives a
+serial column is therefore read with RETURNING and kept here. If that is impossible (INSERT ...
+SELECT), currval() returns the engine's value. session/engine_statements.py and
+session/preparation.py use the values.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class SerialColumn:
 
 
 def _plain(sequence: str) -> str:
-    """A sequence's own name, without schema and quotes."""
+    """Return a sequence's own name, without schema and quotes."""
     return sequence.rsplit(".", 1)[-1].strip('"')
 
 
 class SequenceValues:
-    """One session's values; mutated through ``note`` and ``insert`` only."""
+    """The values of one session; only ``note`` and ``note_query`` change the values."""
 
     def __init__(self) -> None:
         self._values: dict[str, int] = {}
@@ -50,14 +51,14 @@ class SequenceValues:
         self._serial: dict[str, SerialColumn | None] = {}
 
     def forget_tables(self) -> None:
-        """Look columns up anew: a table may have changed."""
+        """Drop the cached serial columns: a table may have changed."""
         self._serial.clear()
 
     def literals(self, lowered: str) -> dict[str, str]:
-        """Facts for the rewriting of a statement, in lower case.
+        """Return facts for the rewriting of a statement, which is given in lower case.
 
         Raises:
-            SqlError: 55000, it asks for the last value and there is none.
+            SqlError: 55000, the statement asks for a last value that does not exist.
         """
         found: dict[str, str] = {}
         if "lastval" in lowered and re.search(r"\blastval\s*\(", lowered):
@@ -74,18 +75,18 @@ class SequenceValues:
         return found
 
     def note(self, sequence: str, value: Any) -> None:
-        """Remember what was drawn."""
+        """Store a drawn value."""
         if isinstance(value, int):
             self._values[_plain(sequence)] = self._last = value
 
     def note_query(self, sql: str, result: StatementResult) -> None:
-        """Remember what ``SELECT nextval('s')`` drew."""
+        """Store the value that ``SELECT nextval('s')`` drew."""
         drawn = _NEXT.match(sql)
         if drawn is not None and result.rows:
             self.note(drawn[1], result.rows[-1][0])
 
     async def serial_insert(self, inner: SqlSession, sql: str) -> SerialColumn | None:
-        """The column that an INSERT of values leaves to a sequence."""
+        """Return the column that an INSERT of values leaves to a sequence."""
         match = _INSERT.match(sql)
         if match is None or inner.transaction_status == "E":
             return None
@@ -104,7 +105,7 @@ class SequenceValues:
 async def _look_up(inner: SqlSession, table: str) -> SerialColumn | None:
     quoted = table.replace("'", "''")
     asked = f"SELECT name, dflt_value FROM pragma_table_info('{quoted}')"
-    # A table that is not there fails the INSERT itself, with a better message.
+    # If the table does not exist, the INSERT itself fails with a better message.
     known = "SELECT 1 FROM duckdb_tables() WHERE table_name = '{}'"
     name = tokens(table)[-1].name.replace("'", "''")
     if not (await inner.execute(known.format(name))).rows:
@@ -117,13 +118,13 @@ async def _look_up(inner: SqlSession, table: str) -> SerialColumn | None:
 
 
 def returning(sql: str, column: SerialColumn) -> str:
-    """The INSERT, telling the values it drew."""
+    """Return the INSERT with a RETURNING of the drawn values."""
     name = column.name.replace('"', '""')
     return f'{sql.rstrip().rstrip(";")}\nRETURNING "{name}"'
 
 
 def current_value(r: Rewriter, first: int) -> int:
-    """``currval('s')`` of a sequence that the session drew from; of others the engine's."""
+    """Rewrite ``currval('s')``: the session's value if the session drew one, else the engine's."""
     i = first + 2 if (r.at(first), r.at(first + 1)) == ("pg_catalog", ".") else first
     values = r.literals.get("currval")
     if values is None or r.at(i) != "currval" or r.at(i + 1) != "(":

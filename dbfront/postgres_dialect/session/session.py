@@ -1,8 +1,8 @@
-"""``DialectSession``: a SqlSession that speaks PostgreSQL where DuckDB's dialect stops.
+"""``DialectSession``: a SqlSession with PostgreSQL's statements that DuckDB's dialect lacks.
 
-``DialectServer`` opens one for each client of the wire, of REST and of ``tierkv.connect()``. The
-session answers settings, cursors, transaction modes and a few no-op commands itself, and rewrites
-catalog queries for the engine's session below it. Everything else goes through untouched.
+``DialectServer`` opens a session for each client of the wire, of REST and of ``tierkv.connect()``.
+The session answers settings, cursors, transaction modes and a few no-op commands itself, and
+rewrites catalog queries for the engine's session below. All other statements pass unchanged.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _NO_ROWS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WireNeeds:
-    """What sessions of PostgreSQL's wire protocol need beyond those of other doors.
+    """Extra needs of the sessions of PostgreSQL's wire protocol.
 
     Attributes:
-        numbers: what was looked up of tables.
+        numbers: cached numbers of tables.
         defaults: PostgreSQL's settings, by name.
     """
 
@@ -89,7 +89,7 @@ class DialectSession:
 
         Args:
             inner: the engine's session.
-            client: who speaks; without the name of a database the engine's name stands.
+            client: the client; without a database name the engine's name is used.
             catalog: PostgreSQL's catalog in the engine.
             wire: given for a client of the wire protocol, whose intervals are text.
         """
@@ -138,7 +138,7 @@ class DialectSession:
         self._deallocate = deallocate
 
     async def start(self) -> None:
-        """Look the engine's facts up and apply the settings of the startup message."""
+        """Look up the engine's facts and apply the settings of the startup message."""
         await self._prep.learn()
         for name, value in self._startup_settings():
             if name.lower() != "application_name":
@@ -155,12 +155,12 @@ class DialectSession:
         return found
 
     async def learn_tables(self, sql: str) -> None:
-        """Look up, before a statement runs, what ``numbered`` needs to know of its tables."""
+        """Look up, before a statement runs, the numbers of its tables for ``numbered``."""
         if self._wire is not None:
             await self._wire.numbers.learn(sql, self._inner)
 
     def numbered(self, columns: tuple[Column, ...], sql: str) -> tuple[Column, ...]:
-        """Give the columns of a statement's result the numbers of their tables."""
+        """Add the numbers of their tables to the columns of a statement's result."""
         if self._wire is None:
             return columns
         return self._wire.numbers.numbered(columns, sql, self._inner, self._prep.naming)
@@ -172,14 +172,14 @@ class DialectSession:
         return await self._engine.copy_in(table, columns, rows)
 
     async def fail_transaction(self) -> None:
-        """Make the open transaction a failed one, after an error the engine never saw."""
+        """Fail the open transaction, after an error that the engine never saw."""
         if self.transaction_status == "T":
             await self.cursors.close_streams()
-            with contextlib.suppress(TierKVError):  # always refused, and that is what counts
+            with contextlib.suppress(TierKVError):  # always refused, as intended
                 await self._inner.execute("ROLLBACK TO SAVEPOINT own_nothing")
 
     async def own_rows(self, sql: str) -> Sequence[tuple[Any, ...]]:
-        """Rows of a query of our own, for what the protocol needs to know."""
+        """Return the rows of an internal query, for the needs of the protocol."""
         return (await self._inner.execute(sql)).rows
 
     async def describe(self, sql: str) -> StatementDescription:
@@ -206,7 +206,7 @@ class DialectSession:
         return await self._engine.describe(sql)
 
     def timed(self) -> contextlib.AbstractContextManager[None]:
-        """Cancel what runs inside after ``statement_timeout``; see StatementTimer."""
+        """Cancel the enclosed work after ``statement_timeout``; see StatementTimer."""
         return self._timer.running(TimeLeft(self.settings.statement_timeout_s))
 
     async def execute(self, sql: str, params: Params = None) -> StatementResult:
@@ -216,7 +216,7 @@ class DialectSession:
 
     @contextlib.asynccontextmanager
     async def _client_names(self) -> AsyncIterator[None]:
-        """Let the first error of a session speak of the client's names, too."""
+        """Use the client's names in a session's first error, too."""
         try:
             yield
         except UserError as error:
@@ -243,7 +243,7 @@ class DialectSession:
         return replace(result, columns=with_names(result.columns, sql))
 
     async def execute_rows(self, sql: str, params: Params = None) -> StatementResult | RowStream:
-        """Run a statement whose rows are taken as they come; only AI calls take that long."""
+        """Run a statement and stream its rows; only AI calls take long enough for a stream."""
         left = TimeLeft(self.settings.statement_timeout_s)
         async with self._client_names():
             with self._timer.running(left):
@@ -264,7 +264,7 @@ class DialectSession:
     async def _on_setting(self, sql: str, params: Params) -> StatementResult | None:
         return await self._commands.run(sql)
 
-    # Cursors, transactions and what needs no work
+    # Cursors, transactions and no-op commands
 
     async def _on_select(self, sql: str, params: Params) -> StatementResult | None:
         if "set_config" not in sql.lower():

@@ -1,7 +1,7 @@
-"""SET, RESET, SHOW and set_config, carried out: PostgreSQL's settings here, others in the engine.
+"""SET, RESET, SHOW and set_config: PostgreSQL's settings here, other settings in the engine.
 
-session.py hands the statements over; setting_syntax.py reads and settings.py keeps values.
-Settings named ``tierkv.*`` are not handled here: the session below knows them.
+session.py passes the statements on; setting_syntax.py parses, and settings.py keeps values.
+Settings named ``tierkv.*`` are not handled here, but in the session below.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCKED: Final = "42501"
 
 
 class SettingCommands:
-    """One session's settings statements."""
+    """The settings statements of one session."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class SettingCommands:
         transactions: Transactions,
         prep: Preparation,
     ) -> None:
-        """Carry commands out on ``settings``, and in the engine's session ``inner``."""
+        """Apply commands to ``settings``, and to the engine's session ``inner``."""
         self._inner = inner
         self._settings = settings
         self._user = client.user
@@ -101,7 +101,7 @@ class SettingCommands:
         return StatementResult("RESET")
 
     async def assign(self, command: PgSettingCommand) -> StatementResult:
-        """Change a setting here, or pass it on to the engine in its own spelling."""
+        """Change a setting here, or pass the setting on to the engine in the engine's spelling."""
         name = command.name.lower()
         notices: tuple[Notice, ...] = ()
         if command.local and self._inner.transaction_status == "I":
@@ -137,7 +137,7 @@ class SettingCommands:
         return ()
 
     async def _set_time_zone(self, value: str) -> tuple[Notice, ...]:
-        """JDBC always sends its zone; where the engine's settings are locked it stays as it is."""
+        """Set the time zone, which JDBC always sends; locked engine settings keep the old zone."""
         if value.removeprefix("Etc/") == self._settings.time_zone.removeprefix("Etc/"):
             return ()
         if (
@@ -163,6 +163,6 @@ def _zone_stays(zone: str, why: str) -> Notice:
 
 
 def _setting_literal(value: str) -> str:
-    """A SET value: numbers and booleans bare, everything else quoted."""
+    """Return a SET value: numbers and booleans bare, all others quoted."""
     bare = re.fullmatch(r"-?\d+(\.\d+)?|true|false", value, re.IGNORECASE)
     return value if bare else literal(value)

@@ -1,7 +1,7 @@
-"""SET, RESET, SHOW and set_config as values, from SQL text.
+"""SET, RESET, SHOW and set_config as values, parsed from SQL text.
 
-Only reads; session.py acts on them. ``parse_setting_command`` answers None for anything else, and
-for forms the engine knows better (``SET VARIABLE``).
+This module only parses; setting_commands.py runs the commands. ``parse_setting_command`` returns
+None for other statements, and for forms that the engine handles (``SET VARIABLE``).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class PgSettingCommand:
 
 
 def parse_setting_command(sql: str) -> PgSettingCommand | None:
-    """Read a settings statement.
+    """Parse a settings statement; None for any other statement.
 
     Raises:
-        SqlSyntaxError: it is a SET without a value.
+        SqlSyntaxError: a SET without a value.
     """
     verb = first_word(sql)
     if verb not in _VERBS or (verb == "SELECT" and "set_config" not in sql.lower()):
@@ -91,7 +91,7 @@ def _parse_assignment(words: list[SqlToken], *, local: bool) -> PgSettingCommand
 
 
 def _value(words: list[SqlToken]) -> str | None:
-    """The value; several are joined as PostgreSQL joins lists. None is DEFAULT or LOCAL."""
+    """Return the value; join several values as PostgreSQL does. None for DEFAULT or LOCAL."""
     if len(words) == 1 and words[0].upper in ("DEFAULT", "LOCAL"):
         return None
     if not words:
@@ -104,7 +104,7 @@ def _value(words: list[SqlToken]) -> str | None:
 
 
 def _parse_set_config(words: list[SqlToken]) -> PgSettingCommand | None:
-    """``SELECT [pg_catalog.]set_config('name', 'value', is_local)``."""
+    """Parse ``SELECT [pg_catalog.]set_config('name', 'value', is_local)``."""
     rest = words[1:]
     if len(rest) > 2 and rest[0].upper == "PG_CATALOG" and rest[1].text == ".":
         rest = rest[2:]

@@ -1,7 +1,8 @@
-"""PostgreSQL's session settings, as far as clients set or ask for them.
+"""PostgreSQL's session settings, as far as clients set or read them.
 
-``PgSettings`` holds one session's values; session.py changes them when it sees SET, RESET or SHOW.
-Settings DuckDB has itself (TimeZone, search_path, threads...) are not kept here but passed on.
+``PgSettings`` holds the values of a session; setting_commands.py changes the values at SET and
+RESET. Settings that DuckDB has itself (TimeZone, search_path, threads...) are not kept here but
+passed on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
 
 SERVER_VERSION: Final = "16.0 (TierKV)"
 ISOLATION: Final = "repeatable read"
-"""What DuckDB's snapshots give, whatever level was asked for."""
+"""The isolation of DuckDB's snapshots, whatever level the client asked for."""
 
 _TIME_UNITS: Final = {"us": 0.001, "ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "": 1}
 _UTF8_NAMES: Final = frozenset({"utf8", "unicode", "sqlascii"})
@@ -57,7 +58,7 @@ def _read_only(name: str) -> Callable[[str], str]:
 
 
 def milliseconds(text: str) -> int:
-    """A time setting such as ``5s`` or ``250`` in milliseconds.
+    """Convert a time setting, for example ``5s`` or ``250``, to milliseconds.
 
     Raises:
         SqlError: 22023, not a time.
@@ -74,7 +75,7 @@ def _time(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PgSettingSpec:
-    """One setting; ``parse`` checks a new value and gives its stored form."""
+    """One setting; ``parse`` checks a new value and returns its stored form."""
 
     name: str
     default: str
@@ -138,10 +139,10 @@ SPECS: Final = {spec.name.lower(): spec for spec in _SPECS}
 
 
 class PgSettings:
-    """One session's values; names are case-insensitive.
+    """The values of one session; names are case-insensitive.
 
     Attributes:
-        time_zone: what the engine's TimeZone was last set to; reported with the others.
+        time_zone: the engine's last TimeZone; reported with the other settings.
     """
 
     def __init__(
@@ -156,11 +157,11 @@ class PgSettings:
 
     @staticmethod
     def known(name: str) -> bool:
-        """Whether the setting is kept here."""
+        """Return True if the setting is kept here."""
         return name.lower() in SPECS
 
     def get(self, name: str) -> str:
-        """The value in force."""
+        """Return the current value."""
         key = name.lower()
         for layer in (self._local, self._values, self._start):
             if key in layer:
@@ -180,7 +181,7 @@ class PgSettings:
         (self._local if local else self._values)[key] = parsed
 
     def reset(self, name: str) -> None:
-        """Back to the value at login; ``all`` resets everything."""
+        """Restore the value at login; ``all`` resets all settings."""
         for layer in (self._local, self._values):
             if name.lower() == "all":
                 layer.clear()
@@ -192,18 +193,18 @@ class PgSettings:
         self._local.clear()
 
     def all(self) -> list[tuple[str, str, str]]:
-        """Rows of SHOW ALL."""
+        """Return the rows of SHOW ALL."""
         return [(spec.name, self.get(spec.name), "") for spec in _SPECS]
 
     def reported(self) -> Iterator[tuple[str, str]]:
-        """The settings a client is told without asking (ParameterStatus)."""
+        """Yield the settings reported to a client without a query (ParameterStatus)."""
         for spec in _SPECS:
             if spec.reported:
                 yield spec.name, self.get(spec.name)
         yield "TimeZone", self.time_zone
 
     def take_changes(self) -> list[tuple[str, str]]:
-        """Reported settings that changed since the last call."""
+        """Return the reported settings that changed since the last call."""
         now = dict(self.reported())
         changed = [(name, value) for name, value in now.items() if self._told[name] != value]
         self._told = now
@@ -211,10 +212,10 @@ class PgSettings:
 
     @property
     def statement_timeout_s(self) -> float:
-        """Seconds a statement may run; 0 is forever."""
+        """Return the maximum seconds of a statement; 0 means no limit."""
         return int(self.get("statement_timeout")) / 1_000
 
     def idle_timeout_s(self, *, in_transaction: bool) -> float:
-        """Seconds the client may do nothing; 0 is forever."""
+        """Return the maximum seconds of client idleness; 0 means no limit."""
         name = "idle_in_transaction_session_timeout" if in_transaction else "idle_session_timeout"
         return int(self.get(name)) / 1_000

@@ -1,7 +1,7 @@
-"""``statement_timeout``: how long a statement may run, and rows that come within that time.
+"""``statement_timeout``: the time limit of a statement, and streams of rows within the limit.
 
-session/session.py starts the timer with each statement; the wire starts it earlier and stops it
-later, so that sending rows counts as well. An outer start covers the inner ones.
+session/session.py starts the timer with each statement. The wire starts the timer earlier and stops
+the timer later, so sending rows counts as well. An outer start covers the inner starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tierkv.kvcore.errors import CancelledByUserError, DeadlineError
 
 @dataclass(slots=True)
 class TimeLeft:
-    """Seconds that a statement may still run; 0 at the start is forever."""
+    """Remaining seconds of a statement; 0 at the start means no limit."""
 
     seconds: float
 
@@ -27,16 +27,16 @@ class StatementTimer:
     """The timer of one session."""
 
     def __init__(self, cancel: Callable[[], Awaitable[None]]) -> None:
-        """``cancel`` stops the session's statement."""
+        """Create the timer; ``cancel`` stops the session's statement."""
         self._cancel = cancel
         self._counts = False
 
     @contextmanager
     def running(self, left: TimeLeft) -> Iterator[None]:
-        """Cancel what runs inside when the time is over; ``left`` is shorter afterwards.
+        """Cancel the enclosed work at the time limit; reduce ``left`` by the time used.
 
         Raises:
-            DeadlineError: the statement was cancelled for its time.
+            DeadlineError: the time limit cancelled the statement.
         """
         if self._counts or not left.seconds:
             yield
@@ -62,7 +62,7 @@ class StatementTimer:
 
 
 class NamedRows:
-    """Rows that come, under PostgreSQL's names and within the statement's time; a RowStream."""
+    """A RowStream with PostgreSQL's column names and within the statement's time limit."""
 
     def __init__(
         self, rows: RowStream, columns: tuple[Column, ...], timer: StatementTimer, left: TimeLeft

@@ -1,7 +1,7 @@
-"""BEGIN, COMMIT, ROLLBACK and savepoints in PostgreSQL's manner, over the engine's transactions.
+"""BEGIN, COMMIT, ROLLBACK and savepoints as in PostgreSQL, over the engine's transactions.
 
-session/session.py hands these statements over. Warnings instead of errors outside a transaction,
-modes DuckDB does not parse dropped.
+session/session.py passes these statements on. Outside a transaction there are warnings instead of
+errors, and modes that DuckDB does not parse are dropped.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
 
 
 class Transactions:
-    """One session's transaction commands."""
+    """The transaction commands of one session."""
 
     def __init__(self, inner: SqlSession, before_end: Callable[[], Awaitable[None]]) -> None:
-        """``before_end`` stops what the transaction still runs and nobody can ask for after it."""
+        """Create the commands; ``before_end`` stops queries that cannot outlive the transaction."""
         self._inner = inner
         self._before_end = before_end
 
@@ -32,7 +32,7 @@ class Transactions:
             )
 
     async def begin(self, sql: str) -> StatementResult:
-        """Drop transaction modes DuckDB does not parse; its isolation is always a snapshot."""
+        """Begin without modes that DuckDB does not parse; the isolation is always a snapshot."""
         self.refuse_if_aborted()
         if self._inner.transaction_status == "T":
             warning = Notice("WARNING", "there is already a transaction in progress", "25001")
@@ -44,7 +44,7 @@ class Transactions:
         return StatementResult(tag, notices=result.notices)
 
     async def end(self, sql: str) -> StatementResult:
-        """COMMIT and ROLLBACK outside a transaction are warnings, as in PostgreSQL."""
+        """Run COMMIT or ROLLBACK; outside a transaction return a warning, as PostgreSQL does."""
         words = [token for token in tokens(sql) if token.text != ";"]
         verbs = [word.upper for word in words]
         if "TO" in verbs:
@@ -64,7 +64,7 @@ class Transactions:
         return StatementResult(tag, notices=result.notices)
 
     async def savepoint(self, sql: str) -> StatementResult:
-        """SAVEPOINT, RELEASE and ROLLBACK TO."""
+        """Run SAVEPOINT, RELEASE or ROLLBACK TO."""
         if first_word(sql) == "ROLLBACK":
             await self._before_end()
         return await self._inner.execute(sql)
