@@ -173,5 +173,5 @@ def _output(catalogue: _Catalogue, sql: str, naming: Naming) -> tuple[OutputColu
 
 
 def _fits(column: Column, output: OutputColumn) -> bool:
-    """Return True if the engine's name is the expected name, perhaps with a number behind."""
+    """Return True if the engine's name is the expected name, perhaps with a number appended."""
     return output.origin is None or column.name.lower().startswith(output.name)

@@ -107,7 +107,7 @@ class Signatures:
         return exact or self._choose(signatures, (left, right))
 
     def function(self, name: str, kinds: Sequence[TypeName]) -> Signature | None:
-        """Choose a call's function; if PostgreSQL refuses, the types common to all overloads."""
+        """Choose a call's function; if PostgreSQL refuses, keep types common to all overloads."""
         sized = [s.of_length(len(kinds)) for s in self.functions.get(name, ())]
         signatures = [signature for signature in sized if signature is not None]
         exact = next((s for s in signatures if s.arguments == tuple(kinds)), None)

@@ -27,7 +27,7 @@ OUR_SETTINGS: Final = (
 )
 
 _NEEDS_FACTS: Final = frozenset({"SET", "RESET", "SHOW", "BEGIN", "START", "EXPLAIN"})
-"""Statements in need of the engine's facts, or able to block a look-up by a failed transaction."""
+"""Statements that need the engine's facts, or may fail the transaction and so prevent a look-up."""
 _FACTS_OF_ENGINE: Final = (
     "SELECT current_setting('TimeZone'), current_database(), NOT EXISTS (FROM duckdb_schemas() "
     "WHERE database_name = current_database() AND schema_name = 'public')"
