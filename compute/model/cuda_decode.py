@@ -166,7 +166,9 @@ def attach_decode_graphs(decoder: Decoder) -> str:
     with torch.inference_mode():
         difference = _difference(decoder, graphs)
     limit = _TOLERANCE[decoder.pages.kv.dtype]
-    if not graphs.refusal and not difference <= limit:
+    if difference is None:
+        graphs.refusal = graphs.refusal or "the pass to compare with does not fit a graph"
+    elif not graphs.refusal and not difference <= limit:
         graphs.refusal = f"logits differ by {difference:.2g} of the largest, over {limit:g}"
     if graphs.refusal:
         _log.warning("decoding without CUDA graphs: %s", graphs.refusal)
@@ -175,8 +177,13 @@ def attach_decode_graphs(decoder: Decoder) -> str:
     return graphs.refusal
 
 
-def _difference(decoder: Decoder, graphs: DecodeGraphs) -> float:
-    """Compare both passes on random KV in pages that are not in use yet, then clear the pages."""
+def _difference(decoder: Decoder, graphs: DecodeGraphs) -> float | None:
+    """Compare both passes on random KV in pages that are not in use yet, then clear the pages.
+
+    Returns:
+        The largest difference of two logits, as a share of the largest logit; None if the graphs
+        computed nothing, so there was nothing to compare.
+    """
     layout, usable = decoder.pages.layout, min(decoder.pages.num_pages - 1, 6)
     generator = torch.Generator(device=decoder.pages.kv.device).manual_seed(1)
     pages = list(range(1, usable + 1))
@@ -191,7 +198,7 @@ def _difference(decoder: Decoder, graphs: DecodeGraphs) -> float:
     graphed = graphs.run(step)
     decoder.pages.clear(pages)
     if graphed is None:
-        return 0.0
+        return None
     return float((plain - graphed.logits).abs().max() / plain.abs().max())
 
 

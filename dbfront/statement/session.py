@@ -27,6 +27,7 @@ from tierkv.dbfront.contracts import (
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
 from tierkv.dbfront.statement.executor import StatementContext, run_statement
+from tierkv.dbfront.statement.explain import EXPLAIN_COLUMNS
 from tierkv.dbfront.statement.input import check_length, named_parameters
 from tierkv.dbfront.statement.rows import StatementRows, release
 from tierkv.dbfront.statement.settings import SessionSettings
@@ -49,8 +50,6 @@ from tierkv.sql.view_columns import VIEW_COLUMNS
 from tierkv.sql.views import view_variable
 
 T = TypeVar("T")
-
-_EXPLAIN_COLUMNS = (Column("explain_key", "VARCHAR"), Column("explain_value", "VARCHAR"))
 
 
 class DuckDbSession:
@@ -327,7 +326,7 @@ class DuckDbSession:
     async def _columns(self, plan: StatementPlan) -> tuple[Column, ...] | None:
         if plan.explain is not Explain.NO:
             await self._connection.check(plan.engine_sql)
-            return _EXPLAIN_COLUMNS
+            return EXPLAIN_COLUMNS
         book = AnswerBook(plan.forms)
         if plan.returning_sql is not None:
             return await self._connection.describe(plan.returning_sql, book)

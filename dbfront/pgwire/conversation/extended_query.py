@@ -251,7 +251,7 @@ class ExtendedQuery:
             return taken_over
         if portal.statement.copy is not None:
             return StatementResult(await run_copy(exchange, portal.statement.copy))
-        if result := self._deallocate(sql):
+        if result := self.deallocate(sql):
             return result
         cast_sql = portal.statement.cast_sql(portal.casts)
         async with cast_sql.read_ahead():
@@ -298,9 +298,6 @@ class ExtendedQuery:
 
         Names known only to SQL's PREPARE are left to the engine.
         """
-        return self._deallocate(sql)
-
-    def _deallocate(self, sql: str) -> StatementResult | None:
         words = [token for token in tokens(sql) if token.text != ";"]
         if [word.upper for word in words] == ["DISCARD", "ALL"]:
             self._statements.clear()
