@@ -1,8 +1,8 @@
-"""Engines that are not ours: vLLM and SGLang keep their KV in our pool, and answer our calls.
+"""vLLM and SGLang as engines of TierKV: they store KV in the pool and answer AI calls.
 
-``integrations/vllm`` and ``integrations/sglang`` are loaded by these engines, in their processes
-and their environments, through the interfaces they offer; what both need of the pool lies beside
-them here. ``integrations/remote`` is a compute node that has another engine answer,
-``integrations/events`` tells the directory what such an engine holds in its own cache.
-docs/engines.md says how to use all that.
+vLLM and SGLang load ``integrations/vllm`` and ``integrations/sglang`` into their own processes and
+environments, through the interfaces of the engines. Modules for both engines lie directly in this
+folder. ``integrations/remote`` is a compute node that sends its requests to another engine.
+``integrations/events`` reports the content of an engine's own cache to the directory.
+docs/engines.md is the manual.
 """

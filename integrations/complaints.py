@@ -1,8 +1,8 @@
-"""What goes wrong between an engine and the pool: said once, counted each time.
+"""Problems between an engine and the pool: logged once per code, counted every time.
 
-Nothing here stops an engine: it serves on and computes what the cache could not give. So the log
-and ``tierkv.nodes`` are where people learn why there are no hits. Thread-safe; texts may come from
-requests and peers, so they are cleaned and bounded.
+A problem never stops an engine: the engine keeps serving and computes the KV that the cache could
+not give. The log and ``tierkv.nodes`` therefore have to explain missing hits to people.
+Thread-safe. Texts may come from requests and peers and are cleaned and bounded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Complaints:
     """Complaints by code.
 
     Attributes:
-        _counts: how often each was made.
-        _texts: the last text of those that are not settled.
+        _counts: number of complaints of each code.
+        _texts: the last text of each complaint that is not settled.
         _said: codes that are in the log.
     """
 
@@ -36,11 +36,11 @@ class Complaints:
         self._said: set[str] = set()
 
     def complain(self, code: str, message: str, *, hint: str = "") -> None:
-        """Count a complaint; the first of its code is logged as a warning.
+        """Count a complaint. The first complaint of each code is logged as a warning.
 
         Args:
-            code: what kind, in small letters and ``_``.
-            message: what happened, with the values that show it.
+            code: kind of problem, in small letters and ``_``.
+            message: the event, with the values that show the problem.
             hint: the cure.
         """
         code = _clean_code(code)
@@ -56,7 +56,7 @@ class Complaints:
             _log.warning("tierkv: %s: %s", code, text)
 
     def hold(self, code: str, message: str, *, hint: str = "") -> None:
-        """Complain of something that lasts: it counts once until it is settled."""
+        """Complain of a lasting problem, which is counted only once until it is settled."""
         with self._lock:
             held = _clean_code(code) in self._texts
             if held:
@@ -65,7 +65,7 @@ class Complaints:
             self.complain(code, message, hint=hint)
 
     def settle(self, code: str) -> None:
-        """Say that a complaint no longer holds; its count stays."""
+        """Mark a complaint as over; its count stays."""
         code = _clean_code(code)
         with self._lock:
             was = self._texts.pop(code, None)
@@ -73,12 +73,12 @@ class Complaints:
             _log.info("tierkv: %s is over", code)
 
     def counts(self) -> tuple[tuple[str, int], ...]:
-        """Return how often each code was complained of."""
+        """Return the number of complaints of each code."""
         with self._lock:
             return tuple(sorted(self._counts.items()))
 
     def notes(self) -> tuple[str, ...]:
-        """Return those that hold, for people: code, how often, and the last text."""
+        """Return unsettled complaints as text: code, count and the last message."""
         with self._lock:
             return tuple(
                 f"{code} ({self._counts[code]}): {text}"[: limits.MAX_REASON_CHARS]

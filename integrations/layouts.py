@@ -1,9 +1,9 @@
-"""The layout of another engine's blocks, as far as a model's config.json and the engine tell.
+"""The layout of another engine's blocks, from the model's config.json and the engine's answers.
 
-Used where the engine's memory can't be seen: by the node that stands for it (integrations/remote).
-What runs inside an engine reads the layout off its tensors, and both must come to the same result;
-the node takes over what an engine of ours in the cluster says (NodeRole.ENGINE) rather than this
-guess.
+Used where the engine's memory can't be seen: by the engine's node (integrations/remote). Code
+inside an engine reads the layout off the engine's tensors, and both results must be equal. Where an
+engine with TierKV's classes is in the cluster (NodeRole.ENGINE), the node takes over the engine's
+report instead of this guess.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 VLLM_ORDER: Final = "vllm-untold"
-"""For a vLLM that nobody of ours runs in: its order depends on release, backend and CPU."""
+"""For a vLLM without TierKV's classes: the order depends on release, backend and CPU."""
 
 _OPAQUE_TOKENS: Final = 64
 
@@ -22,17 +22,17 @@ _OPAQUE_TOKENS: Final = 64
 def config_layout(
     config: Mapping[str, Any], *, block_tokens: int, dtype: str, order: str
 ) -> BlockLayout | None:
-    """Derive a layout from a model's configuration; None where its KV is none of the plain kind.
+    """Derive a layout from a model's configuration; None if the KV is not of the plain kind.
 
     Args:
-        config: config.json; of a model of several kinds of input, its text part counts.
+        config: config.json; for a multimodal model the text part is used.
         block_tokens: tokens of the engine's blocks.
         dtype: element type of the engine's KV; empty or ``auto``: the model's own.
-        order: name of the order of a layer's bytes.
+        order: name of the byte order within a layer.
     """
     text = config.get("text_config")
     config = text if isinstance(text, Mapping) else config
-    if config.get("kv_lora_rank"):  # Its KV is one compressed vector per token.
+    if config.get("kv_lora_rank"):  # The KV is one compressed vector per token.
         return None
     name = dtype if dtype not in ("", "auto") else config.get("dtype") or config.get("torch_dtype")
     try:
@@ -50,7 +50,7 @@ def config_layout(
 
 
 def opaque_layout(kind: str, block_tokens: int = 0) -> BlockLayout:
-    """Return a layout for an engine whose KV nobody shares: only the length of a block counts."""
+    """Return a layout for an engine with unshared KV: only ``block_tokens`` has a meaning."""
     return BlockLayout(
         layers=1,
         kv_heads=1,

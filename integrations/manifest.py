@@ -1,8 +1,8 @@
-"""A few small values in the pool that tell who keeps a model there, and in what form.
+"""Small values in the pool with the identity of every engine of a model.
 
-Engines whose KV differs in anything never find each other's blocks, which looks like a cache
-without hits. So each leaves its identity under the model's name and reads those of others; what
-differs is said field by field. Called by integrations/pool_door.py in the keeper's thread.
+Engines with different KV never share blocks, which looks like a cache without hits. Each engine
+therefore writes its identity under the model's name, reads the other identities and reports the
+differing fields. Called by integrations/pool_door.py in the keeper's thread.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import NodeId
 
 PERIOD_S: Final = 6 * 3600.0
-"""Nothing is ever deleted from a pool: entries name their period, and only this one's and the last
-one's are read, so what an engine left that is gone is forgotten after twelve hours at most."""
+"""Length of a period. Nothing is ever deleted from a pool, so names contain the period and only
+entries of the current and the last period are read. The entry of an engine that has left is
+forgotten after twelve hours at most."""
 
 SLOTS: Final = 8
-"""Different identities of one model that are told of, per period."""
+"""Most identities of one model that are kept per period."""
 
 LOOK_INTERVAL_S: Final = 60.0
 _MOST_BYTES: Final = 16 << 10
@@ -32,12 +33,12 @@ _MOST_FIELDS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """What one engine left.
+    """The entry of one engine.
 
     Attributes:
-        engine: which, and its version.
-        node: who.
-        fields: its identity.
+        engine: the engine and its version.
+        node: name of the engine in the cluster.
+        fields: the engine's identity.
     """
 
     engine: str
@@ -45,16 +46,16 @@ class ManifestEntry:
     fields: dict[str, str]
 
     def to_bytes(self) -> bytes:
-        """Write it down."""
+        """Encode the entry as JSON."""
         text = json.dumps({"engine": self.engine, "node": self.node, "fields": self.fields})
         return text.encode()
 
 
 class Manifest:
-    """Leaves an engine's identity in the pool and compares it with others.
+    """Writes an engine's identity into the pool and compares the identities there.
 
     Attributes:
-        _next_at: when to look again.
+        _next_at: time of the next look.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Manifest:
         self._next_at = float("-inf")
 
     def look(self, pool: Pool) -> None:
-        """Look, if it is time."""
+        """Read, write and compare entries if ``LOOK_INTERVAL_S`` has passed since the last look."""
         now = self._clock.now()
         if now < self._next_at:
             return
@@ -87,11 +88,11 @@ class Manifest:
         return {slot: entry for slot, entry in read.items() if entry is not None}
 
     def _leave(self, pool: Pool, period: int, *, taken: Iterable[int]) -> list[ManifestEntry]:
-        """Write the own entry into a free place; returns those of others who were faster."""
+        """Write the own entry into a free slot; return entries that other engines wrote first."""
         faster: list[ManifestEntry] = []
         for slot in (slot for slot in range(SLOTS) if slot not in set(taken)):
             name = self._name(period, slot)
-            # The first value under a name stays, so what is read back is whose the place is.
+            # The first value under a name stays, so reading back shows which engine has the slot.
             value = pool.get(name) if pool.put(name, self._mine.to_bytes()) else None
             entry = _entry(value) if value is not None else None
             if value is None or (entry is not None and entry.fields == self._mine.fields):
@@ -118,7 +119,7 @@ class Manifest:
 
 
 def _entry(value: bytes) -> ManifestEntry | None:
-    """Read what somebody wrote; None for what no engine of ours would have written."""
+    """Decode an entry; None for bytes not written by TierKV's classes."""
     if len(value) > _MOST_BYTES:
         return None
     try:

@@ -1,8 +1,9 @@
-"""An engine in the cluster: its key, the pool's nodes, and what it says of itself.
+"""Membership of an engine in a cluster: namespace key, the pool's nodes, heartbeats.
 
-One thread with an event loop, started by integrations/pool_door.py where there is a meta server.
-The engine registers under the role ``engine``, to which nobody sends requests. While the meta
-server is away everything stays as it was; at the start nothing is guessed: no key, no cache.
+Runs one thread with an event loop, started by integrations/pool_door.py if a meta server is
+configured. The engine registers with the role ``engine``, to which no requests are sent. While the
+meta server is away, everything stays as it was. At the start nothing is guessed: no key means no
+cache.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ _STOP_S: Final = 3.0
 
 
 class EngineMembership:
-    """What the meta server tells an engine, and the other way round.
+    """Exchanges an engine's key, pool addresses and reports with the meta server.
 
     Attributes:
-        base_key: names the blocks of the engine's tenant; None until the meta server told it.
-        addresses: where the pool's live nodes are, as last heard.
+        base_key: names the blocks of the engine's tenant; None until the meta server has granted a
+            key.
+        addresses: the pool's live nodes, as last heard.
         node_id: the engine's own name.
     """
 
@@ -49,16 +51,16 @@ class EngineMembership:
         on_change: Callable[[], None],
         clock: Clock,
     ) -> None:
-        """Make a member; ``start`` begins.
+        """Create a member; ``start`` begins.
 
         Args:
-            settings: where the meta server is.
-            identity: whose blocks.
-            complaints: takes what is wrong.
+            settings: the address of the meta server.
+            identity: identity of the engine's KV.
+            complaints: receives problems.
             node_id: the engine's name in the cluster.
             report: called for each heartbeat; must be quick.
-            on_change: called in the member's thread when key or addresses changed.
-            clock: its wall time is the incarnation.
+            on_change: called in the member's thread after the key or the addresses changed.
+            clock: its wall time becomes the incarnation.
         """
         self.base_key: NamespaceKey | None = None
         self.addresses: tuple[str, ...] = ()
@@ -79,10 +81,10 @@ class EngineMembership:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the cluster, if it can be told soon."""
+        """Leave the cluster, if the meta server answers soon."""
         self._stop_asked = True
         if self._loop is not None:
-            with suppress(RuntimeError):  # It has ended already.
+            with suppress(RuntimeError):  # The loop has ended already.
                 self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_STOP_S)
 
@@ -91,7 +93,7 @@ class EngineMembership:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        if self._stop_asked:  # Before there was a loop to tell.
+        if self._stop_asked:  # ``stop`` was called before the loop existed.
             return
         meta = connect_meta(self._settings.meta, token=self._settings.token or None)
         incarnation = Incarnation(int(self._clock.wall() * 1_000))
@@ -136,7 +138,7 @@ class EngineMembership:
             self._on_change()
 
     async def _resolve(self, meta: MetaClient) -> bool:
-        """Ask for the key; once it is known, only whether it is still the same."""
+        """Ask the meta server for the key; return True if the key changed."""
         grant = await meta.resolve_namespace(
             self._settings.tenant,
             model_revision=self._identity.revision,
@@ -162,7 +164,7 @@ class EngineMembership:
         return True
 
     def _see(self, nodes: tuple[DirectoryNode, ...]) -> bool:
-        """Take in who is there; answers whether the pool's nodes changed."""
+        """Take over the list of nodes; return True if the pool's addresses changed."""
         self._compare([state for state in nodes if state.state != "dead"])
         live = (n.info for n in nodes if n.info.role is NodeRole.DMP and n.state != "dead")
         addresses = tuple(info.data_address for info in live if info.data_address)
@@ -172,7 +174,7 @@ class EngineMembership:
         return True
 
     def _compare(self, nodes: list[DirectoryNode]) -> None:
-        """Complain of a node that has the same model in a way that shares nothing with ours."""
+        """Complain of a node with the same model in a form that prevents sharing."""
         here = self._identity.model_info()
         if here is None:
             return

@@ -1,9 +1,9 @@
-"""The one way in which an engine's process reaches the pool: it never blocks and never raises.
+"""The only way from an engine's process to the pool; never blocks and never raises.
 
-Made by what vLLM and SGLang load (integrations/vllm, integrations/sglang). Calls run in threads and
-end with a default when the pool is away, slow to come up, overwhelmed or wrong; the reason is said
-once, counted, and shown in ``tierkv.nodes``. A door opens in the process that uses it, also after a
-fork.
+Created by the classes that vLLM and SGLang load (integrations/vllm, integrations/sglang). Calls run
+in threads. A call ends with a default when the pool is away, slow to come up, overloaded or wrong.
+The reason is logged once, counted, and shown in ``tierkv.nodes``. A door opens in the process that
+uses the door, also after a fork.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tierkv.kvcore.node import NodeReport
 
 T = TypeVar("T")
 ALONE_SECRET: Final = b"tierkv-pool-without-a-cluster"
-"""Keys block names where neither a meta server nor a secret is set: whoever reaches such a pool
-may read it anyway."""
+"""Keys block names without a meta server and without a secret: any program that reaches the pool
+may read everything in the pool anyway."""
 
 CLOSE_S: Final = 5.0
 
@@ -44,8 +44,8 @@ class PoolDoor:
     """An engine's door to the pool; thread-safe.
 
     Attributes:
-        settings: how the pool is reached.
-        identity: whose KV it is.
+        settings: access to the pool.
+        identity: identity of the engine's KV.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class PoolDoor:
         part: str = "",
         clock: Clock | None = None,
     ) -> None:
-        """Make a door; it opens at ``start`` or its first use, in the process that does that.
+        """Create a door, which opens at ``start`` or first use, in the calling process.
 
         Args:
-            settings: how to reach the pool.
+            settings: access to the pool.
             identity: the engine's model and layout.
-            part: tells doors of one engine apart where several processes have one, as part of
-                their names in the cluster: ``scheduler``, ``rank0``.
+            part: distinguishes the doors of one engine with several processes, in their cluster
+                names: ``scheduler``, ``rank0``.
             clock: for tests.
         """
         self.settings = settings
@@ -83,17 +83,16 @@ class PoolDoor:
     def submit(
         self, work: Callable[[Pool], T], default: T, *, name: str, urgent: bool = False
     ) -> Future[T]:
-        """Have a thread do something with the pool.
+        """Run a function on the pool in a thread.
 
         Args:
-            work: gets the pool; must not keep it.
-            default: the answer when the pool is not up, too much waits, or ``work`` raises.
-            name: what it is, for counting: ``NAME_failed``, ``NAME_overflow``.
-            urgent: before others that wait; for what a step of the engine waits for.
+            work: receives the pool; must not keep it.
+            default: the answer if the pool is not up, the queue is full, or ``work`` raises.
+            name: kind of call, for the counters ``NAME_failed`` and ``NAME_overflow``.
+            urgent: run before other queued calls; for calls that a step of the engine waits for.
 
         Returns:
-            A future that ends with a value, never with an exception. It is done already when the
-            door is not up.
+            A future with a value, never with an exception; already done if the door is not up.
         """
         life = self._living()
         call: Call[T] = Call(lambda: life.do(work, default), default, name)
@@ -110,47 +109,47 @@ class PoolDoor:
         return call.answer
 
     def complain(self, code: str, message: str, *, hint: str = "") -> None:
-        """Say what is wrong: logged once per code, counted each time, shown in tierkv.nodes."""
+        """Report a problem: logged once per code, counted each time, shown in tierkv.nodes."""
         self._living().complaints.complain(code, message, hint=hint)
 
     def settle(self, code: str) -> None:
-        """Say that a complaint no longer holds; what it counted stays."""
+        """Mark a complaint as over; its count stays."""
         self._living().complaints.settle(code)
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter of this process.
 
         ``query_tokens``, ``hit_tokens``, ``stored_tokens``, ``read_bytes`` and ``write_bytes`` are
-        shown in ``tierkv.stat_kvcache_node``, others only in ``counts``.
+        shown in ``tierkv.stat_kvcache_node``, further counters only in ``counts``.
         """
         self._living().count(name, by)
 
     def counts(self) -> dict[str, int]:
-        """Return all counters, and complaints as ``complaints_CODE``."""
+        """Return all counters, with complaints as ``complaints_CODE``."""
         return self._living().counts()
 
     def notes(self) -> tuple[str, ...]:
-        """Return the complaints that hold, for people: code, how often, and the last text."""
+        """Return unsettled complaints as text: code, count and the last message."""
         return self._living().complaints.notes()
 
     @property
     def up(self) -> bool:
-        """Whether calls go to the pool: keys are known and a node answers."""
+        """True if calls go to the pool: keys are known and a node answers."""
         life = self._living()
         return not self._closed and life.keeper.up and life.base_key is not None
 
     @property
     def base_key(self) -> NamespaceKey | None:
-        """Names the blocks of the engine's tenant, model and layout; None until it is known.
+        """The key of the engine's tenant, model and layout; None while unknown.
 
-        Read it for each request: it changes when the cluster gets another secret. A door without
-        it is not up.
+        Read the key for each request: it changes when the cluster gets another secret. A door
+        without a key is not up.
         """
         return self._living().base_key
 
     @property
     def why_down(self) -> str:
-        """Say why the door is not up; empty when it is."""
+        """The reason why the door is not up; empty if the door is up."""
         if self.up:
             return ""
         life = self._living()
@@ -164,7 +163,9 @@ class PoolDoor:
         return self._living().node_id
 
     def close(self) -> None:
-        """End what waits with its default, wait a little for what runs, leave the cluster."""
+        """End queued calls with their defaults, wait ``CLOSE_S`` for running ones, leave the
+        cluster.
+        """
         with self._lock:
             self._closed = True
             life = self._life
@@ -187,7 +188,7 @@ class PoolDoor:
             return self._life
 
     def _forked(self) -> None:
-        """Begin anew in a child: it has its parent's objects, but not its threads."""
+        """Start again in a forked child, which has the parent's objects but not the threads."""
         if self._life is not None:
             _left_behind.append(self._life)
         self._life = None
@@ -195,7 +196,7 @@ class PoolDoor:
 
 
 class _Life:
-    """A door's threads and counters in one process."""
+    """The threads and counters of a door in one process."""
 
     def __init__(
         self, settings: PoolAccess, identity: EngineIdentity, part: str, clock: Clock
@@ -254,7 +255,7 @@ class _Life:
             return
         if self.member is not None:
             self.member.stop()
-        # A call that hangs has the pool; it is left to it, and ends with the process.
+        # A hanging call still uses the pool, so the pool stays open until the process ends.
         if ended:
             self.keeper.close(timeout_s=CLOSE_S)
 
@@ -280,7 +281,7 @@ class _Life:
 
     def _looked_at(self, pool: Pool) -> None:
         if not self.keeper.up:
-            self.queue.drop()  # None of what waits can be done.
+            self.queue.drop()  # None of the queued calls can succeed.
         elif self.base_key is not None:
             self._manifest.look(pool)
 
@@ -306,7 +307,7 @@ def _key_alone(settings: PoolAccess, identity: EngineIdentity) -> NamespaceKey:
 
 
 def _node_id(settings: PoolAccess, identity: EngineIdentity, part: str) -> NodeId:
-    """Name this process; its pid tells engines on one host apart."""
+    """Return the name of this process; the pid distinguishes engines on one host."""
     name = settings.node_id or f"{identity.engine}-{settings.host_id}-{os.getpid()}"
     ending = f"-{part}" if part else ""
     return NodeId(name[: limits.MAX_NAME_CHARS - len(ending)] + ending)
@@ -314,7 +315,8 @@ def _node_id(settings: PoolAccess, identity: EngineIdentity, part: str) -> NodeI
 
 _doors: weakref.WeakSet[PoolDoor] = weakref.WeakSet()
 _left_behind: list[_Life] = []
-"""Of a parent, kept by its child: ending such an object would touch what both share (epoll)."""
+"""Objects of a parent process, kept by the child: finalising them would touch shared state (epoll).
+"""
 
 
 def _fork_all() -> None:

@@ -1,8 +1,8 @@
-"""Connects an engine to the pool, for ever: at start, after every loss, and as nodes come and go.
+"""Keeps an engine connected to the pool: at start, after every loss, as nodes join and leave.
 
-One thread, started by integrations/pool_door.py. It never raises; what is wrong becomes a complaint
-and the next try. The ``Pool`` it opens stays the same object until the door is closed, so what
-callers hold of it (pins, open puts) stays valid while nodes join and leave.
+Runs one thread, started by integrations/pool_door.py. The thread never raises: a problem becomes a
+complaint, and the thread tries again. The ``Pool`` object stays the same until the door is closed,
+and callers' pins and open puts stay valid while nodes join and leave.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tierkv.kvcore.ids import NodeId
 FIRST_RETRY_S: Final = 0.1
 LAST_RETRY_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 1.0
-"""How often nodes that came and went, refused puts and failures are looked at."""
+"""Time between checks of joined and left nodes, refused puts and failures."""
 
 QUIET_LOOKS: Final = 10
-"""Looks without a refused put after which the pool is no longer called full."""
+"""Looks without a refused put after which the complaint ``pool_full`` is settled."""
 
 _CONNECT_TIMEOUT_S: Final = 1.0
 
 Addresses = Callable[[], Sequence[str]]
-"""Answers where the pool's nodes are now; none while that is not known."""
+"""Returns the addresses of the pool's nodes; empty while the addresses are unknown."""
 
 
 class PoolKeeper:
@@ -43,9 +43,8 @@ class PoolKeeper:
 
     Attributes:
         pool: the pool; None until a node has answered for the first time.
-        stats: what the pool told at the last look.
-        path_options: how nodes are reached.
-        wake: set by those who know that addresses may have changed; the keeper looks at once.
+        stats: statistics of the pool at the last look.
+        wake: set when addresses may have changed; the keeper then looks at once.
     """
 
     def __init__(
@@ -56,12 +55,12 @@ class PoolKeeper:
         *,
         on_look: Callable[[Pool], None],
     ) -> None:
-        """Make a keeper; ``start`` begins.
+        """Create a keeper; ``start`` begins.
 
         Args:
-            settings: how to reach nodes.
-            addresses: where they are; called at every look.
-            complaints: takes what is wrong.
+            settings: access to the nodes.
+            addresses: returns the nodes' addresses; called at every look.
+            complaints: receives problems.
             on_look: called in the keeper's thread after every look at an open pool.
         """
         self.pool: Pool | None = None
@@ -79,13 +78,13 @@ class PoolKeeper:
 
     @property
     def up(self) -> bool:
-        """Whether a node of the pool answers, as far as the last call told."""
+        """True if a node of the pool answered the last call."""
         ring = self._ring
         return ring is not None and any(link.up for link in ring.links)
 
     @property
     def why_down(self) -> str:
-        """Say why none does."""
+        """The reason why no node answers."""
         ring = self._ring
         if ring is None:
             return "no pool node has answered yet"
@@ -97,7 +96,7 @@ class PoolKeeper:
         self._thread.start()
 
     def close(self, *, timeout_s: float) -> None:
-        """End, and close the pool; a look under way is waited for that long."""
+        """End and close the pool; wait up to ``timeout_s`` for a running look."""
         self._closing = True
         self.wake.set()
         self._thread.join(timeout_s)
@@ -117,7 +116,7 @@ class PoolKeeper:
             self.wake.clear()
 
     def _step(self, retry_s: float) -> float:
-        """Connect, or look; answers when to do so again."""
+        """Connect or look; return the time in seconds until the next step."""
         if self.pool is None:
             self._connect()
         if self.pool is None:
@@ -162,10 +161,10 @@ class PoolKeeper:
         self._on_look(pool)
 
     def _follow(self) -> None:
-        """Take in nodes that came, let go of those that left."""
+        """Add links to new nodes and close links to nodes that left."""
         addresses = list(dict.fromkeys(self._addresses()))
         ring = self._ring
-        if ring is None or not addresses:  # Nobody knows where they are: those there are stay.
+        if ring is None or not addresses:  # Addresses are unknown: keep the current links.
             return
         known = {link.peer.address: link for link in ring.links}
         if addresses == list(known):
@@ -179,7 +178,7 @@ class PoolKeeper:
                 link.close()
 
     def _judge(self, before: PoolStats | None, now: PoolStats) -> None:
-        """Complain of what the pool absorbed since the last look."""
+        """Complain of failures that the pool absorbed since the last look."""
         if self.up:
             self._complaints.settle("pool_down")
         else:
@@ -204,7 +203,7 @@ class PoolKeeper:
 
 
 def _new_errors(before: PoolStats | None, now: PoolStats) -> dict[str, int]:
-    """Return what failed since, by code; a node that is down is told of elsewhere."""
+    """Return the new failures by code, without ``transport_error``: ``pool_down`` covers it."""
     then = _errors(before) if before is not None else {}
     new = {code: count - then.get(code, 0) for code, count in _errors(now).items()}
     return {code: n for code, n in new.items() if n > 0 and code != "transport_error"}

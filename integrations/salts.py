@@ -1,9 +1,9 @@
 """A tenant's key as the ``cache_salt`` of a request to another engine, and back.
 
-The front's compute node for such an engine (integrations/remote) sends the salt; the engine hashes
-it into its own block names, so that tenants share nothing there, and hands it to what we run inside
-it, which can then name blocks as the scheduler does (kvcore/block_key.py). vLLM takes at most 128
-characters, none of ``@``, ``/``, ``\\`` or NUL.
+The engine's compute node (integrations/remote) sends the salt. The engine hashes the salt into its
+own block names, and tenants share nothing inside the engine. The engine also passes the salt to
+TierKV's classes in the engine's process, which can then name blocks as the scheduler does
+(kvcore/block_key.py). vLLM accepts at most 128 characters, none of ``@``, ``/``, ``\\`` or NUL.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _IDENTITY_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TenantSalt:
-    """What a salt of ours says.
+    """The content of a salt made by TierKV.
 
     Attributes:
         namespace_key: names the tenant's blocks of one model and layout.
-        identity: digest of the model and layout that the key was made for; an engine with others
-            must not use it (``identity_digest``).
+        identity: digest of the key's model and layout (``identity_digest``); an engine with another
+            model or layout must not use the key.
     """
 
     namespace_key: NamespaceKey
@@ -40,12 +40,12 @@ class TenantSalt:
 
 
 def uncached_salt(nonce: str) -> str:
-    """Return a salt for a request that neither finds nor leaves KV; ``nonce``: used once."""
+    """Return a salt for a request that neither finds nor leaves KV; use each ``nonce`` once."""
     return f"{_UNCACHED}{nonce}"
 
 
 def is_uncached(text: str | None) -> bool:
-    """Whether a salt is such a request's: what runs inside the engine keeps nothing of it."""
+    """True for a salt from ``uncached_salt``; code inside the engine keeps no KV of the request."""
     return text is not None and text.startswith(_UNCACHED)
 
 
@@ -55,7 +55,7 @@ def identity_digest(identity: str) -> bytes:
 
 
 def parse_salt(text: str) -> TenantSalt | None:
-    """Read a salt of ours; None for everybody else's, whatever characters it has."""
+    """Parse a salt made by TierKV; None for every other text."""
     parts = text.split(".")
     if len(parts) != 3 or parts[0] != _MARK:
         return None
@@ -69,11 +69,12 @@ def parse_salt(text: str) -> TenantSalt | None:
 
 
 def user_namespace(base: NamespaceKey, salt: str | None) -> NamespaceKey:
-    """Derive the key for a request with a salt that is not ours, or with none.
+    """Derive the key for a request without a salt or with a salt not made by TierKV.
 
     Args:
         base: the engine's own key, of its default tenant, model and layout.
-        salt: any text; lone surrogates too. None is another domain than the empty text.
+        salt: any text, also with lone surrogates. None returns ``base``; an empty text gives
+            another key.
     """
     if salt is None:
         return base

@@ -1,8 +1,8 @@
-"""What an engine is told about the pool: a mapping in its own configuration.
+"""Access to the pool: a mapping in an engine's own configuration.
 
-vLLM hands it over as ``kv_connector_extra_config`` SGLang as ``extra_config``.
-Read once, when the engine starts; what can't be meant is refused by name, with a suggestion, since
-a setting that is silently ignored shows only as a cache without hits.
+vLLM passes the mapping as ``kv_connector_extra_config``, SGLang as ``extra_config``. The mapping is
+read once, when the engine starts. Unknown names and invalid values are refused by name, with a
+suggestion, because a silently ignored setting shows only as a cache without hits.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _SECRETS: Final = ("token", "secret")
 
 @dataclass(frozen=True, slots=True)
 class PoolAccess:
-    """How an engine reaches the pool.
+    """Access of an engine to the pool.
 
     Attributes:
-        pool: addresses of DMP nodes; empty: the meta server is asked for them, again and again.
-        meta: ``host:port`` of the meta server; empty: the pool stands alone.
-        token: the cluster token; empty where none is set.
-        token_file: a file to read it from instead, so that no command line shows it.
-        secret: keys the names of blocks where there is no meta server; engines that shall share
-            have the same.
-        secret_file: a file to read it from instead.
-        tenant: for whom the engine computes what no request names a tenant of.
+        pool: addresses of DMP nodes; empty: the meta server is asked repeatedly.
+        meta: ``host:port`` of the meta server; empty: the pool has no meta server.
+        token: the cluster token; empty if none is set.
+        token_file: a file with the token, to keep the token out of command lines.
+        secret: keys the names of blocks without a meta server; engines that share blocks have the
+            same secret.
+        secret_file: a file with the secret.
+        tenant: the tenant for requests that name no tenant.
         transport: ``auto``, ``shm``, ``rdma`` or ``tcp``.
         tls_ca: authority of the pool nodes' certificates; empty: plain connections.
-        tls_cert: a certificate to show them.
-        tls_key: its key.
-        tls_name: the name their certificates have, where it is not the host's.
+        tls_cert: the engine's client certificate.
+        tls_key: key of ``tls_cert``.
+        tls_name: the name in the nodes' certificates, if different from the host name.
         timeout_ms: longest silence within one call to a pool node.
-        threads: calls to the pool at one time.
+        threads: number of concurrent calls to the pool.
         node_id: the engine's name in the cluster; empty: made from host and process.
-        host: this machine's name in the cluster; empty: the system's.
+        host: this machine's name in the cluster; empty: the system's host name.
     """
 
     pool: tuple[str, ...] = ()
@@ -72,15 +72,15 @@ class PoolAccess:
     def read(
         cls, given: Mapping[str, Any], *, also: Collection[str] = (), where: str = "extra config"
     ) -> Self:
-        """Check what an engine was told.
+        """Check and convert the mapping of an engine.
 
         Args:
             given: names and values; ``pool`` may be a list or separated by commas.
-            also: names that somebody else reads from the same mapping.
-            where: what the mapping is called, for messages.
+            also: names in the same mapping for another reader.
+            where: name of the mapping, for messages.
 
         Raises:
-            ConfigError: an unknown name, or a value that can't be used.
+            ConfigError: an unknown name or an invalid value.
         """
         known = [field.name for field in fields(cls)]
         for name in given:
@@ -98,19 +98,19 @@ class PoolAccess:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """Certificate files; None where connections are plain."""
+        """Certificate files; None if connections are plain."""
         if not self.tls_ca:
             return None
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca, self.tls_name)
 
     @property
     def host_id(self) -> HostId:
-        """This machine."""
+        """The name of this machine in the cluster."""
         return HostId(self.host or socket.gethostname())
 
     @property
     def secret_bytes(self) -> bytes:
-        """The secret, whatever characters it has."""
+        """The secret as bytes, also with lone surrogates."""
         return self.secret.encode("utf-8", "surrogatepass")
 
     def _check(self, where: str) -> None:
@@ -146,7 +146,7 @@ class PoolAccess:
 
 
 def _value(name: str, given: Any, where: str) -> Any:
-    """Return a setting as its field has it."""
+    """Check a value and convert the value to the type of the field."""
     shown = "a secret" if name in _SECRETS else repr(given)[:80]
     if name in _NUMBERS:
         least, most = _NUMBERS[name]
@@ -161,7 +161,7 @@ def _value(name: str, given: Any, where: str) -> Any:
 
 
 def _default(name: str) -> Any:
-    """Return what an empty text stands for."""
+    """Return the default of a field, which an empty text stands for."""
     return next(field.default for field in fields(PoolAccess) if field.name == name)
 
 
@@ -170,7 +170,7 @@ def _file_text(name: str, path: str, where: str) -> str:
         with Path(path).expanduser().open("rb") as file:
             raw = file.read(_MOST_SECRET_BYTES + 1)
         text = raw.decode().strip()
-    except (OSError, ValueError, RuntimeError) as error:  # The last: no such user's home.
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: unknown ~user.
         raise ConfigError(f"{where}: {name}_file {path!r} can't be read: {error}") from error
     if not text or len(raw) > _MOST_SECRET_BYTES:
         raise ConfigError(f"{where}: {name}_file {path} holds no {name}")

@@ -1,7 +1,7 @@
-"""Which releases of other engines TierKV was tested with, and what is said of the others.
+"""Releases of vLLM and SGLang in TierKV's tests, and the warning for further releases.
 
-Read by what runs in an engine and by ``tierkv connect``; docs/engines.md has the same table with
-what was tested how. An untested release is used all the same: what does not fit there is a miss.
+Read by the code inside engines and by ``tierkv connect``. docs/engines.md has the same table with
+the kinds of tests. An untested release is used all the same: an incompatibility is a miss.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from typing import Final
 
 TESTED: Final = {"vllm": ("0.32",), "sglang": ("0.5.23",)}
-"""Per engine the beginnings of the releases that tests run with."""
+"""Prefixes of the tested releases, per engine."""
 
 
 def untested(engine: str, version: str) -> str:
-    """Say that a release was not tested; empty where it was."""
+    """Return a warning for an untested release; empty for a tested one."""
     known = TESTED.get(engine, ())
     if any(re.match(rf"{re.escape(start)}(?![0-9])", version) for start in known):
         return ""

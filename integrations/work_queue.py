@@ -1,9 +1,8 @@
-"""A bounded queue of calls to the pool and a few threads that make them.
+"""A bounded queue of calls to the pool, and the threads for the calls.
 
-Used by integrations/pool_door.py alone. Whoever submits gets a future that always ends with a
-value: what can't be done, or fails, ends with the default that came with it, so an engine that
-waits for one never waits for an exception. Threads are daemons: they never keep an engine from
-ending.
+Used by integrations/pool_door.py alone. Each call has a future, which always ends with a value. A
+failed or impossible call ends with the call's default, and a waiting engine never receives an
+exception. The threads are daemons and never keep an engine's process alive.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Call(Generic[T]):
-    """One call.
+    """One call to the pool.
 
     Attributes:
-        work: what to do, in a thread.
-        default: the answer when it can't be done.
-        name: what it is, for counting.
-        answer: ends with what ``work`` returned, or with the default.
+        work: the function to run in a thread.
+        default: the answer if the call can't be made or fails.
+        name: kind of call, for counting.
+        answer: ends with the result of ``work``, or with the default.
     """
 
     work: Callable[[], T]
@@ -36,33 +35,33 @@ class Call(Generic[T]):
     answer: Future[T] = field(default_factory=Future)
 
     def refuse(self) -> None:
-        """End it with its default."""
+        """End the call with its default."""
         self._end(self.default)
 
     def run(self) -> Exception | None:
-        """Do it, unless it was cancelled; returns what went wrong."""
+        """Run the call, unless it was cancelled; return the exception if it failed."""
         if not self.answer.set_running_or_notify_cancel():
             return None
         try:
             value, failure = self.work(), None
-        except Exception as error:  # noqa: BLE001 - an engine never sees what its cache did wrong
+        except Exception as error:  # noqa: BLE001 - an engine never sees an error of its cache
             value, failure = self.default, error
         self._end(value)
         return failure
 
     def _end(self, value: T) -> None:
-        # Cancelled in the meantime, by its owner, who then expects nothing.
+        # The owner cancelled the call in the meantime and expects no result.
         with contextlib.suppress(InvalidStateError):
             self.answer.set_result(value)
 
 
 class WorkQueue:
-    """Calls that wait, and threads that make them; thread-safe.
+    """Queued calls and the threads that make them; thread-safe.
 
     Attributes:
-        _urgent: taken first: an engine's step waits for these.
-        _calls: the others, oldest first.
-        _running: calls being made.
+        _urgent: queued calls that a step of the engine waits for; taken first.
+        _calls: the other queued calls, oldest first.
+        _running: number of running calls.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class WorkQueue:
             thread.start()
 
     def put(self, call: Call[Any], *, urgent: bool = False) -> bool:
-        """Queue a call; False, and nothing happens, when the queue is full or closed."""
+        """Queue a call. Return False, without any effect, if the queue is full or closed."""
         with self._change:
             if self._closed or len(self._urgent) + len(self._calls) >= self._limit:
                 return False
@@ -94,7 +93,7 @@ class WorkQueue:
         return True
 
     def drop(self) -> None:
-        """End all calls that wait with their defaults."""
+        """End all queued calls with their defaults."""
         with self._change:
             dropped = [*self._urgent, *self._calls]
             self._urgent.clear()
@@ -103,7 +102,7 @@ class WorkQueue:
             call.refuse()
 
     def close(self, *, timeout_s: float) -> bool:
-        """Take no more, end what waits, and wait for running calls; whether they ended in time."""
+        """Refuse new calls, end queued ones, wait for running ones; False if the wait timed out."""
         with self._change:
             self._closed = True
             self._change.notify_all()
