@@ -163,9 +163,7 @@ class PoolDoor:
         return self._living().node_id
 
     def close(self) -> None:
-        """End queued calls with their defaults, wait ``CLOSE_S`` for running ones, leave the
-        cluster.
-        """
+        """End queued calls with defaults, wait ``CLOSE_S`` for running ones, leave the cluster."""
         with self._lock:
             self._closed = True
             life = self._life

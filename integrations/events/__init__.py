@@ -1,1 +1,1 @@
-"""What other engines say of their own caches, for the directory."""
+"""KV events from the caches of foreign engines, reported to the directory."""

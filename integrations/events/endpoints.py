@@ -1,8 +1,8 @@
-"""Where an engine publishes its KV events, and where it repeats them: from settings, or by default.
+"""Addresses on which an engine publishes and repeats KV events: from settings, or defaults.
 
-vLLM and SGLang publish on port 5557 unless told otherwise and repeat nothing unless given a second
-port, for which the next free one is taken here. Each data-parallel rank has the ports after those
-of the one before.
+By default vLLM and SGLang publish on port 5557. A replay of events needs a second port; the default
+here is the first port after the ports for events. Each data-parallel rank uses the ports after the
+previous rank's.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tierkv.kvcore.errors import ConfigError
 _EVENTS_PORT: Final = 5557
 _ANY_HOST: Final = frozenset({"*", "0.0.0.0", "[::]", "::"})
 OFF: Final = "off"
-"""What a setting says to have no events, or no replay."""
+"""Value of a setting that turns events or replay off."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventEndpoint:
-    """Where one rank of an engine speaks.
+    """Addresses of the event sockets of one rank.
 
     Attributes:
         rank: data-parallel rank.
-        events: address of its PUB socket.
-        replay: address of its ROUTER socket; empty: it repeats nothing.
+        events: address of the engine's PUB socket.
+        replay: address of the engine's ROUTER socket; empty: no replay.
     """
 
     rank: int
@@ -38,17 +38,17 @@ class EventEndpoint:
 def event_endpoints(
     engine_url: str, *, events_url: str = "", replay_url: str = "", ranks: int = 1
 ) -> tuple[EventEndpoint, ...]:
-    """Return where to listen, one place for each rank; none when events are off.
+    """Return the addresses of each rank; empty if events are off.
 
     Args:
-        engine_url: of the engine's HTTP server; its host is that of the defaults, and of addresses
-            that stand for all of a machine's, which may so be copied from the engine's own flags.
+        engine_url: URL of the engine's HTTP server. The host in the URL is the default host and
+            replaces a wildcard host, so addresses may be copied from the engine's own flags.
         events_url: ``engine.events_url``: ``tcp://host:port``, ``ipc://path``, ``off`` or empty.
-        replay_url: ``engine.events_replay_url``, the same.
-        ranks: how many data-parallel ranks the engine has.
+        replay_url: ``engine.events_replay_url``, in the same forms.
+        ranks: number of data-parallel ranks of the engine.
 
     Raises:
-        ConfigError: an address that can't be connected to.
+        ConfigError: an address is unusable, or the ranks or ports do not fit.
     """
     if not 1 <= ranks <= limits.MAX_ENGINE_RANKS:
         raise ConfigError(f"an engine has 1 to {limits.MAX_ENGINE_RANKS} ranks, not {ranks}")
@@ -74,7 +74,7 @@ def event_endpoints(
 
 
 def _address(text: str, host: str, setting: str) -> str:
-    """Check an address and put the engine's host for one that means all of a machine's."""
+    """Check an address, and replace a wildcard host with the engine's host."""
     if text.startswith("ipc://") and len(text) > len("ipc://"):
         return text
     where, _, port = text.removeprefix("tcp://").rpartition(":")
@@ -90,7 +90,7 @@ def _address(text: str, host: str, setting: str) -> str:
 
 
 def _of_rank(address: str, rank: int) -> str:
-    """Return a rank's own address: ports count up, which engines of several ranks need."""
+    """Return the address of a rank: ports count up from rank 0, which needs a TCP address."""
     if rank == 0 or not address:
         return address
     if not address.startswith("tcp://"):

@@ -1,8 +1,9 @@
-"""The KV events of one foreign engine, fed to the directory as its compute node's L1.
+"""The KV events of a foreign engine, reported to the directory as L1 of the engine's node.
 
-``tierkv serve compute --engine`` makes one beside its node (tierkv/parts/engine_part.py), gives it
-the node's reporter and answers inventories with it. It never blocks and never fails: an engine that
-can't be heard holds nothing as far as the scheduler knows, and is asked all the same.
+``tierkv serve compute --engine`` creates an EngineEvents next to the node
+(tierkv/parts/engine_part.py), passes the node's reporter and answers inventories from
+``inventory``. The feed never blocks and never fails. An unreachable engine holds nothing as far as
+the scheduler knows, and still receives requests.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _COUNTED: Final = ("gaps", "replays", "restarts", "losses", "late", "unreadable"
 
 
 class EngineEvents:
-    """Listens to all ranks of an engine. Start and stop it in one event loop.
+    """Listens to all ranks of an engine. Start and stop the feed in one event loop.
 
     Attributes:
-        _lock: around ``_blocks``: inventories are asked for by other threads.
-        _predicted: tokens that were claimed for prompts which then ran.
-        _missed: how many of them the engine did not have.
+        _lock: protects ``_blocks``, because other threads ask for inventories.
+        _predicted: claimed tokens of all prompts that were computed.
+        _missed: claimed tokens that the engine did not have.
     """
 
     def __init__(
@@ -47,14 +48,14 @@ class EngineEvents:
         check_s: float = 5.0,
         clock: Clock | None = None,
     ) -> None:
-        """Make a feed; nothing is connected before ``start``.
+        """Create a feed; nothing is connected before ``start``.
 
         Args:
-            endpoints: of each rank (integrations/events/endpoints.py); none: nothing is ever heard.
-            model: what the node serves, with the layout the engine keeps blocks in.
-            reporter: the node's outbox; its inventory is to be ``inventory``.
-            check_s: how often the engine is asked whether more was published.
-            clock: its wall time is compared with the engine's.
+            endpoints: addresses of each rank (integrations/events/endpoints.py); empty: no events.
+            model: the node's model, with the layout of the engine's blocks.
+            reporter: the node's outbox; the outbox must take ``inventory`` as its inventory.
+            check_s: time between checks for batches that were published but not received.
+            clock: wall time for comparison with the engine's time.
         """
         self._model = model
         self._reporter = reporter
@@ -73,11 +74,11 @@ class EngineEvents:
         ]
 
     async def start(self) -> None:
-        """Begin to listen in the background, whether or not the engine is there."""
+        """Begin to listen in the background, even if the engine is not running."""
         self._tasks = [asyncio.create_task(listener.run()) for listener in self._listeners]
 
     async def stop(self) -> None:
-        """Hear nothing more, and claim nothing more."""
+        """Stop listening, which withdraws all claims."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -89,32 +90,32 @@ class EngineEvents:
             return self._blocks.inventory()
 
     def engine_restarted(self) -> None:
-        """Believe nothing until the engine proved what life it is in; in the event loop.
+        """Withdraw all claims until a replay proves the engine's life; call in the event loop.
 
-        For who notices a restart by other means. A lost connection is noticed here.
+        For callers that detect a restart by other means. A lost connection is detected here.
         """
         for listener in self._listeners:
             self._act(listener.endpoint.rank, Hide())
             listener.doubted.set()
 
     def learn_tenant(self, namespace: NamespaceKey, tenant: str) -> None:
-        """Note whose blocks a key names, for ``tierkv.blocks``."""
+        """Record the tenant of a namespace key, for ``tierkv.blocks``."""
         with self._lock:
             self._blocks.learn_tenant(namespace, tenant)
 
     @property
     def wants_full_report(self) -> bool:
-        """Whether requests should ask vLLM to tell of the blocks they reuse as of new ones.
+        """True if requests should make vLLM report reused blocks like new ones.
 
-        ``vllm_xargs: {"kv_cache_report_mode": "full"}`` does that. It is so after history was lost:
-        what the engine stored before, it would never mention again.
+        The option is ``vllm_xargs: {"kv_cache_report_mode": "full"}``. Reports are needed after
+        history was lost: vLLM would never mention the blocks from the lost history again.
         """
         return any(
             listener.connected and not listener.following.complete for listener in self._listeners
         )
 
     def claimed_tokens(self, namespace: NamespaceKey, token_ids: Sequence[int]) -> int:
-        """Return how many of a prompt's tokens the engine is known to have, as it will count them.
+        """Return the number of prompt tokens known to be in the engine, in the engine's count.
 
         An engine always computes the last token.
         """
@@ -124,12 +125,12 @@ class EngineEvents:
             return width * self._blocks.leading(keys)
 
     def note_usage(self, *, claimed_tokens: int, cached_tokens: int) -> None:
-        """Compare what was claimed of a prompt when it was sent with what the engine found."""
+        """Compare the tokens claimed when a prompt was sent with the tokens found by the engine."""
         self._predicted += claimed_tokens
         self._missed += max(0, claimed_tokens - cached_tokens)
 
     def counters(self) -> dict[str, int]:
-        """Return what happened so far, for views: batches' fates, blocks, predictions."""
+        """Return counters for views: results of batches, blocks, predictions."""
         counts: Counter[str] = Counter()
         for listener in self._listeners:
             counts.update(listener.following.counts)
@@ -141,11 +142,11 @@ class EngineEvents:
         return dict(counts)
 
     def errors(self) -> dict[str, int]:
-        """Return how often something went wrong that costs prompts their place, by kind.
+        """Return the number of errors with a cost for the routing of requests, by kind.
 
-        ``events_lost``: history of the engine that can't be had any more, or read. ``events_full``:
-        blocks beyond what is kept of one engine. ``events_wrong``: blocks that were claimed of a
-        prompt and that the engine did not have.
+        ``events_lost``: history of the engine no longer available, or unreadable. ``events_full``:
+        blocks beyond the limit per engine. ``events_wrong``: claimed blocks that the engine did not
+        have.
         """
         lost = sum(
             listener.following.counts[kind]
@@ -158,11 +159,11 @@ class EngineEvents:
         return {"events_lost": lost, "events_full": full, "events_wrong": wrong}
 
     def paths(self) -> tuple[PathReport, ...]:
-        """Return how each rank is heard, for ``tierkv.nodes``."""
+        """Return the connection state of each rank, for ``tierkv.nodes``."""
         return tuple(self._path(listener) for listener in self._listeners)
 
     def notes(self) -> tuple[str, ...]:
-        """Say what is not as it should be, for people; empty when all is well."""
+        """Return problems as text for people; empty if all is well."""
         notes = [
             f"no KV events from {listener.endpoint.events}: start the engine with "
             "--kv-events-config, or set engine.events_url to off"
@@ -189,7 +190,7 @@ class EngineEvents:
         return PathReport(name, _TRANSPORT, ", ".join(facts)[: limits.MAX_REASON_CHARS])
 
     def _act(self, rank: int, instruction: Instruction) -> None:
-        """Change what is known, then tell of it: an inventory in between has it already."""
+        """Change the state, then report: an inventory in between already contains the change."""
         with self._lock:
             news = self._carry_out(rank, instruction)
         self._reporter.report(news)

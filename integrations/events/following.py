@@ -1,9 +1,9 @@
-"""Whether what was heard of an engine's cache still holds: gaps, replays and new lives. Pure.
+"""Validity of the state learned about an engine's cache: gaps, replays and restarts. Pure.
 
-An engine numbers its batches from 0 in each life, and says nothing when it ends. So before anything
-that was learned is trusted again, after a lost connection, a gap or a number that goes back, the
-engine has to send again the last batch that was heard: the same bytes prove the same life. Who has
-no replay to prove it with begins anew. Used by integrations/events/listener.py, one for each rank.
+An engine numbers batches from 0 in each life and ends without notice. After a lost connection, a
+gap or a decreasing number, the engine must therefore send the last received batch again before the
+state is trusted: equal bytes prove the same life. Without replay the state is discarded. Used by
+integrations/events/listener.py, with one instance for each rank.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Final
 from tierkv.integrations.events.messages import EngineBatch
 
 _MOST_WAITING: Final = 1_024
-"""Batches kept that come while others are replayed; those beyond are asked for again."""
+"""Most batches kept while others are replayed; batches beyond the limit are requested again."""
 
 _MOST_ASKS: Final = 3
-"""Replays in a row without news; what the last one lacks too was never sent (an engine that fails
-to pack a batch has used up its number), and is lost."""
+"""Replays in a row without news. Batches missing from the last replay were never sent and are lost
+(an engine that fails to pack a batch has used up its number)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Enter a batch's events."""
+    """Apply a batch's events."""
 
     batch: EngineBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Everything known of this rank is void."""
+    """Discard all state of this rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hide:
-    """What is known can't be vouched for now; it may prove good later."""
+    """The state can't be verified now, but may prove valid later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """What is known holds."""
+    """The state is valid again."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskReplay:
-    """Ask for all batches from a number on."""
+    """Request all batches from number ``start`` on."""
 
     start: int
 
@@ -55,25 +55,26 @@ Instruction = Take | Forget | Hide | Show | AskReplay
 
 
 class Following:
-    """One rank's stream of batches. Mutated only through its methods; each says what to do.
+    """One rank's stream of batches. Mutated only through methods, which return instructions.
 
     Attributes:
-        counts: ``gaps``, ``replays`` that were needed and those that were ``checks``, ``restarts``,
-            ``losses`` (history that can't be had any more), ``late`` (batches of an earlier life,
-            or out of turn), ``unreadable``.
-        complete: whether everything the engine holds was heard of, as far as can be known.
-        last: the last batch that was taken; None when nothing of this life was.
-        _heard: number of the last batch of this connection, taken or not.
+        counts: ``gaps``; ``replays`` that were needed, and ``checks``; ``restarts``; ``losses``
+            (history that is no longer available); ``late`` (batches of an earlier life, or out of
+            order); ``unreadable``.
+        complete: True if all blocks of the engine have been reported, as far as can be known.
+        last: the last batch that was applied; None if no batch of this life was.
+        _heard: number of the last batch on this connection, applied or not.
         _asked: a replay is under way.
-        _proof: the batch it has to begin with; None once it did, or where nothing needs proof.
-        _needed: live batches wait until that replay has ended; else it only makes sure.
-        _holed: it had a gap of its own.
+        _proof: the batch with which the replay must begin; None after the batch came, or if no
+            proof is needed.
+        _needed: live batches wait until the replay has ended; False: the replay is only a check.
+        _holed: the replay had a gap of its own.
         _asks: replays in a row without news, for ``_MOST_ASKS``.
-        _waiting: batches that came while it was under way.
+        _waiting: batches received during the replay.
     """
 
     def __init__(self, *, replays: bool) -> None:
-        """Start before the first connection; ``replays``: there is somebody to ask."""
+        """Start before the first connection; ``replays``: the engine has a replay address."""
         self.counts: Counter[str] = Counter()
         self.complete = False
         self.last: EngineBatch | None = None
@@ -87,7 +88,7 @@ class Following:
         self._waiting: deque[EngineBatch] = deque()
 
     def connected(self) -> list[Instruction]:
-        """A connection stands; nothing of an earlier one comes any more."""
+        """A connection is established; batches of an earlier connection no longer arrive."""
         self._heard = -1
         self._waiting.clear()
         self._asks = 0
@@ -97,20 +98,20 @@ class Following:
         return [*forget, *self._ask(needed=True)]
 
     def disconnected(self) -> list[Instruction]:
-        """The connection is lost, and with it the assurance that the engine lives."""
+        """The connection is lost, so the engine may have ended."""
         self._asked = False
         self._waiting.clear()
         return [Hide()]
 
     def check(self) -> list[Instruction]:
-        """It is time to make sure that the last batch was the last: ask, if nobody does."""
+        """Check for batches after the last one: request a replay, unless one is running."""
         if not self._replays or self._asked:
             return []
         self._asks = 0
         return self._ask(needed=False)
 
     def live(self, batch: EngineBatch) -> list[Instruction]:
-        """A batch came as it was published."""
+        """A batch arrived on the live stream."""
         went_back = batch.seq <= self._heard
         self._heard = batch.seq
         if self._asked and self._needed:
@@ -121,12 +122,12 @@ class Following:
         if self._follows(batch):
             return self._take(batch)
         if self.last is not None and batch.seq <= self.last.seq:
-            return []  # A replay had it already.
+            return []  # A replay has delivered the batch already.
         self.counts["gaps"] += 1
         return self._doubt(batch)
 
     def replayed(self, batch: EngineBatch) -> list[Instruction]:
-        """A batch came that was asked for."""
+        """A batch of a replay arrived."""
         if not self._asked or self._holed:
             return []
         if self._proof is not None:
@@ -139,10 +140,10 @@ class Following:
         return self._take(batch)
 
     def replay_ended(self) -> list[Instruction]:
-        """All that was asked for has come."""
+        """All requested batches have arrived."""
         if not self._asked:
             return []
-        if self._proof is not None:  # It has no batch of that number: a younger life.
+        if self._proof is not None:  # No batch of this number: the engine has restarted.
             return self._restarted()
         self.counts["replays" if self._needed else "checks"] += 1
         if self._holed:
@@ -150,7 +151,7 @@ class Following:
         return self._settle()
 
     def replay_failed(self) -> list[Instruction]:
-        """Nobody answered, or no longer."""
+        """The replay timed out, at the start or on the way."""
         if not self._asked:
             return []
         if not self._needed or (self._proof is None and self.last is not None):
@@ -162,7 +163,7 @@ class Following:
         return [*forget, *taken, *self._settle()]
 
     def _hole(self, batch: EngineBatch) -> list[Instruction]:
-        """A replay lacks batches: its socket was full, so ask again; or they are nowhere."""
+        """Handle a gap in a replay: ask again (a full socket drops batches), or give up."""
         if self._asks < _MOST_ASKS:
             self._holed = True
             return []
@@ -177,19 +178,20 @@ class Following:
         return [AskReplay(0 if self.last is None else self.last.seq)]
 
     def _judge(self, proof: EngineBatch, batch: EngineBatch) -> list[Instruction]:
-        """Look at the first replayed batch: the one asked for, another life's, or a later one."""
+        """Compare the first replayed batch with the proof: equal, of another life, or later."""
         if batch.seq == proof.seq and batch.digest == proof.digest:
             self._proof = None
             return [Show()]
         if batch.seq <= proof.seq:
             return self._restarted()
-        # The engine keeps only so many. Which life this is can't be told, nor what is missing.
+        # The engine keeps a limited number of batches. The engine's life and the missing batches
+        # are unknown.
         self._proof = None
         self.counts["losses"] += 1
         return [*self._begin_anew(), *self._take(batch)]
 
     def _restarted(self) -> list[Instruction]:
-        """Another life: begin with all that it can still tell, which has what waited too."""
+        """Start a new life: replay everything available, which includes the waiting batches."""
         self.counts["restarts"] += 1
         self._waiting.clear()
         self._asks = 0
@@ -197,7 +199,7 @@ class Following:
         return [*forget, *self._ask(needed=True)]
 
     def _doubt(self, batch: EngineBatch) -> list[Instruction]:
-        """A batch does not follow: find out what was missed, or begin anew with it."""
+        """Handle a batch after a gap: request the missing batches, or begin anew."""
         if self._replays:
             self._wait(batch)
             self._asks = 0
@@ -207,10 +209,10 @@ class Following:
         return [*self._begin_anew(), *self._take(batch)]
 
     def _settle(self) -> list[Instruction]:
-        """End a replay: take the batches that waited and follow, drop those that don't.
+        """End a replay: apply the waiting batches in sequence, drop the rest.
 
-        One that lies further on, though what was before it could be replayed, is of another life
-        or was dropped on the way; then the next batch, or the next check, finds the gap.
+        A waiting batch beyond a gap, which the replay did not fill, is of another life, or earlier
+        batches were lost on the way. The next batch or the next check then finds the gap.
         """
         self._asked = False
         instructions: list[Instruction] = []
@@ -228,7 +230,7 @@ class Following:
         return [Forget()]
 
     def _follows(self, batch: EngineBatch) -> bool:
-        """Whether a live batch is the next. One made before the last one is of an earlier life."""
+        """True if a live batch is the next in sequence. An older time means an earlier life."""
         if self.last is None:
             return batch.seq == 0
         return batch.seq == self.last.seq + 1 and batch.time_s >= self.last.time_s
@@ -239,7 +241,7 @@ class Following:
         self.last = batch
         if batch.readable:
             return [Take(batch)]
-        # It may have said that blocks are gone.
+        # The batch may have contained removals.
         self.counts["unreadable"] += 1
         self.complete = False
         return [Forget()]

@@ -1,8 +1,8 @@
-"""The sockets on which one rank of an engine is heard: live events, replays, the connection's end.
+"""Sockets for the events of one rank of an engine: live events, replays, end of the connection.
 
-Made by integrations/events/feed.py. It decides nothing: integrations/events/following.py is told
-what happened and says what to do. Each connection has new sockets, so that nothing of an earlier
-one can come out of a queue later.
+Created by integrations/events/feed.py. The listener decides nothing:
+integrations/events/following.py receives the events and returns instructions. Each connection has
+new sockets, so a queue never delivers messages of an earlier connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.2
 _REPLY_S: Final = 2.0
-"""Longest wait for the next message of a replay; vLLM looks for requests ten times a second."""
+"""Longest wait for the next message of a replay; vLLM polls for requests ten times a second."""
 
 _CHECK_S: Final = 5.0
 _LONGEST_CHECK_S: Final = 60.0
@@ -41,26 +41,27 @@ Act = Callable[[Instruction], None]
 
 
 class RankListener:
-    """Keeps one rank heard. ``run`` it as a task; cancelling that closes everything.
+    """Keeps listening to one rank. ``run`` it as a task; cancelling the task closes everything.
 
     Attributes:
-        endpoint: where.
-        following: what was heard.
-        connected: whether somebody publishes there now.
-        doubted: set by those who think that the engine was restarted; it connects again.
-        lag_s: how long the last live batch was under way, by both clocks; None before the first.
+        endpoint: addresses of the rank.
+        following: state of the rank's stream.
+        connected: True while a publisher is connected.
+        doubted: set by callers to report a suspected restart of the engine; the listener
+            reconnects.
+        lag_s: delay of the last live batch by both clocks, in seconds; None before the first batch.
     """
 
     def __init__(
         self, endpoint: EventEndpoint, act: Act, *, clock: Clock, check_s: float = _CHECK_S
     ) -> None:
-        """Make a listener.
+        """Create a listener.
 
         Args:
-            endpoint: where to listen.
+            endpoint: addresses of the rank.
             act: carries out instructions about blocks, in the event loop.
-            clock: its wall time is compared with the engine's.
-            check_s: how often the engine is asked whether more was published.
+            clock: wall time for comparison with the engine's time.
+            check_s: time between checks for batches that were published but not received.
         """
         self.endpoint = endpoint
         self.following = Following(replays=bool(endpoint.replay))
@@ -86,7 +87,7 @@ class RankListener:
                 await asyncio.sleep(_RETRY_S)
 
     async def _connection(self, context: zmq.asyncio.Context) -> None:
-        """Listen on one connection, from its beginning to its end."""
+        """Listen on one connection, from the handshake to the end."""
         with _socket(context, zmq.SUB) as events:
             events.set_hwm(_QUEUED_BATCHES)
             events.subscribe(b"")
@@ -114,7 +115,7 @@ class RankListener:
     async def _listen(
         self, context: zmq.asyncio.Context, events: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket
     ) -> None:
-        """Do all that a connection needs until one of it ends, which is then the connection's."""
+        """Run all tasks of a connection until the first one ends; its end ends the connection."""
         jobs = {
             asyncio.create_task(self._hear(events)),
             asyncio.create_task(self._replays(context)),
@@ -144,7 +145,7 @@ class RankListener:
                 self._do(self.following.live(batch))
 
     async def _checks(self) -> None:
-        """Ask now and then whether the last batch was the last, less often where nobody answers."""
+        """Check for newer batches periodically, less often if the engine does not answer."""
         wait_s = self._check_s
         while True:
             await asyncio.sleep(wait_s)
@@ -163,9 +164,11 @@ class RankListener:
                 await self._replay(context, start)
 
     async def _replay(self, context: zmq.asyncio.Context, start: int) -> None:
-        """Ask for batches and hand them on, until all came or other ones are wanted."""
+        """Request batches and pass them on, until the replay ends or another is requested."""
         with _socket(context, zmq.DEALER) as socket:
-            socket.set_hwm(0)  # A ROUTER drops what doesn't fit; it shall be the engine's limit.
+            socket.set_hwm(
+                0
+            )  # A ROUTER drops messages over the limit, so only the engine's limit counts.
             socket.connect(self.endpoint.replay)
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
             while self._ask_from is None:
@@ -193,7 +196,7 @@ class RankListener:
 
 @contextmanager
 def _socket(context: zmq.asyncio.Context, kind: int) -> Iterator[zmq.asyncio.Socket]:
-    """Open a socket that forgets what it holds when it is closed."""
+    """Open a socket that discards queued messages when closed."""
     socket: zmq.asyncio.Socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, 1)
@@ -208,7 +211,7 @@ def _socket(context: zmq.asyncio.Context, kind: int) -> Iterator[zmq.asyncio.Soc
 
 @contextmanager
 def _monitored(socket: zmq.asyncio.Socket) -> Iterator[zmq.asyncio.Socket]:
-    """Open the socket on which a socket tells of its connections."""
+    """Open the socket that reports the connections of another socket."""
     monitor: Any = socket.get_monitor_socket()
     try:
         yield monitor
@@ -218,7 +221,7 @@ def _monitored(socket: zmq.asyncio.Socket) -> Iterator[zmq.asyncio.Socket]:
 
 
 async def _until(monitor: zmq.asyncio.Socket, event: int) -> None:
-    """Wait until a connection gets that far."""
+    """Wait until a connection reports the event."""
     while True:
         message = await recv_monitor_message(monitor)
         if message["event"] & event:

@@ -1,8 +1,8 @@
-"""KV events of vLLM and SGLang as they come over ZeroMQ, decoded to values.
+"""KV events of vLLM and SGLang, received over ZeroMQ and decoded to values.
 
-Both send batches ``[time, events, rank]`` in msgpack, each event a map with its kind under
-``type``. Called by integrations/events/listener.py; fields nobody here needs are passed over, and
-what can't be read is said to be unreadable, never guessed.
+Both engines send batches ``[time, events, rank]`` in msgpack. Each event is a map with the kind
+under ``type``. Called by integrations/events/listener.py. Unused fields are skipped. Unreadable
+content is marked as unreadable, never guessed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _DIGEST_BYTES: Final = 16
 
 
 class EngineStored(msgspec.Struct, frozen=True, gc=False, tag="BlockStored"):
-    """Blocks that an engine can reuse from now on, one behind the other.
+    """Consecutive blocks, reusable by an engine from now on.
 
     Attributes:
-        block_hashes: their names.
+        block_hashes: names of the blocks.
         parent_block_hash: name of the block before the first; None at a prompt's beginning.
-        token_ids: what they hold, msgpack; ``token_numbers`` reads it.
-        block_size: tokens of each.
-        extra_keys: vLLM: what else each block's name stands on, the salt with a prompt's first.
+        token_ids: tokens of the blocks as msgpack, for ``token_numbers``.
+        block_size: tokens of each block.
+        extra_keys: vLLM: further inputs of each block's name; a prompt's first block has the salt.
         cache_salt: SGLang: the request's salt.
         lora_id: adapter, by number.
         lora_name: adapter, by name.
         medium: ``GPU`` is the engine's own cache.
-        group_idx: vLLM: which of a hybrid model's caches.
-        kv_cache_spec_kind: vLLM: kind of attention of that cache.
-        session_id: conversation, where the engine was told.
+        group_idx: vLLM: number of the cache in a hybrid model.
+        kv_cache_spec_kind: vLLM: kind of attention of the cache.
+        session_id: conversation, if the engine was told.
     """
 
     block_hashes: list[EngineHash]
@@ -55,7 +55,7 @@ class EngineStored(msgspec.Struct, frozen=True, gc=False, tag="BlockStored"):
 
 
 class EngineRemoved(msgspec.Struct, frozen=True, gc=False, tag="BlockRemoved"):
-    """Blocks that an engine dropped from one of its caches."""
+    """Blocks dropped by an engine from one of the engine's caches."""
 
     block_hashes: list[EngineHash]
     medium: str | None = None
@@ -63,7 +63,7 @@ class EngineRemoved(msgspec.Struct, frozen=True, gc=False, tag="BlockRemoved"):
 
 
 class EngineCleared(msgspec.Struct, frozen=True, gc=False, tag="AllBlocksCleared"):
-    """An engine dropped everything it had cached."""
+    """An engine dropped its whole cache."""
 
 
 EngineEvent = EngineStored | EngineRemoved | EngineCleared
@@ -74,11 +74,11 @@ class EngineBatch:
     """The events of one step of an engine.
 
     Attributes:
-        seq: its number, counting from 0 in each life of the engine.
-        time_s: when the engine sent it, by the engine's clock.
-        digest: of all its bytes; tells batches of different lives apart.
+        seq: number of the batch, counting from 0 in each life of the engine.
+        time_s: send time, by the engine's clock.
+        digest: hash of all bytes of the batch; distinguishes batches of different lives.
         events: oldest first.
-        readable: False when something in it could not be read, so that news was lost.
+        readable: False if any part could not be read, so news was lost.
     """
 
     seq: int
@@ -89,14 +89,14 @@ class EngineBatch:
 
 
 class _Envelope(msgspec.Struct, array_like=True, gc=False):
-    """A batch before its events are looked at; a rank may follow."""
+    """A batch with undecoded events; a rank may follow."""
 
     ts: float
     events: list[msgspec.Raw]
 
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The last of values nested too deep, of which any field may hold some."""
+"""RecursionError: any field may hold values that are nested too deeply."""
 
 _envelopes: Final = msgspec.msgpack.Decoder(_Envelope)
 _events: Final = msgspec.msgpack.Decoder(EngineStored | EngineRemoved | EngineCleared)
@@ -104,7 +104,7 @@ _numbers: Final = msgspec.msgpack.Decoder(list[int])
 
 
 def decode_batch(seq: int, payload: bytes) -> EngineBatch:
-    """Read a batch; one that can't be read, or has events that can't, says so."""
+    """Decode a batch. ``readable`` is False if the batch or an event can't be decoded."""
     digest = blake2b(payload, digest_size=_DIGEST_BYTES).digest()
     try:
         envelope = _envelopes.decode(payload)
@@ -121,9 +121,9 @@ def decode_batch(seq: int, payload: bytes) -> EngineBatch:
 
 
 def token_numbers(event: EngineStored) -> list[int] | None:
-    """Return the token ids of all its blocks; None unless there are as many as the blocks hold.
+    """Return the token ids of all blocks; None unless their number fits the blocks.
 
-    Some events have others: pairs of tokens with speculative decoding, gaps in sliding windows.
+    Some events have other tokens: pairs with speculative decoding, gaps in sliding windows.
     """
     try:
         tokens = _numbers.decode(event.token_ids)

@@ -1,10 +1,10 @@
-"""What a foreign engine holds in its own cache, under our names: a pure core.
+"""Blocks in a foreign engine's own cache, under TierKV's names: a pure core.
 
-The engine names blocks by hashes of its own; its events say which tokens they hold behind which
-other block. From that and the tenant's key, which the front sent as the request's salt, follows the
-name the scheduler asks the directory for. Blocks of requests with no salt of ours, of adapters, of
-images or of another size have no such name and are passed over, counted by reason. Used by
-integrations/events/feed.py alone; a wrong claim costs time, never a token.
+The engine names blocks by its own hashes. The engine's events tell the tokens of each block and the
+name of the previous block. Together with the tenant's key, sent by the front as the request's salt,
+the tokens give the name for the scheduler's look-up in the directory. Blocks without a TierKV salt,
+of adapters, with images or of another size have no TierKV name and are skipped, counted by reason.
+Used by integrations/events/feed.py alone. A wrong claim costs time, never a token.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _TENANTS: Final = 4_096
 
 @dataclass(slots=True)
 class _NamedBlock:
-    """A block of the engine whose name among ours is known.
+    """A block of the engine with a known TierKV name.
 
     Attributes:
-        namespace: whose it is; blocks behind it inherit that.
-        key: our name.
-        places: how many caches of the engine hold it; with none it is in ``_idle``.
+        namespace: the block's namespace; following blocks inherit the namespace.
+        key: the TierKV name.
+        places: number of the engine's caches that hold the block; with 0 the block is in ``_idle``.
     """
 
     namespace: NamespaceKey
@@ -59,34 +59,35 @@ class _NamedBlock:
 
 @dataclass(slots=True)
 class _Claim:
-    """A block that the directory is told of, and how many places it is in."""
+    """A block reported to the directory, and the number of caches that hold the block."""
 
     stored: BlockStored
     places: int = 0
 
 
 class OwnBlocks:
-    """Blocks of one engine, by rank. Mutated only through its methods, which return the news.
+    """Blocks of one engine, by rank. Mutated only through methods, which return the news.
 
     A rank is one cache: vLLM has one for each data-parallel rank. A block is claimed while at least
-    one rank has it that can be heard. An engine may have the same block twice and drop one of them;
-    it is taken for gone then, which costs less than to believe in what is not there.
+    one reachable rank holds the block. An engine may have two copies of a block and drop one copy.
+    The block then counts as gone, which costs less than a claim for a missing block.
 
     Attributes:
-        skipped: blocks that were passed over, by reason.
-        _named: engine's name to ours, also of blocks lately dropped: others may follow them.
-        _idle: of those the ones in no cache, longest first; bounded.
-        _caches: what each rank holds, by the engine's cache group and name.
-        _silent: ranks that can't be heard now, so nothing of theirs is claimed.
-        _claims: what the directory shall know.
+        skipped: skipped blocks, by reason.
+        _named: engine's name to TierKV's; also of recently dropped blocks, because other blocks may
+            follow.
+        _idle: names of ``_named`` in no cache, oldest first; bounded.
+        _caches: blocks of each rank, by the engine's cache group and name.
+        _silent: unreachable ranks, whose blocks are not claimed.
+        _claims: blocks to report to the directory.
     """
 
     def __init__(self, model: ModelInfo, *, max_blocks: int = limits.MAX_ENGINE_BLOCKS) -> None:
         """Start empty.
 
         Args:
-            model: what the engine serves; its layout has the engine's block size.
-            max_blocks: blocks in all caches together.
+            model: the engine's model; its layout has the engine's block size.
+            max_blocks: most blocks in all caches together.
         """
         self.skipped: Counter[str] = Counter()
         self._model = model
@@ -104,14 +105,14 @@ class OwnBlocks:
         return len(self._claims)
 
     def learn_tenant(self, namespace: NamespaceKey, tenant: str) -> None:
-        """Note whose a key is, for the views; blocks stored from now on say so."""
+        """Record a key's tenant, for the views; used for blocks stored from now on."""
         self._tenants[namespace] = tenant
         self._tenants.move_to_end(namespace)
         if len(self._tenants) > _TENANTS:
             self._tenants.popitem(last=False)
 
     def apply(self, rank: int, events: Iterable[EngineEvent]) -> list[BlockEvent]:
-        """Take in what one rank says of its cache, in order."""
+        """Apply the events of one rank's cache, in order."""
         news: list[BlockEvent] = []
         for event in events:
             if isinstance(event, EngineStored):
@@ -123,7 +124,7 @@ class OwnBlocks:
         return news
 
     def clear(self, rank: int) -> list[BlockEvent]:
-        """Forget what a rank holds; what it says next is believed. O(its blocks)."""
+        """Forget the blocks of a rank; later events are believed. O(blocks of the rank)."""
         news = self.hide(rank)
         self._silent.discard(rank)
         for _, name in self._caches.pop(rank, {}):
@@ -132,7 +133,7 @@ class OwnBlocks:
         return news
 
     def hide(self, rank: int) -> list[BlockEvent]:
-        """Claim nothing of a rank that can't be heard, until ``show`` or ``clear``."""
+        """Withdraw the claims of an unreachable rank, until ``show`` or ``clear``."""
         if rank in self._silent:
             return []
         self._silent.add(rank)
@@ -140,7 +141,7 @@ class OwnBlocks:
         return [news for stored in held.values() for news in self._unclaim(stored.key)]
 
     def show(self, rank: int) -> list[BlockEvent]:
-        """Claim again what a rank holds: it proved to be in the life that was known."""
+        """Claim the blocks of a rank again: a replay proved the known life."""
         if rank not in self._silent:
             return []
         self._silent.discard(rank)
@@ -148,18 +149,18 @@ class OwnBlocks:
         return [news for stored in held.values() for news in self._claim(stored)]
 
     def inventory(self) -> tuple[BlockStored, ...]:
-        """Return everything claimed."""
+        """Return all claimed blocks."""
         return tuple([claim.stored for claim in self._claims.values()])
 
     def leading(self, keys: Sequence[BlockKey]) -> int:
-        """Return how many blocks at the beginning of a chain are claimed."""
+        """Return the number of claimed blocks at the beginning of a chain."""
         for index, key in enumerate(keys):
             if key not in self._claims:
                 return index
         return len(keys)
 
     def check_invariants(self) -> None:
-        """Assert that names, caches and claims fit each other. O(all)."""
+        """Assert that names, caches and claims agree. O(all)."""
         places: Counter[EngineHash] = Counter()
         claims: Counter[BlockKey] = Counter()
         for rank, cache in self._caches.items():
@@ -185,7 +186,7 @@ class OwnBlocks:
         return self._store_behind(rank, event, tokens, before)
 
     def _refusal(self, event: EngineStored) -> str:
-        """Say why no block of an event can be one that we ask for; empty when they may."""
+        """Return the reason why no block of an event can have a TierKV name; empty if none."""
         if event.medium not in _OWN_MEDIA:
             return "other_medium"
         if event.lora_name is not None or event.lora_id is not None:
@@ -197,7 +198,7 @@ class OwnBlocks:
         return ""
 
     def _before(self, event: EngineStored) -> _NamedBlock | None:
-        """Return what stands before an event's first block; None: nothing that has a name here."""
+        """Return the block before an event's first block; None if that block has no TierKV name."""
         if event.parent_block_hash is not None:
             return self._named.get(event.parent_block_hash)
         first = event.extra_keys[0] if event.extra_keys else None
@@ -229,9 +230,9 @@ class OwnBlocks:
 
     @staticmethod
     def _stands_on_more(event: EngineStored, index: int) -> bool:
-        """Whether tokens alone don't name a block: it holds an image, say."""
+        """True if more than tokens determines a block, for example an image."""
         if not event.extra_keys or (index == 0 and event.parent_block_hash is None):
-            return False  # What a first block stands on is looked at in ``_before``.
+            return False  # ``_before`` checks the extra keys of a first block.
         return any(event.extra_keys[index : index + 1])
 
     def _enter(
@@ -242,7 +243,7 @@ class OwnBlocks:
         parent: BlockKey,
         session: str,
     ) -> list[BlockEvent]:
-        """Note that a rank holds a block, unless that is known."""
+        """Record that a rank holds a block, unless known."""
         cache = self._caches.setdefault(rank, {})
         if place in cache:
             return []
@@ -280,9 +281,9 @@ class OwnBlocks:
         return news
 
     def _name(self, name: EngineHash, before: _NamedBlock, tokens: list[int]) -> _NamedBlock | None:
-        """Note our name of a block; None where the engine's name stands for another one already.
+        """Record the TierKV name of a block; None if the engine's name already means another block.
 
-        Engines may cut their hashes to 64 bits. Two blocks of one name are never mixed up here.
+        Engines may cut hashes to 64 bits. Two blocks with one name are never mixed up here.
         """
         key = next_block_key(before.namespace, before.key, tokens)
         known = self._named.get(name)
