@@ -1,1 +1,1 @@
-"""Compute nodes whose engine is somebody else's, spoken to over HTTP."""
+"""Compute nodes that use a foreign engine over HTTP."""

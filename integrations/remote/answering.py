@@ -1,9 +1,9 @@
-"""One request while an engine answers it: pieces in, events out, and the account of it.
+"""One request at a foreign engine: the engine's pieces in, events out, and the usage.
 
-Used by integrations/remote/node.py in its event loop. A task reads the engine's stream into a
-queue, so that a cancel ends the answer at once; ending the task closes the stream, and so the
-engine stops. While much waits there for a slow reader the stream is not read: then the engine
-waits, too.
+Used by integrations/remote/node.py in the node's event loop. A task reads the engine's stream into
+a queue, so a cancellation ends the answer at once. Ending the task closes the stream, and the
+engine stops. While the queue is full because of a slow reader, the task stops reading, which slows
+the engine down.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Stop(Enum):
 
 
 def hands_over(request: GenerateRequest) -> bool:
-    """Whether another node shall go on behind the first token; within JSON none could."""
+    """True if another node continues after the first token; JSON answers cannot be continued."""
     return request.handoff and not request.guide
 
 
@@ -37,14 +37,14 @@ class Answering:
     """One request at one engine.
 
     Attributes:
-        ask: what was asked.
-        alone: no other request was there when it began, so its times say what computing takes.
-        claimed_tokens: tokens of the prompt that the engine was believed to have.
-        arrival_s: when it came.
-        first_s: when its first token came; negative until then.
-        ended_s: when its last token came.
+        ask: the request to the engine.
+        alone: no other request was present at the start, so the times measure computing alone.
+        claimed_tokens: tokens of the prompt that the engine was believed to have cached.
+        arrival_s: time of arrival.
+        first_s: time of the first token; negative until then.
+        ended_s: time of the last token.
         tokens: tokens of the answer so far.
-        counts: what the engine says it cost; None until it says so.
+        counts: the engine's token counts; None until the engine sends them.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Answering:
         self._door = door
         self._node_id = node_id
         self._ends = frozenset(ends) | frozenset(ask.request.sampling.stop_token_ids)
-        # Of text only the engine knows how long it is.
+        # Only the engine knows the number of tokens in a text.
         self._most = limits.MAX_ENGINE_REPLY_BYTES if door.speaks_text else ask.max_tokens
         self._clock = clock
         self._queue: asyncio.Queue[AnswerPiece | TierKVError | _Stop] = asyncio.Queue()
@@ -78,33 +78,35 @@ class Answering:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt proper."""
+        """Tokens of the prompt, without resumed tokens of the answer."""
         return len(self.ask.request.token_ids) - self.ask.request.resumed_tokens
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Tokens the engine is to compute before the first of the answer, as far as is known.
+        """Tokens still to be computed before the first token of the answer, as far as known.
 
-        The front counts as little for it. Were cached tokens in the report, the front would take
-        them for other fronts' prompts, and wait for these just where the prefix is.
+        The front counts the same number for its own request. If the report included cached tokens,
+        the front would attribute the excess to other fronts' prompts and avoid the very node that
+        has the prefix.
         """
         return len(self.ask.request.token_ids) - self.claimed_tokens if self.first_s < 0.0 else 0
 
     def cancel(self) -> None:
-        """End it as cancelled."""
+        """End the request as cancelled."""
         self._queue.put_nowait(_Stop.CANCELLED)
 
     def lose(self, why: str) -> None:
-        """End it because its engine is gone."""
+        """End the request because the engine is gone."""
         self._queue.put_nowait(TransportError(why))
 
     async def events(self) -> AsyncGenerator[GenerateEvent, None]:
-        """Have the engine answer; the last event, and only it, has an end.
+        """Have the engine answer; exactly the last event has a finish reason.
 
         Raises:
-            UserError, OverloadedError: as the engine said.
+            UserError, OverloadedError: the engine refused the request.
             TransportError: the engine is lost.
-            NodeLostError: the same within a text or JSON, which no other node could go on with.
+            NodeLostError: the engine is lost within a text or JSON, which no other node can
+                continue.
         """
         reader = asyncio.create_task(self._read())
         try:
@@ -139,7 +141,7 @@ class Answering:
             self._queue.put_nowait(TierKVError(f"{type(error).__name__}: {error}"))
 
     async def _room(self) -> None:
-        """Wait until little enough waits; what ends the answer goes into the queue all the same."""
+        """Wait for room in the queue; a cancellation or error enters a full queue all the same."""
         while self._queued_tokens >= limits.MAX_QUEUED_ANSWER_TOKENS:
             self._taken.clear()
             await self._taken.wait()

@@ -1,6 +1,6 @@
-"""What a compute node is told about the engine that answers for it.
+"""Settings of a compute node for its engine.
 
-Made by tierkv/parts/engine_part.py out of the ``engine`` settings; nothing here reads
+Created by tierkv/parts/engine_part.py from the ``engine`` settings; this module reads no
 configuration.
 """
 
@@ -14,30 +14,31 @@ from tierkv.kvcore.node import NodeRole
 
 
 class EngineKind(StrEnum):
-    """What kind of server answers."""
+    """Kind of the engine's server."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
     OPENAI = "openai"
-    """Any server with OpenAI's API; it gets text and says nothing of its cache."""
+    """Any server with OpenAI's API; exchanges text and reports nothing about its cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteConfig:
-    """One engine and the node that stands for it.
+    """One engine and its compute node.
 
     Attributes:
         node_id: the node's name.
-        host: its machine.
-        role: what requests it takes.
-        kind: what kind of server the engine is.
-        url: where the engine listens, without ``/v1``.
-        api_key: what it wants in its Authorization header; empty: nothing.
-        served: what the engine calls the model; empty: the first it lists.
-        model_name: what requests to TierKV call the model; empty: as the engine does.
-        model_folder: its files here, for tokenizer and layout; empty: where the engine says.
+        host: the node's machine.
+        role: the requests that the node accepts.
+        kind: kind of the engine's server.
+        url: address of the engine, without ``/v1``.
+        api_key: key for the Authorization header; empty: no header.
+        served: the model's name in the engine; empty: the first listed model.
+        model_name: the model's name in requests to TierKV; empty: the engine's name.
+        model_folder: the model's files on this machine, for tokenizer and layout; empty: the folder
+            reported by the engine.
         dtype: element type of the engine's KV; empty: the model's own.
-        max_requests: requests it is given at a time.
+        max_requests: limit of concurrent requests to the engine.
         connect_timeout_s: longest wait for a connection.
         idle_timeout_s: longest wait for the next byte of an answer.
         poll_s: seconds between looks at the engine.

@@ -1,7 +1,7 @@
-"""What the node (integrations/remote/node.py) needs of a foreign engine, whichever it is.
+"""The interface of foreign engines for the node (integrations/remote/node.py).
 
-``vllm_http.py``, ``sglang_http.py`` and ``openai_http.py`` implement ``EngineDoor``; the values are
-what goes through it. Text exists only in openai_http.py.
+``vllm_http.py``, ``sglang_http.py`` and ``openai_http.py`` implement ``EngineDoor``. The other
+values are its arguments and results. Text exists only in openai_http.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tierkv.kvcore.request import GenerateRequest, HitTokens
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """How busy an engine is, and what its cache did since it started."""
+    """Load of an engine, and counters of the engine's cache since the engine started."""
 
     running: int = 0
     waiting: int = 0
@@ -28,18 +28,18 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class EngineLook:
-    """What an engine says about itself.
+    """An engine's description of itself.
 
     Attributes:
-        served: what it calls the model.
-        folder: where it says the model's files are; perhaps not a folder here.
-        context_tokens: most tokens of prompt and answer; 0: it does not say.
-        version: its version, as far as it tells.
-        life: differs between two starts of it; empty: it does not tell.
-        block_tokens: tokens of a block of its cache; 0: it does not say.
-        blocks: how many blocks its cache has.
-        dtype: element type of its KV; empty or ``auto``: the model's own.
-        figures: how busy it is; two looks that differ in nothing else are of one life.
+        served: the engine's name of the model.
+        folder: the engine's folder of the model's files; may be missing on this machine.
+        context_tokens: most tokens of prompt and answer; 0: unknown.
+        version: version of the engine, if known.
+        life: differs between two starts of the engine; empty: unknown.
+        block_tokens: tokens of a block in the engine's cache; 0: unknown.
+        blocks: number of blocks in the engine's cache.
+        dtype: element type of the engine's KV; empty or ``auto``: the model's own.
+        figures: current load; not compared. Two looks with equal other fields are of one life.
     """
 
     served: str
@@ -58,13 +58,13 @@ class EngineRequest:
     """One request to an engine.
 
     Attributes:
-        request: the tokens and how to go on.
-        served: what the engine calls the model.
-        salt: keeps tenants apart in its cache.
-        max_tokens: how many tokens are wanted; 0: as many as there is room for.
+        request: the tokens, and the parameters of the answer.
+        served: the engine's name of the model.
+        salt: separates tenants in the engine's cache.
+        max_tokens: limit of new tokens; 0: no limit but the context.
         promised_blocks: leading blocks that another engine has just put into the pool.
-        block_tokens: how long these are.
-        full_report: its KV events shall name the blocks it reuses too.
+        block_tokens: tokens of each promised block.
+        full_report: the engine's KV events must also name the reused blocks.
     """
 
     request: GenerateRequest
@@ -78,7 +78,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What an engine says a request cost; ``hits`` of its prompt were not computed."""
+    """An engine's token counts of a request; ``hits`` are the cached tokens of the prompt."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -90,10 +90,10 @@ class AnswerPiece:
     """A piece of an answer.
 
     Attributes:
-        token_ids: new tokens; the one that ended the answer may be the last of them.
-        ended: why it ended, in OpenAI's words; empty while it goes on.
-        counts: what it cost; on the piece with ``ended``, where the engine tells.
-        scores: what a request for scores asked for.
+        token_ids: new tokens; may include the token that ended the answer as the last.
+        ended: finish reason in OpenAI's words; empty while the answer continues.
+        counts: token counts, on the piece with ``ended``, if the engine sends them.
+        scores: results of a request for scores.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -105,18 +105,18 @@ class AnswerPiece:
 class EngineDoor(Protocol):
     """An engine's HTTP API.
 
-    1. ``look`` raises TransportError while the engine does not answer, and ConfigError where it
-       refuses us for good. It is asked every second: what an engine can't change while it lives is
-       asked for once.
-    2. ``answer`` yields pieces, of which the last one, and only it, has ``ended``; closing it
-       early aborts the request in the engine. It raises UserError, OverloadedError or
+    1. ``look`` raises TransportError while the engine does not answer, and ConfigError if the
+       engine refuses access for good. ``look`` is called every second and asks only once for
+       properties that can't change while the engine lives.
+    2. ``answer`` yields pieces, of which exactly the last one has ``ended``. Closing the iterator
+       early aborts the request in the engine. ``answer`` raises UserError, OverloadedError or
        TransportError.
-    3. Of a request with ``score_token_ids`` it yields one piece: the natural log of the chance of
-       each of them, in their order.
+    3. For a request with ``score_token_ids``, ``answer`` yields one piece with the natural log of
+       each token's probability, in the order of the request.
 
     Attributes:
-        score_refusal: why there are no scores; empty: there are.
-        speaks_text: the engine gets text, so ids are bytes (integrations/remote/text_tokens.py).
+        score_refusal: the reason why scores are not available; empty: available.
+        speaks_text: the engine accepts text, so ids are bytes (integrations/remote/text_tokens.py).
         http: the connections to the engine.
     """
 

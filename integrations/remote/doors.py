@@ -1,4 +1,4 @@
-"""Which door leads to which kind of engine."""
+"""Choice of the door for each kind of engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tierkv.integrations.remote.vllm_http import VllmDoor
 
 
 def open_door(config: RemoteConfig) -> EngineDoor:
-    """Return the door to an engine; nothing is connected yet.
+    """Return the door to an engine, not yet connected.
 
     Raises:
-        ConfigError: its URL can't be used.
+        ConfigError: the engine's URL can't be used.
     """
     http = EngineHttp(
         config.url.rstrip("/").removesuffix("/v1"),

@@ -1,8 +1,9 @@
-"""HTTP to one engine: JSON in and out, and streams of events; every failure an error of our tree.
+"""HTTP to one engine: JSON in and out, and streams of events. Failures become TierKVErrors.
 
-Used by the doors of all kinds of engines. Belongs to one event loop. Proxies of the environment are
-not used: an engine is a neighbour. ``EventDecoder`` cuts the server-sent events of a stream. Only
-line feeds end a line of a stream: JSON texts may hold other characters that some take for ends.
+Used by the doors of all kinds of engines. Belongs to one event loop. Proxies from the environment
+are ignored, because an engine is nearby. ``EventDecoder`` splits a stream into server-sent events.
+Only line feeds end a line: JSON texts may contain other characters that count as line ends
+elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tierkv.kvcore.errors import ConfigError, RemoteProtocolError, TransportErro
 
 
 class EventDecoder:
-    """Cuts a stream of bytes into the data of its events."""
+    """Splits a stream of bytes into the data of server-sent events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -28,10 +29,10 @@ class EventDecoder:
         self._size = 0
 
     def push(self, received: bytes) -> list[str]:
-        """Take bytes; return the data of each event that is whole.
+        """Append received bytes; return the data of each complete event.
 
         Raises:
-            RemoteProtocolError: an event is longer than any should be, or no UTF-8.
+            RemoteProtocolError: an event is longer than the limit, or is not UTF-8.
         """
         *lines, self._rest = (self._rest + received).split(b"\n")
         self._check(len(self._rest) + self._size)
@@ -62,27 +63,27 @@ class EventDecoder:
 
 _DONE: Final = "[DONE]"
 _KEPT_S: Final = 2.0
-"""Idle connections are closed before an engine does it (uvicorn after 5 s): a request that met its
-end would look like a dead engine."""
+"""Idle connections are closed before the engine closes them (uvicorn after 5 s): a request on a
+connection just closed would look like a dead engine."""
 
 _QUICK_TIMEOUT_S: Final = 5.0
-"""For questions about the engine itself; none of them computes."""
+"""For questions about the engine itself, which need no computation."""
 
 
 class EngineHttp:
     """One engine's HTTP server.
 
     Attributes:
-        where: the engine, for people.
+        where: the engine's address, for people.
     """
 
     def __init__(
         self, url: str, *, api_key: str, connect_timeout_s: float, idle_timeout_s: float
     ) -> None:
-        """Make a client; it connects at the first call.
+        """Create a client, which connects at the first call.
 
         Raises:
-            ConfigError: the URL is none.
+            ConfigError: the URL is not usable.
         """
         self.where = f"engine at {url}"
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -127,10 +128,10 @@ class EngineHttp:
     async def events(
         self, path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """POST a JSON object; yield the events of the reply. Closing it closes the connection.
+        """POST a JSON object; yield the events of the reply. Closing the iterator disconnects.
 
         Raises:
-            TransportError: the engine is gone, also in the middle; the stream has no end.
+            TransportError: the engine is gone, also in the middle; the stream has no end mark.
         """
         async with self._failing_well(), self._client.stream("POST", path, json=body) as response:
             if response.status_code >= 400:
@@ -195,5 +196,5 @@ def _object(text: str, where: str) -> dict[str, Any]:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Read a Retry-After in seconds; dates are not worth the trouble."""
+    """Parse a Retry-After header in seconds; dates are not supported."""
     return float(text) if text is not None and text.isdecimal() else None

@@ -1,7 +1,7 @@
-"""Watches an engine and keeps its node in the cluster for as long as the engine lives.
+"""Watches an engine and keeps the engine's node in the cluster while the engine lives.
 
 Started by tierkv/parts/engine_part.py. Each start of the engine is a life of the node with an
-incarnation of its own, so that nothing that was known of the engine's cache outlives it.
+incarnation of its own, so knowledge of the engine's cache ends with the life.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tierkv.metaserver.reporter import MetaReporter
 _log = logging.getLogger(__name__)
 
 _MISSES: Final = 3
-"""Looks in a row that fail before an engine that lived is taken for dead: it may only be busy."""
+"""Failed looks in a row before an engine counts as dead: it may only be busy."""
 
 
 class EventFeed(L1Book, Protocol):
-    """What listens to the engine's KV events for one life (integrations/events/feed.py)."""
+    """Listens to the engine's KV events during one life (integrations/events/feed.py)."""
 
     async def start(self) -> None: ...
 
@@ -43,10 +43,10 @@ MakeFeed = Callable[[ModelInfo, MetaReporter], EventFeed | None]
 
 
 class Keeper:
-    """One engine's watch.
+    """Watches one engine.
 
     Attributes:
-        node: the node that stands for the engine.
+        node: the engine's node.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Keeper:
         make_feed: MakeFeed | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Make a keeper; ``start`` begins.
+        """Create a keeper; ``start`` begins.
 
         Args:
-            node: begins and ends its lives.
+            node: the node whose lives the keeper begins and ends.
             door: the engine.
-            meta: where the node registers.
-            make_feed: makes what listens to the engine's events in a life; None: nobody listens.
-            clock: its wall time is the incarnation.
+            meta: the meta server to register with.
+            make_feed: creates the listener to the engine's events for a life; None: no listener.
+            clock: wall time for the incarnation.
         """
         self.node = node
         self._door = door
@@ -81,10 +81,10 @@ class Keeper:
         self._described: tuple[EngineLook, tuple[ModelInfo, ...], ModelInfo] | None = None
 
     async def start(self) -> None:
-        """Look once, so that what is wrong for good is said at once; then go on looking.
+        """Look once, so that permanent errors are raised at once; then keep looking.
 
         Raises:
-            ConfigError: the engine refuses our key, or its model is not known here.
+            ConfigError: the engine refuses the API key, or the model is unknown here.
             ModelFolderError: the model's folder can't be used.
         """
         with suppress(TransportError):
@@ -96,12 +96,12 @@ class Keeper:
         self._task = asyncio.create_task(self._watch())
 
     async def flush(self) -> None:
-        """Wait until the directory knows what is known of the engine's cache."""
+        """Wait until the directory has all known changes of the engine's cache."""
         if self._agent is not None:
             await self._agent.flush()
 
     async def stop(self) -> None:
-        """Leave the cluster; the engine goes on without us."""
+        """Leave the cluster; the engine keeps running."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -120,7 +120,7 @@ class Keeper:
                 _log.exception("looking at the engine at %s failed", self.node.config.url)
 
     async def _look(self) -> None:
-        """See whether it is there and still the same, and how busy it is."""
+        """Check that the engine runs unchanged, begin or end a life, and note the engine's load."""
         look = await self._door.look()
         seen = await self._engines_models()
         model = await self._model_of(look, seen)
@@ -134,14 +134,14 @@ class Keeper:
         self._misses, self._said = 0, ""
 
     async def _model_of(self, look: EngineLook, seen: tuple[ModelInfo, ...]) -> ModelInfo:
-        """Describe the model; its files are read again only when something changed."""
+        """Describe the model; the model's files are read again only after a change."""
         if self._described is None or self._described[:2] != (look, seen):
             model = await asyncio.to_thread(served_model, self.node.config, self._door, look, seen)
             self._described = (look, seen, model)
         return self._described[2]
 
     async def _engines_models(self) -> tuple[ModelInfo, ...]:
-        """Return what engines that keep KV in our pool say of their layouts."""
+        """Return the models, with layouts, of the engines that keep KV in the pool."""
         try:
             nodes = await self._meta.list_nodes()
         except DirectoryUnavailableError:

@@ -1,6 +1,6 @@
-"""Numbers out of a page in Prometheus' text format, as far as engines use it.
+"""Numbers from a page in Prometheus' text format, as far as engines use the format.
 
-Pure. Lines that can't be read are passed over: a page is for machines of many versions.
+Pure. Unreadable lines are skipped, because pages come from many versions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line: its labels and its value."""
+    """One line: labels and value."""
 
     labels: Mapping[str, str]
     value: float
@@ -26,7 +26,7 @@ class MetricsPage:
     """The samples of a page, by name."""
 
     def __init__(self, text: str) -> None:
-        """Read a page; O(its length)."""
+        """Parse a page; O(length of the page)."""
         self._samples: dict[str, list[Sample]] = {}
         for line in text.splitlines():
             found = _LINE.match(line)
@@ -42,14 +42,14 @@ class MetricsPage:
                 self._samples.setdefault(name, []).append(sample)
 
     def total(self, name: str) -> float:
-        """Sum a metric over its labels (ranks, models); 0.0 where there is none."""
+        """Return the sum of a metric over all labels (ranks, models); 0.0 for an unknown metric."""
         return math.fsum(sample.value for sample in self._samples.get(name, ()))
 
     def most(self, name: str) -> float:
-        """Return the largest value of a metric; 0.0 where there is none."""
+        """Return the largest value of a metric; 0.0 for an unknown metric."""
         return max((sample.value for sample in self._samples.get(name, ())), default=0.0)
 
     def labels(self, name: str) -> Mapping[str, str]:
-        """Return the labels of a metric's first sample; none where there is none."""
+        """Return the labels of a metric's first sample; empty for an unknown metric."""
         samples = self._samples.get(name)
         return samples[0].labels if samples else {}

@@ -1,8 +1,8 @@
-"""A compute node that has another engine answer: gRPC in (compute/service.py), HTTP out.
+"""A compute node that delegates to a foreign engine: gRPC in (compute/service.py), HTTP out.
 
-It is in the cluster for as long as one life of its engine: the keeper
-(integrations/remote/keeper.py) begins and ends lives. It computes nothing, keeps no KV and never
-imports torch. Belongs to one event loop.
+The node is in the cluster during each life of the engine. The keeper
+(integrations/remote/keeper.py) begins and ends lives. The node computes nothing, keeps no KV and
+never imports torch. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tierkv.kvcore.request import GenerateEvent, GenerateRequest
 
 
 class L1Book(Protocol):
-    """What is known of the engine's own cache (integrations/events/feed.py)."""
+    """The known content of the engine's own cache (integrations/events/feed.py)."""
 
     @property
     def wants_full_report(self) -> bool: ...
@@ -65,15 +65,15 @@ class L1Book(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """From one start of the engine to its end.
+    """The time from one start of the engine to the end of the engine.
 
     Attributes:
-        incarnation: the node's, for that time.
-        model: what the engine serves.
-        look: what it said of itself, last.
-        book: what is known of its cache; None: nothing ever is.
-        pace: how fast it is.
-        running: requests under way, by number.
+        incarnation: the node's incarnation during the life.
+        model: the engine's model.
+        look: the engine's last description of itself.
+        book: the known content of the engine's cache; None: never known.
+        pace: the engine's speed.
+        running: running requests, by number.
     """
 
     incarnation: Incarnation
@@ -88,14 +88,14 @@ class RemoteNode:
     """Implements tierkv.compute.service.ServedNode over an engine.
 
     Attributes:
-        config: what it was told.
-        life: the engine's current one; None while it is down.
+        config: the node's settings.
+        life: the engine's current life; None while the engine is down.
     """
 
     def __init__(
         self, config: RemoteConfig, door: EngineDoor, *, clock: Clock | None = None
     ) -> None:
-        """Make a node that refuses everything until ``begin_life``."""
+        """Create a node that refuses everything until ``begin_life``."""
         self.config = config
         self.life: Life | None = None
         self._door = door
@@ -107,30 +107,30 @@ class RemoteNode:
     # -- lives
 
     def begin_life(self, life: Life) -> None:
-        """Take requests from now on."""
+        """Accept requests from now on."""
         assert self.life is None, "the life before has not ended"
         self.life = life
 
     def end_life(self, why: str) -> None:
-        """Lose the requests under way and refuse new ones."""
+        """Fail the running requests and refuse new ones."""
         life, self.life = self.life, None
         for answering in life.running.values() if life is not None else ():
             self._lost_requests += 1
             answering.lose(why)
 
     def set_control_address(self, address: str) -> None:
-        """Set where the node's gRPC service listens, once that is known."""
+        """Set the address of the node's gRPC service, once known."""
         self._control_address = address
 
     # -- requests
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
-        """Answer a request; closing the iterator early ends it in the engine too.
+        """Answer a request; closing the iterator early also aborts the request in the engine.
 
         Raises:
-            UserError: the request can't work, here or as the engine says.
-            OverloadedError: the engine has enough to do.
-            TransportError: the engine is not there, or was lost.
+            UserError: the request can't work; refused by the node or the engine.
+            OverloadedError: the node or the engine has too many requests.
+            TransportError: the engine is unreachable or was lost.
         """
         life = self._living()
         self._check(request, life)
@@ -156,7 +156,7 @@ class RemoteNode:
             life.running.pop(number, None)
 
     async def cancel(self, request_id: RequestId) -> bool:
-        """End a request as CANCELLED; False when no such request is known."""
+        """End a request as CANCELLED; False if the request is unknown."""
         running = self.life.running.values() if self.life is not None else ()
         found = [a for a in running if a.ask.request.request_id == request_id]
         for answering in found:
@@ -164,12 +164,12 @@ class RemoteNode:
         return bool(found)
 
     async def prefetch(self, request: GenerateRequest) -> int:
-        """Load nothing ahead: no engine takes such a wish over HTTP."""
+        """Load nothing ahead: no engine accepts a prefetch over HTTP."""
         self._check(request, self._living())
         return 0
 
     async def drop_cache(self) -> int:
-        """Drop nothing: the cache is the engine's own."""
+        """Drop nothing: the cache belongs to the engine."""
         return 0
 
     def _living(self) -> Life:
@@ -178,7 +178,7 @@ class RemoteNode:
         return self.life
 
     def _check(self, request: GenerateRequest, life: Life) -> None:
-        """Refuse what can't work, before it costs anything; the engine checks the rest."""
+        """Refuse an impossible request before any cost; the engine checks the rest."""
         model = life.model
         if request.model != model.name:
             raise UnknownModelError(
@@ -194,7 +194,7 @@ class RemoteNode:
         if not 0 <= request.resumed_tokens < len(request.token_ids):
             raise UserError("resumed_tokens must leave at least one prompt token")
         if request.resumed_tokens and request.guide:
-            # To the engine they are part of the prompt: it would begin the JSON once more.
+            # For the engine these tokens belong to the prompt: the JSON would begin again.
             raise NodeLostError(
                 f"{self.config.node_id} can't go on within JSON that another node began",
                 hint="ask again",
@@ -226,7 +226,7 @@ class RemoteNode:
     def _ask(self, request: GenerateRequest, life: Life) -> EngineRequest:
         model = life.model
         new_tokens = self._new_tokens(request)
-        # What fills the context is what was left of it: the front was told no number.
+        # A request that fills the context had no limit: the front then asks for all the room left.
         unbounded = len(request.token_ids) + new_tokens >= model.context_tokens
         goes_on = request.resumed_tokens and self.config.role is NodeRole.DECODE
         block_tokens = model.layout.block_tokens
@@ -248,7 +248,7 @@ class RemoteNode:
         return life.book.claimed_tokens(request.namespace_key, request.token_ids)
 
     def _learn(self, answering: Answering, life: Life) -> None:
-        """Take in what an answer told of the engine's speed, and of what it had cached."""
+        """Learn the engine's speed and cache hits from a finished answer."""
         counts = answering.counts
         if counts is None:
             return
@@ -281,7 +281,7 @@ class RemoteNode:
         )
 
     def report(self) -> NodeReport:
-        """Say how busy the engine is and what its cache did."""
+        """Report the engine's load and the counters of the engine's cache."""
         life = self.life
         if life is None:
             return NodeReport(notes=(f"nobody answers at {self.config.url}",))
@@ -315,7 +315,7 @@ class RemoteNode:
 
 
 def _salt(request: GenerateRequest, model: ModelInfo) -> str:
-    """Keep a tenant's KV apart; of a request that may not use the cache, from everybody's."""
+    """Return the salt of a tenant; a request without cache use gets a unique salt."""
     if not request.use_cache:
         return uncached_salt(secrets.token_hex(16))
     return str(TenantSalt(request.namespace_key, identity_digest(model.identity)))

@@ -1,8 +1,8 @@
-"""Any server with OpenAI's API: text in, text out; it says nothing of its cache but a count.
+"""Any server with OpenAI's API: text in, text out; the only cache report is a count of tokens.
 
-The front's ids are bytes here (integrations/remote/text_tokens.py), so a conversation goes to
-``/v1/chat/completions`` as messages, a raw prompt to ``/v1/completions``. Sampling parameters that
-OpenAI has no name for are not sent.
+The front's ids are bytes here (integrations/remote/text_tokens.py). A conversation is sent to
+``/v1/chat/completions`` as messages, a raw prompt to ``/v1/completions``. Sampling parameters
+without a name in OpenAI's API are not sent.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class OpenAiDoor:
     speaks_text = True
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
-        """Make a door; ``served`` names the model where the server has several."""
+        """Create a door; ``served`` names the model if the server has several."""
         self.http = http
         self._served = served
         self._limit_name = "max_tokens"
 
     async def look(self) -> EngineLook:
-        """Ask for the models; nothing else is common to all such servers, no queue and no life."""
+        """Ask for the models; OpenAI servers have no common API for load or restarts."""
         model = listed_model(await self.http.get_json("/v1/models"), self._served, self.http.where)
         context = next((n for name in _CONTEXT_NAMES if isinstance(n := model.get(name), int)), 0)
         return EngineLook(served=str(model["id"]), context_tokens=max(0, context))
@@ -55,7 +55,7 @@ class OpenAiDoor:
         except UserError as error:
             if "max_completion_tokens" not in error.message or "max_tokens" not in body:
                 raise
-            # Newer models of OpenAI's own know the limit by another name, and say so at once.
+            # OpenAI's newer models use another name for the limit, and refuse this one at once.
             self._limit_name = "max_completion_tokens"
             path, body = self._body(ask)
             async with aclosing(self._pieces(path, body)) as pieces:
@@ -108,7 +108,7 @@ def _response_format(schema: str) -> dict[str, Any]:
 
 
 def _text(choice: dict[str, Any], where: str) -> str:
-    """Find the new text of a chat's or a completion's choice."""
+    """Return the new text in the choice of a chat or a completion."""
     delta = choice.get("delta")
     text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
     if text is None:

@@ -1,6 +1,6 @@
-"""Bits of OpenAI's JSON that several engines speak: the list of models, choices, usage.
+"""Parts of OpenAI's JSON that several engines use: the list of models, choices, usage.
 
-Pure. What is not of the expected form is a RemoteProtocolError that names the engine.
+Pure. Content of an unexpected form raises a RemoteProtocolError with the engine's name.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _MOST_ID: Final = 1 << 31
 
 
 def listed_model(reply: dict[str, Any], served: str, where: str) -> dict[str, Any]:
-    """Return the entry of ``GET /v1/models`` that is meant: the named one, or the first.
+    """Return the model's entry in ``GET /v1/models``: the named model, or the first.
 
     Raises:
-        UnknownModelError: there is none of that name, or none at all.
+        UnknownModelError: the named model is missing, or the list is empty.
     """
     listed = reply.get("data")
     if not isinstance(listed, list) or not all(isinstance(m, dict) and "id" in m for m in listed):
@@ -34,7 +34,7 @@ def listed_model(reply: dict[str, Any], served: str, where: str) -> dict[str, An
 
 
 def only_choice(event: dict[str, Any], where: str) -> dict[str, Any] | None:
-    """Return the first choice of a reply or event; None where it has none (usage alone)."""
+    """Return the first choice of a reply or event; None without choices (usage alone)."""
     choices = event.get("choices")
     if not choices:
         return None
@@ -44,7 +44,7 @@ def only_choice(event: dict[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def token_ids(value: Any, where: str) -> tuple[int, ...]:
-    """Return the tokens of a piece of an answer; nothing stands for none."""
+    """Return the tokens of a piece of an answer; null means no tokens."""
     ids = value if value is not None else []
     if not isinstance(ids, list) or not all(type(t) is int and 0 <= t < _MOST_ID for t in ids):
         raise RemoteProtocolError(f"{where}: token ids are no list of numbers")
@@ -52,7 +52,7 @@ def token_ids(value: Any, where: str) -> tuple[int, ...]:
 
 
 def counts_of(event: dict[str, Any]) -> Counts | None:
-    """Return what an event's ``usage`` says; None where it has none."""
+    """Return the token counts of an event's ``usage``; None without ``usage``."""
     usage = event.get("usage")
     if not isinstance(usage, dict):
         return None
@@ -66,5 +66,5 @@ def counts_of(event: dict[str, Any]) -> Counts | None:
 
 
 def whole(value: Any) -> int:
-    """Return a count; 0 for what is none."""
+    """Return a count; 0 if the value is not a positive integer."""
     return value if isinstance(value, int) and value > 0 else 0

@@ -1,4 +1,4 @@
-"""What an engine's HTTP status and error text mean, as errors of our tree.
+"""Errors for an engine's HTTP status and error text.
 
 Pure. Called by integrations/remote/http.py for refused requests and for errors within a stream.
 """
@@ -37,10 +37,10 @@ def refusal(
     """Return the error that an HTTP status and body stand for.
 
     Args:
-        status: the HTTP status; of an error within a stream, the one its ``code`` names.
-        body: JSON of one of the usual forms, or any text.
-        where: the engine, for people.
-        retry_after_s: what the reply said about when to come again.
+        status: the HTTP status; for an error within a stream, the status from its ``code``.
+        body: JSON in one of the usual forms, or any text.
+        where: the engine's address, for people.
+        retry_after_s: the reply's delay before a retry.
     """
     said = _message(body) or f"HTTP {status}"
     text = f"{where}: {said[:_MAX_MESSAGE_CHARS]}"
@@ -55,12 +55,12 @@ def refusal(
         return ContextTooLongError(text, hint="shorten the prompt or lower max_tokens")
     if status != 404:
         return UserError(text)
-    # Of a model it says which; a server of another kind lacks the path, and says nothing.
+    # A server without the model names it; a server of another kind lacks the path.
     return UnknownModelError(text, hint="" if "model" in said.lower() else _WRONG_KIND)
 
 
 def stream_error(event: dict[str, Any], *, where: str) -> TierKVError | None:
-    """Return the error an event of a stream is about; None for other events."""
+    """Return the error in a stream's event; None for other events."""
     error = event.get("error")
     if error is None:
         return None
@@ -70,7 +70,7 @@ def stream_error(event: dict[str, Any], *, where: str) -> TierKVError | None:
 
 
 def _message(body: str) -> str:
-    """Find the words for people in an error body."""
+    """Return the message for people in an error body."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

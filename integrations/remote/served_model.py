@@ -1,6 +1,6 @@
-"""What an engine serves, as the cluster sees it: a ModelInfo out of its own words and the folder.
+"""The engine's model as the cluster sees it: a ModelInfo from the engine's reports and the folder.
 
-Called by the keeper before each life of the node; reads files, so in a thread.
+Called by the keeper before each life of the node, in a thread because files are read.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tierkv.storage.modelfiles.model_folder import ModelFolder, inspect_model_fo
 _EMBED_REFUSAL: Final = "the engine generates text and gives no hidden states"
 _BLEND_REFUSAL: Final = "another engine computes it"
 _UNTOLD_CONTEXT: Final = 1 << 17
-"""Tokens of context where the engine does not say; it refuses what is too long itself."""
+"""Tokens of context if the engine reports no limit; the engine itself refuses longer prompts."""
 
 _BYTES_PER_TOKEN: Final = 16
-"""Most bytes of a token to reckon with: the front counts bytes, the engine decides."""
+"""Assumed bytes per token, an upper estimate: the front counts bytes, the engine decides."""
 
 _ORDERS: Final = {EngineKind.VLLM: VLLM_ORDER, EngineKind.SGLANG: "sglang-untold"}
 
@@ -36,18 +36,18 @@ _ORDERS: Final = {EngineKind.VLLM: VLLM_ORDER, EngineKind.SGLANG: "sglang-untold
 def served_model(
     config: RemoteConfig, door: EngineDoor, look: EngineLook, seen: Iterable[ModelInfo] = ()
 ) -> ModelInfo:
-    """Describe what an engine serves.
+    """Describe the model of an engine.
 
     Args:
-        config: what is known from settings.
+        config: the node's settings.
         door: the engine.
-        look: what it says.
-        seen: models of engines that keep their KV in our pool; the layout of the one with the same
-            weights is the engine's true one.
+        look: the engine's description of itself.
+        seen: models of engines that keep KV in the pool. A model with the same weights has the
+            engine's true layout.
 
     Raises:
         ConfigError: the folder of the model's tokenizer is not known here.
-        ModelFolderError: it can't be used.
+        ModelFolderError: the folder can't be used.
     """
     if door.speaks_text:
         return _text_model(config, door, look)
@@ -106,7 +106,7 @@ def _folder(config: RemoteConfig, look: EngineLook) -> Path:
 def _kv_identity(
     config: RemoteConfig, look: EngineLook, folder: ModelFolder, seen: Iterable[ModelInfo]
 ) -> tuple[str, BlockLayout]:
-    """Return revision and layout: those of an engine of ours with these weights, else guessed."""
+    """Return revision and layout: from an engine in ``seen`` with equal weights, else guessed."""
     for model in seen:
         weights = model.revision.partition(FACTS_MARK)[0]
         if weights == folder.revision and look.block_tokens in (0, model.layout.block_tokens):
@@ -121,7 +121,7 @@ def _kv_identity(
 
 
 def _name(config: RemoteConfig, look: EngineLook) -> str:
-    """Name the model as the cluster's rules allow: a path becomes its last part."""
+    """Return a model name that the cluster allows: a path becomes its last part."""
     name = config.model_name or look.served
     if re.fullmatch(limits.NAME_PATTERN, name):
         return name

@@ -1,7 +1,7 @@
-"""SGLang's HTTP server: token ids in and out by its own ``/generate``, figures by ``/metrics``.
+"""SGLang's HTTP server: token ids in and out by ``/generate``, figures by ``/metrics``.
 
-Its priorities are not used: whether larger numbers go first is a flag of the server. Bodies and
-replies follow ``GenerateReqInput`` and ``meta_info`` of SGLang 0.5.23.
+SGLang's priorities are not used, because a flag of the server decides whether larger numbers go
+first. Bodies and replies follow ``GenerateReqInput`` and ``meta_info`` of SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class SglangDoor:
     speaks_text = False
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
-        """Make a door; ``served`` names the model where the server has several."""
+        """Create a door; ``served`` names the model if the server has several."""
         self.http = http
         self._served = served
         self._last: EngineLook | None = None
 
     async def look(self) -> EngineLook:
-        """Ask how busy it is, and when it was away also for the model, version and cache's shape.
+        """Ask for the load; after a failed look also for the model, version and cache's shape.
 
-        It tells no life of its own that could be asked for every second; but no start of it is so
-        quick that a look in between would not fail.
+        SGLang has no cheap start marker to query every second. A restart always takes long enough
+        for a look to fail.
         """
         last, self._last = self._last, None
         figures = await self._figures()
@@ -67,7 +67,7 @@ class SglangDoor:
         )
 
     async def _figures(self) -> EngineFigures:
-        """Ask how long its queue is; without ``--enable-metrics`` it does not tell."""
+        """Ask for the load; all zero without ``--enable-metrics``."""
         try:
             page = MetricsPage(await self.http.get_text("/metrics"))
         except UserError:
@@ -81,7 +81,7 @@ class SglangDoor:
         )
 
     async def answer(self, ask: EngineRequest) -> AsyncGenerator[AnswerPiece, None]:
-        """Stream an answer, or say the chances that were asked for; see EngineDoor."""
+        """Stream an answer, or yield the requested scores; see EngineDoor."""
         if ask.request.score_token_ids:
             yield await self._scored(ask)
             return
@@ -99,9 +99,9 @@ class SglangDoor:
         raise RemoteProtocolError(f"{self.http.where}: an answer has no finish_reason")
 
     def _new_tokens(self, event: dict[str, Any], seen: list[int]) -> tuple[tuple[int, ...], Counts]:
-        """Return what is new: servers send all tokens so far, or with a flag the new ones only.
+        """Return the new tokens: servers send all tokens so far or, with a flag, only the new ones.
 
-        All so far may be more than are counted: the list goes on growing while it is sent.
+        A full list may be longer than the count, because the list keeps growing while it is sent.
         """
         meta = event.get("meta_info")
         if not isinstance(event.get("output_ids"), list) or not isinstance(meta, dict):
@@ -164,7 +164,7 @@ def generate_body(ask: EngineRequest) -> dict[str, Any]:
 
 
 def score_body(ask: EngineRequest) -> dict[str, Any]:
-    """Return the body of ``POST /generate`` that asks for the chances of tokens."""
+    """Return the body of ``POST /generate`` for the log-probabilities of tokens."""
     return generate_body(ask) | {
         "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
         "return_logprob": True,
@@ -174,7 +174,7 @@ def score_body(ask: EngineRequest) -> dict[str, Any]:
 
 
 def counts_of_meta(meta: dict[str, Any]) -> Counts:
-    """Return what ``meta_info`` says of the cost, cached tokens by where they came from."""
+    """Return the token counts in ``meta_info``, with cached tokens by source."""
     cached = whole(meta.get("cached_tokens"))
     details = meta.get("cached_tokens_details")
     details = details if isinstance(details, dict) else {}

@@ -1,9 +1,9 @@
 """Text as token ids, for engines that take text only: an id per byte, and marks between messages.
 
-Ids ``[0, 256)`` are bytes of UTF-8; those behind are marks. The files in ``text_model/`` say the
-same to the front: a tokenizer without merges and a chat template. A mark can't be written by what
-is in a message: the template escapes the one character that begins it, and ``messages_of`` takes
-the escapes out again. In a raw prompt, which has no template, marks are the caller's own.
+Ids ``[0, 256)`` are bytes of UTF-8; higher ids are marks. The files in ``text_model/`` give the
+front the same encoding: a tokenizer without merges and a chat template. The content of a message
+can't forge a mark: the template escapes the first character of marks, and ``messages_of`` removes
+the escapes. A raw prompt has no template, and its marks are the caller's own.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Final
 from tierkv.kvcore.errors import UserError
 
 MARK: Final = "\ufdd0"
-"""Begins and ends the text of a mark: a code point that Unicode keeps from ever being a letter."""
+"""Begins and ends the text of a mark: a code point that Unicode reserves as a noncharacter."""
 
 ESCAPE: Final = "\ufdd1"
-"""Stands for itself as ``ESCAPE 1`` and for ``MARK`` as ``ESCAPE 0``."""
+"""Is written as ``ESCAPE 1``; ``MARK`` is written as ``ESCAPE 0``."""
 
 ROLES: Final = ("system", "user", "assistant", "tool", "developer")
 END: Final = 256
 """Ends an answer."""
 
 ANSWER: Final = END + 1
-"""Where the answer begins."""
+"""Marks the beginning of the answer."""
 
 _FIRST_ROLE: Final = ANSWER + 1
 VOCABULARY: Final = _FIRST_ROLE + len(ROLES)
@@ -34,7 +34,7 @@ VOCABULARY: Final = _FIRST_ROLE + len(ROLES)
 NAMES: Final = {END: f"{MARK}end{MARK}", ANSWER: f"{MARK}answer{MARK}"} | {
     _FIRST_ROLE + i: f"{MARK}{role}{MARK}" for i, role in enumerate(ROLES)
 }
-"""The marks as the tokenizer knows them."""
+"""The text of each mark in the tokenizer."""
 
 TEMPLATE: Final = (
     "{%- for message in messages -%}"
@@ -64,16 +64,16 @@ def text_folder() -> Path:
 
 
 def folder_here(folder: str) -> Path:
-    """Return where a model's tokenizer is on this machine: this one's is wherever TierKV is."""
+    """Return a tokenizer's folder on this machine; this tokenizer is part of TierKV."""
     ours = text_folder()
     return ours if Path(folder).parts[-3:] == ours.parts[-3:] else Path(folder)
 
 
 def messages_of(token_ids: Sequence[int]) -> tuple[Spoken, ...]:
-    """Read a conversation back; a raw prompt is one message without a role.
+    """Decode a conversation; a raw prompt is one message without a role.
 
     Raises:
-        UserError: the ids are none of this tokenizer.
+        UserError: an id is outside this tokenizer's vocabulary.
     """
     if not all(0 <= token < VOCABULARY for token in token_ids):
         raise UserError(f"token ids must be in [0, {VOCABULARY})")
@@ -95,7 +95,7 @@ def messages_of(token_ids: Sequence[int]) -> tuple[Spoken, ...]:
 
 
 def text_of(token_ids: Sequence[int]) -> str:
-    """Return the text that bytes stand for; halves of characters become U+FFFD."""
+    """Decode bytes to text; incomplete characters become U+FFFD."""
     return bytes(token for token in token_ids if token < END).decode(errors="replace")
 
 

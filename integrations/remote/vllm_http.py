@@ -1,8 +1,8 @@
 """vLLM's HTTP server: token ids in and out by ``/v1/completions``, figures by ``/metrics``.
 
-That route takes ids, salts, priorities, schemas and transfer parameters on every server; its
-token-only route ``/inference/v1/generate`` would need ``--enable-scale-out``. No hint of ours about
-KV is sent: vLLM takes those from Python only.
+``/v1/completions`` accepts ids, salts, priorities, schemas and transfer parameters on every server.
+The token-only route ``/inference/v1/generate`` would need ``--enable-scale-out``. TierKV's hints
+about KV are not sent: vLLM accepts hints from Python only.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tierkv.integrations.vllm.connector_scheduler import HANDOFF
 from tierkv.kvcore.errors import RemoteProtocolError, UserError
 
 _MOST_SCORED: Final = 128
-"""Ids one request may name, vLLM's MAX_LOGPROB_TOKEN_IDS."""
+"""Limit of ids in one request, vLLM's MAX_LOGPROB_TOKEN_IDS."""
 
 _ALLOWED: Final = re.compile(r"max allowed: (\d+)")
 _NEUTRAL: Final = {
-    # Given, so that what the model's generation_config.json recommends is not mixed in.
+    # Sent explicitly, so that the model's generation_config.json has no effect.
     "top_k": 0,
     "min_p": 0.0,
     "repetition_penalty": 1.0,
@@ -53,7 +53,7 @@ class VllmDoor:
     speaks_text = False
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
-        """Make a door; ``served`` names the model where the server has several."""
+        """Create a door; ``served`` names the model if the server has several."""
         self.http = http
         self._served = served
         self._last: EngineLook | None = None
@@ -61,7 +61,7 @@ class VllmDoor:
         self._most_scored = _MOST_SCORED
 
     async def look(self) -> EngineLook:
-        """Ask how busy it is; in a new life also for the model, version and cache's shape."""
+        """Ask for the load; in a new life also for the model, version and cache's shape."""
         page = MetricsPage(await self.http.get_text("/metrics"))
         life, figures = _life(page), _figures(page)
         if self._last is None or self._last.life != life:
@@ -86,7 +86,7 @@ class VllmDoor:
         )
 
     async def answer(self, ask: EngineRequest) -> AsyncGenerator[AnswerPiece, None]:
-        """Stream an answer, or say the chances that were asked for; see EngineDoor."""
+        """Stream an answer, or yield the requested scores; see EngineDoor."""
         if ask.request.score_token_ids:
             yield await self._scored(ask)
             return
@@ -98,7 +98,8 @@ class VllmDoor:
         except UserError as error:
             if "priority" not in body or "priority" not in error.message:
                 raise
-            # It serves first come, first served, and says so before it begins.
+            # The server schedules first come, first served, and refuses a priority before it
+            # begins.
             self._takes_priority = False
             del body["priority"]
             async with aclosing(self._pieces(body)) as pieces:
@@ -106,7 +107,9 @@ class VllmDoor:
                     yield piece
 
     async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
-        """Read a stream; its end is kept until its usage is there, which comes behind it."""
+        """Parse a stream. The last piece is held back until the usage, which follows it, has
+        arrived.
+        """
         last: AnswerPiece | None = None
         counts: Counts | None = None
         async with aclosing(self.http.events("/v1/completions", body)) as events:
@@ -160,12 +163,14 @@ class VllmDoor:
         return body
 
     async def _scored(self, ask: EngineRequest) -> AnswerPiece:
-        """Ask for the chances of tokens, in as many requests as the server wants."""
+        """Request the log-probabilities of tokens, in as many requests as the server's limit
+        requires.
+        """
         wanted = ask.request.score_token_ids
         scores: dict[int, float] = {}
         first: Counts | None = None
         while missing := [token for token in dict.fromkeys(wanted) if token not in scores]:
-            # One more than those: the token that was drawn takes a place too.
+            # One place is kept free: the sampled token takes a place too.
             some = missing[: self._most_scored - 1]
             body = self._body(ask) | {
                 "max_tokens": 1,
@@ -187,7 +192,7 @@ class VllmDoor:
         )
 
     def _adapt(self, body: dict[str, Any], error: UserError) -> None:
-        """Ask for less from now on, or without a priority, if that was all that was wrong."""
+        """Lower the limit of ids or omit the priority from now on, if the error asks for either."""
         allowed = _ALLOWED.search(error.message)
         if allowed and 2 <= int(allowed[1]) < self._most_scored:
             self._most_scored = int(allowed[1])
@@ -209,7 +214,7 @@ class VllmDoor:
 
 
 def _life(page: MetricsPage) -> str:
-    """Tell two starts apart; servers of several processes have no start time, but counters do."""
+    """Return a text that differs between starts: the process's start time, or else a counter's."""
     started = page.most("process_start_time_seconds") or page.most(
         "vllm:prefix_cache_queries_created"
     )
