@@ -107,9 +107,7 @@ class VllmDoor:
                     yield piece
 
     async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
-        """Parse a stream. The last piece is held back until the usage, which follows it, has
-        arrived.
-        """
+        """Parse a stream. The last piece is held back until the usage has arrived behind it."""
         last: AnswerPiece | None = None
         counts: Counts | None = None
         async with aclosing(self.http.events("/v1/completions", body)) as events:
@@ -163,9 +161,7 @@ class VllmDoor:
         return body
 
     async def _scored(self, ask: EngineRequest) -> AnswerPiece:
-        """Request the log-probabilities of tokens, in as many requests as the server's limit
-        requires.
-        """
+        """Ask for log-probabilities of tokens, in as many requests as the limit requires."""
         wanted = ask.request.score_token_ids
         scores: dict[int, float] = {}
         first: Counts | None = None

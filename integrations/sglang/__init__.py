@@ -1,1 +1,1 @@
-"""What SGLang loads: a storage backend of its hierarchical cache."""
+"""The storage backend that SGLang loads for its hierarchical cache."""

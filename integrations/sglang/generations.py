@@ -1,9 +1,9 @@
-"""Which generation of pages is the current one, agreed on through the pool itself.
+"""The current generation of SGLang's pages, agreed on through the pool itself.
 
-``clear`` of one engine makes what all engines of the same base key have stored unreachable: it
-puts a marker, and everybody asks for the next marker whenever they ask for pages. A marker may be
-evicted like any value: whoever lives puts it again, and between engines that know different
-generations there are no hits, never wrong ones.
+``clear`` in one engine makes the stored pages of all engines with the same base key unreachable.
+``clear`` puts a marker for the next generation, and every request for pages also asks for the next
+marker. A marker may be evicted like any value; every engine that stores pages puts it again.
+Engines that know different generations find no hits in each other's pages, never wrong hits.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from tierkv.integrations.sglang.page_names import generation_marker
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
 WINDOW: Final = 64
-"""Markers asked for at once when an engine starts. Every 64th is kept, so that none is overseen."""
+"""Markers requested at once when an engine starts. Every 64th marker is kept, so that the search
+never ends too early."""
 
 _MARK: Final = b"tierkv: SGLang's pages were cleared"
 
 
 class Generations:
-    """The current generation per base key, as far as this process knows; thread-safe."""
+    """The current generation of a base key, as far as this process knows; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: tuple[NamespaceKey, int] | None = None
 
     def current(self, pool: Pool, base: NamespaceKey) -> int:
-        """Return the generation; the first time the pool is asked."""
+        """Return the generation; the first call asks the pool."""
         with self._lock:
             if self._known is not None and self._known[0] == base:
                 return self._known[1]
         return self.look(pool, base, since=0)
 
     def look(self, pool: Pool, base: NamespaceKey, *, since: int) -> int:
-        """Ask the pool for the newest generation after one that is known."""
+        """Ask the pool for the newest generation after the known generation ``since``."""
         newest, end = since, since
         while newest >= end:
             numbers = range(end + 1, end + WINDOW + 1)
@@ -48,11 +49,11 @@ class Generations:
         return self._learn(base, newest)
 
     def next_marker(self, base: NamespaceKey, generation: int) -> BlockKey:
-        """Name what shows that somebody has cleared."""
+        """Return the key of the marker that the next ``clear`` puts."""
         return generation_marker(base, generation + 1)
 
     def advance(self, pool: Pool, base: NamespaceKey) -> bool:
-        """Begin the next generation; False if the pool has no room for its marker."""
+        """Begin the next generation; False if the pool has no room for the marker."""
         generation = self.look(pool, base, since=self.current(pool, base)) + 1
         if not self.keep(pool, base, generation):
             return False
@@ -60,7 +61,7 @@ class Generations:
         return True
 
     def keep(self, pool: Pool, base: NamespaceKey, generation: int) -> bool:
-        """Put the markers that say which generation it is, where they are gone."""
+        """Put the markers of a generation again; False if the pool did not store them all."""
         if not generation:
             return True
         numbers = {generation, *range(WINDOW, generation, WINDOW)}

@@ -1,9 +1,9 @@
 """The pool as SGLang's storage below its hierarchical cache: ``TierKvHiCache``.
 
-SGLang loads it by name (docs/engines.md, dynamic backend) into each scheduler process and calls it
-from its storage threads, which may wait. Pages go straight between SGLang's host memory and the
-pool. A pool that is away, full or wrong means misses, never an exception; only settings that can't
-be meant are refused, when the backend is attached.
+SGLang loads the class by name (docs/engines.md, dynamic backend) into each scheduler process, and
+calls it from storage threads, which may wait. Pages move directly between SGLang's host memory and
+the pool. A pool that is away, full or wrong causes misses, never an exception. Only invalid
+settings raise an exception, when the backend is attached.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
     """Keeps SGLang's KV pages in TierKV's pool.
 
     Attributes:
-        door: to the pool; None until SGLang has registered its host pool.
+        door: the door to the pool; None until SGLang has registered its host pool.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         """Read the settings.
 
         Args:
-            storage_config: SGLang's; our settings are in its ``extra_config``.
+            storage_config: SGLang's configuration, with TierKV's settings in ``extra_config``.
             kwargs: SGLang passes an empty mapping.
 
         Raises:
@@ -83,7 +83,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
     # Host pools
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Take in the host pool of keys and values, and begin to open the pool."""
+        """Register the host pool of keys and values, and begin to open the pool."""
         super().register_mem_pool_host(mem_pool_host)
         arguments = _arguments()
         model = self._model or getattr(arguments, "model_path", "") or ""
@@ -104,7 +104,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         door.start()
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: str) -> None:
-        """Take in a pool beside keys and values, of a hybrid model."""
+        """Register a further host pool of a hybrid model."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         if self._store is not None and _name(host_pool_name) != KV:
             self._add(_name(host_pool_name), host_pool)
@@ -124,17 +124,17 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         store.add(Component(name, pages, part_of(self._storage, name, host_pool, form)))
 
     def _process(self) -> str:
-        """Tell the processes of one engine apart."""
+        """Return a name that distinguishes the processes of one engine."""
         storage = self._storage
         numbers = {"dp": storage.dp_rank, "pp": storage.pp_rank, "cp": storage.attn_cp_rank}
         parts = [f"{name}{number}" for name, number in numbers.items() if number]
         return "-".join([*parts, f"rank{storage.tp_rank}"])
 
     def _same_weights(self) -> bool:
-        """Whether SGLang runs the weights that it ran when the backend was attached.
+        """True while SGLang runs the same weights as when the backend was attached.
 
-        Once it does not, nothing is stored or read any more, also if the same name comes again:
-        what is on its way to storage may be of the old weights, and a name is no proof.
+        After a change nothing is stored or read any more, even if the old name returns: pages on
+        the way to storage may belong to the old weights, and a name proves nothing.
         """
         now = _weights()
         if now != self._weights and not self._weights_replaced:
@@ -178,7 +178,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Read pages into the host pool, each checked; where False its memory may be garbage."""
+        """Read and verify pages in the host pool; False means the memory may hold garbage."""
         return self._get(KV, keys, host_indices)
 
     def batch_set_v1(
@@ -187,7 +187,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Write pages from the host pool; which of them are in the pool now."""
+        """Write pages from the host pool; True for each page that is now in the pool."""
         return self._set(KV, keys, host_indices, extra_info)
 
     # Hybrid models
@@ -198,9 +198,9 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """Say which prefixes can be restored from all pools; one round trip per node.
+        """Return the prefixes that all pools can restore; one round trip per node.
 
-        Compressed groups (``BLOCK_GROUPS``) are never reported: they don't gate a prefix.
+        Compressed groups (``BLOCK_GROUPS``) are never reported, because they don't limit a prefix.
         """
         gating = [t for t in pool_transfers or [] if t.hit_policy != PoolHitPolicy.BLOCK_GROUPS]
         if self._store is None:
@@ -237,7 +237,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         target_location: torch.Tensor | None = None,
         target_sizes: Any | None = None,
     ) -> torch.Tensor | None:
-        """Read one flat page into a tensor; None if it is not there."""
+        """Read one flat page into a tensor; None if missing."""
         return self.batch_get([key], [target_location])[0]
 
     def batch_get(
@@ -246,7 +246,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         target_locations: Sequence[torch.Tensor | None] | None = None,
         target_sizes: Any | None = None,
     ) -> list[torch.Tensor | None]:
-        """Read flat pages into tensors, new ones where none are given; None for what is missing."""
+        """Read flat pages into the given or new tensors; None for missing pages."""
         given = list(target_locations or [None] * len(keys))
         targets = [self._target(target) for target in given]
         if any(target is None for target in targets) or len(targets) != len(keys):
@@ -276,7 +276,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         target_locations: Sequence[torch.Tensor | None] | None = None,
         target_sizes: Any | None = None,
     ) -> bool:
-        """Write flat pages; whether all are in the pool now."""
+        """Write flat pages; True if all are now in the pool."""
         given = list(values if values is not None else target_locations or [])
         if len(given) != len(keys) or any(value is None for value in given):
             return False
@@ -288,18 +288,21 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         return all(self._timed(KV, len(keys), is_read=False, move=move))
 
     def exists(self, key: str) -> bool:
-        """Whether a page is in the pool."""
+        """True if a page is in the pool."""
         return bool(self.batch_exists([key]))
 
     # Administration
 
     def clear(self) -> bool:
-        """Make what is stored unreachable, for all engines that share it; memory comes back as
-        the pool evicts. Until the pool has taken note this process finds nothing."""
+        """Make all stored pages unreachable, for every engine that shares them.
+
+        The memory is freed as the pool evicts. Until the pool has stored the clear, this process
+        finds nothing.
+        """
         return self._store is not None and self._store.clear()
 
     def get_stats(self) -> StorageMetrics:
-        """Return the transfers since the last call, as SGLang's metrics want them."""
+        """Return the transfers since the last call, in the form of SGLang's metrics."""
         reads, writes = self._book.take()
         metrics = StorageMetrics()
         metrics.prefetch_pgs.extend(pages for pages, _ in reads)
@@ -309,7 +312,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         return metrics
 
     def close(self) -> None:
-        """Leave the pool; what is stored stays there."""
+        """Leave the pool; stored pages stay there."""
         if self._store is not None:
             self._store.door.close()
 
@@ -346,7 +349,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
     def _timed(
         self, name: str, pages: int, *, is_read: bool, move: Callable[[PageStore], list[bool]]
     ) -> list[bool]:
-        """Move pages, and note how fast; what SGLang asked for wrongly is a miss."""
+        """Move pages and record the speed; an invalid call from SGLang is a miss."""
         store = self._store
         if store is None or not pages:
             return [False] * pages
@@ -363,7 +366,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         return done
 
     def _target(self, given: torch.Tensor | None) -> torch.Tensor | None:
-        """Return where a flat page goes; None where it can't go there."""
+        """Return the tensor for a flat page; None if the given tensor can't be used."""
         if given is not None:
             return given if given.is_contiguous() else None
         component = None if self._store is None else self._store.component(KV)
@@ -403,7 +406,7 @@ def _arguments() -> Any:
 
 
 def _weights() -> tuple[str, str]:
-    """Return which weights SGLang says it runs: folder and version."""
+    """Return the folder and version of the weights that SGLang runs."""
     try:
         return str(get_model().model_path), str(get_serving().weight_version)
     except ValueError:

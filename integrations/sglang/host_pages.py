@@ -1,8 +1,8 @@
-"""Where the bytes of a page lie in one of SGLang's host pools.
+"""The location of a page's bytes in one of SGLang's host pools.
 
-Made by integrations/sglang/hicache.py for each pool that SGLang registers; used by page_store.py.
-A page's pieces are windows into the pool's own tensors, found by the addresses that SGLang tells
-and checked against these tensors, so nothing outside of them is ever read or written.
+Created by integrations/sglang/hicache.py for each registered pool; used by page_store.py. A page's
+pieces are windows into the pool's own tensors. The addresses come from SGLang and are checked
+against the tensors, so no memory outside the tensors is ever read or written.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tierkv.kvcore import limits
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """A host tensor's memory.
+    """The memory of a host tensor.
 
     Attributes:
-        number: its place among the tensors of its pool, as SGLang has them.
-        start: its address.
-        memory: its bytes; keeps the tensor alive.
+        number: position among the tensors of the pool, in SGLang's order.
+        start: address of the memory.
+        memory: bytes of the tensor; keeps the tensor alive.
     """
 
     number: int
@@ -30,7 +30,7 @@ class Arena:
     memory: memoryview
 
     def window(self, address: int, size: int) -> memoryview | None:
-        """Return some of its bytes; None if they are not all in it."""
+        """Return a range of the bytes; None if the range leaves the memory."""
         offset = address - self.start
         if offset < 0 or size <= 0 or offset + size > self.memory.nbytes:
             return None
@@ -40,23 +40,23 @@ class Arena:
 class HostPages:
     """The pages of one host pool.
 
-    Where all pieces of a page are equally long they are moved one by one, straight between pool and
-    host memory. Of other pools SGLang makes a flat copy of each page. Both give the same bytes:
-    pieces are taken in the order of the pool's tensors and of the addresses within each, which is
-    that of a flat page. Where tensors lie is different in each process and says nothing.
+    If all pieces of a page are equally long, the pieces are moved one by one, directly between pool
+    and host memory. Otherwise SGLang makes a flat copy of each page. Both ways give the same bytes:
+    pieces are sorted by the pool's tensors and by address within a tensor, which is the order of a
+    flat page. The addresses of tensors differ between processes and have no effect.
 
     Attributes:
         page_tokens: indices of one page.
         page_bytes: bytes of one page.
-        pieces: windows of one page; 1 where pages are copied.
-        copied: whether they are.
+        pieces: windows of one page; 1 if pages are copied.
+        copied: True if pages are copied.
     """
 
     def __init__(self, host_pool: Any) -> None:
-        """Look at a pool.
+        """Inspect a host pool.
 
         Raises:
-            ValueError: it holds no bytes that could be moved, or a page is too large for the pool.
+            ValueError: the host pool has no movable bytes, or a page exceeds the pool's limit.
         """
         self._host = host_pool
         self.page_tokens = int(getattr(host_pool, "page_size", 1) or 1)
@@ -82,14 +82,14 @@ class HostPages:
         return self.page_bytes // self.pieces
 
     def windows(self, host_indices: Any, pages: int) -> list[list[memoryview]]:
-        """Return the pieces of some pages, in place.
+        """Return the pieces of pages, in place.
 
         Args:
             host_indices: tensor of the tokens of all pages, page by page.
-            pages: how many there are.
+            pages: number of pages.
 
         Raises:
-            ValueError: there are not so many, or their memory is not the pool's.
+            ValueError: the indices do not fit the pages, or the memory is not the host pool's.
         """
         if host_indices.numel() != pages * self.page_tokens:
             raise ValueError(
@@ -107,16 +107,16 @@ class HostPages:
         return found
 
     def copy_out(self, host_indices: Any, pages: int) -> list[memoryview]:
-        """Return flat copies of some pages."""
+        """Return flat copies of pages."""
         firsts = self._firsts(host_indices, pages)
         return [page_memory(self._host.get_data_page(index, flat=True)) for index in firsts]
 
     def blank(self, pages: int) -> list[Any]:
-        """Return flat pages to be filled: tensors, whose bytes ``page_memory`` gives."""
+        """Return empty flat pages as tensors; ``page_memory`` gives the bytes."""
         return [self._flat_page() for _ in range(pages)]
 
     def copy_in(self, host_indices: Any, flat: Sequence[Any | None]) -> None:
-        """Put flat pages where they belong; None leaves a page as it is."""
+        """Copy flat pages into the host pool; None leaves a page unchanged."""
         firsts = self._firsts(host_indices, len(flat))
         for index, page in zip(firsts, flat, strict=True):
             if page is not None:
@@ -131,8 +131,8 @@ class HostPages:
         return [int(i) for i in host_indices[:: self.page_tokens].tolist()]
 
     def _piece_sizes(self) -> list[int]:
-        """Return the sizes of a page's pieces; nothing where SGLang tells no addresses."""
-        import torch  # SGLang's; an engine without it is none of ours.
+        """Return the sizes of a page's pieces; empty if SGLang gives no addresses."""
+        import torch  # A dependency of SGLang; every SGLang process has torch.
 
         if not self._arenas:
             return []
@@ -140,7 +140,7 @@ class HostPages:
             first = torch.arange(self.page_tokens, dtype=torch.int64)
             _, sizes = self._places(first)
         except (NotImplementedError, ValueError, TypeError, AttributeError):
-            return []  # Such a pool has flat pages only.
+            return []  # The host pool has flat pages only.
         return sizes
 
     def _places(self, host_indices: Any) -> tuple[list[int], list[int]]:
@@ -150,7 +150,7 @@ class HostPages:
         return [int(a) for a in addresses], [int(s) for s in sizes]
 
     def _arena(self, address: int) -> Arena | None:
-        """Return the tensor that an address may lie in."""
+        """Return the tensor that may contain an address."""
         at = bisect_right(self._starts, address) - 1
         return self._arenas[at] if at >= 0 else None
 
@@ -167,7 +167,7 @@ class HostPages:
 
 
 def page_memory(tensor: Any) -> memoryview:
-    """Return a contiguous CPU tensor's bytes, in place; ValueError if it isn't one."""
+    """Return the bytes of a contiguous CPU tensor, in place; else raise ValueError."""
     import torch  # As above.
 
     if not tensor.is_contiguous():
@@ -176,7 +176,7 @@ def page_memory(tensor: Any) -> memoryview:
 
 
 def _arenas(host_pool: Any) -> list[Arena]:
-    """Return the host tensors of a pool, by address."""
+    """Return the host tensors of a pool, sorted by address."""
     tensors = getattr(host_pool, "get_hybrid_pool_buffer", lambda: None)()
     if tensors is None:
         tensors = [getattr(host_pool, "kv_buffer", None)]

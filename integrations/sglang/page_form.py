@@ -1,8 +1,8 @@
-"""What SGLang's pages consist of, read off its own configuration and host pool.
+"""The form of SGLang's pages, derived from SGLang's configuration and host pool.
 
-Called by integrations/sglang/hicache.py once, when SGLang registers its host pool. Duck-typed, so
-that it needs no SGLang: the configuration is ``HiCacheStorageConfig``, the model SGLang's own
-record of its arguments.
+Called by integrations/sglang/hicache.py once, when SGLang registers the host pool. Duck-typed, so
+importing this module does not need SGLang: the configuration is ``HiCacheStorageConfig``, the model
+is SGLang's own record of the arguments.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from tierkv.integrations.identity import EngineIdentity, revision_of
 
 MAMBA: Final = "mamba"
-"""The pool of states that are divided between ranks even where keys and values are not."""
+"""The pool of Mamba states, which are divided between ranks even if keys and values are not."""
 
 _MODEL_FACTS: Final = {
     "quantization": "quantization",
@@ -26,7 +26,7 @@ _MODEL_FACTS: Final = {
     "weight loader": "custom_weight_loader",
 }
 _MADE_UP: Final = "dummy"
-"""A format of weights: they are random, so the folder does not say which."""
+"""The load format of random weights, which the folder therefore does not determine."""
 
 
 def identity_of(
@@ -39,20 +39,20 @@ def identity_of(
     weights: str,
     arguments: Any,
 ) -> EngineIdentity:
-    """Describe an engine whose pages are only bytes to us.
+    """Return the identity of an engine with opaque pages.
 
-    Nothing in it differs between the processes of one engine; ``part_of`` tells these apart.
+    All processes of one engine have equal facts; ``part_of`` distinguishes the processes.
 
     Args:
         storage: SGLang's configuration of storage.
         host_pool: the host pool of keys and values.
-        version: SGLang's; the order of a page's bytes and its hashes are SGLang's own affair and
-            may change with any of them.
+        version: SGLang's version. The byte order of a page and the hashes are internal to SGLang
+            and may change with any version.
         model: folder or name.
-        revision: the commit of a model that is no local folder, if it was told.
-        weights: what the operator calls the weights; they may have been replaced at runtime, which
-            the folder does not show.
-        arguments: SGLang's record of the model's arguments; None where there is none.
+        revision: the commit of a model without a local folder, if given.
+        weights: the operator's name of the weights; weights may be replaced at runtime, which the
+            folder does not show.
+        arguments: SGLang's record of the model's arguments; None if missing.
     """
     replicated = bool(storage.is_mla_model)
     facts = {
@@ -83,13 +83,13 @@ def identity_of(
 
 
 def part_of(storage: Any, component: str, host_pool: Any, form: str) -> tuple[str, ...]:
-    """Say which part of each page this process has.
+    """Describe the part of each page in this process.
 
     Args:
         storage: SGLang's configuration of storage.
-        component: the pool the pages are of.
-        host_pool: that pool.
-        form: how large its pages are.
+        component: name of the host pool.
+        host_pool: the host pool.
+        form: number and size of the pieces of a page.
     """
     shared = bool(storage.is_mla_model) and component != MAMBA
     layers = getattr(host_pool, "start_layer", ""), getattr(host_pool, "end_layer", "")

@@ -1,7 +1,8 @@
-"""How much of a prefix can be restored, from what is in the pool. Pure.
+"""The restorable length of a prefix, given the pages in the pool. Pure.
 
-Used by integrations/sglang/hicache.py. SGLang wants leading pages; models with further pools (state
-of Mamba layers, sliding windows, indexers) want those too, every page of it or only the last ones.
+Used by integrations/sglang/hicache.py. SGLang asks for leading pages. Models with further pools
+(state of Mamba layers, sliding windows, indexers) need pages of these pools too: all pages, or only
+the last ones.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SidePool:
-    """A pool beside the keys and values.
+    """A host pool beside the keys and values.
 
     Attributes:
-        name: SGLang's.
-        there: which pages of the prefix it has.
-        trailing: pages that must be there at the end of a prefix; None: all pages.
+        name: SGLang's name of the pool.
+        there: presence of each page of the prefix.
+        trailing: number of pages needed at the end of a prefix; None: all pages.
     """
 
     name: str
@@ -27,12 +28,12 @@ class SidePool:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What can be restored.
+    """The restorable prefixes.
 
     Attributes:
-        pages: longest prefix that can be, in pages.
-        by_pool: how far each pool reaches alone; pools that have nothing are missing.
-        lengths: all prefixes that can be.
+        pages: longest restorable prefix, in pages.
+        by_pool: longest prefix of each pool alone; pools without any pages are missing.
+        lengths: all restorable prefixes, in pages.
     """
 
     pages: int
@@ -41,12 +42,12 @@ class PrefixHit:
 
 
 def leading(there: Sequence[bool]) -> int:
-    """Count those at the beginning."""
+    """Count the true values at the beginning."""
     return next((i for i, is_there in enumerate(there) if not is_there), len(there))
 
 
 def prefix_hit(kv_name: str, kv: Sequence[bool], sides: Sequence[SidePool]) -> PrefixHit:
-    """Intersect what all pools allow."""
+    """Intersect the prefixes that each pool allows."""
     pages = leading(kv)
     by_pool = {kv_name: pages} if pages else {}
     lengths = list(range(1, pages + 1))

@@ -1,9 +1,10 @@
 """Names of SGLang's pages in the pool.
 
-SGLang names a page by its own hash of all tokens up to its end, seeded with the request's salt and
-extra key. That says nothing about what the bytes mean, nor whose they are: so it is hashed again
-with the engine's base key (tenant, weights, form of pages) and with the part of the page that this
-process has. A pool can't delete; names carry a generation, and ``clear`` begins the next one.
+SGLang names a page by a hash of all tokens up to the end of the page, seeded with the request's
+salt and extra key. The hash does not determine the meaning or the owner of the bytes. Names
+therefore hash again, with the engine's base key (tenant, weights, form of pages) and this process's
+part of the page. A pool can't delete, so names contain a generation, and ``clear`` begins the next
+generation.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _MARKER: Final = b"tierkv-sglanggen"
 
 
 class PageNames:
-    """Names pages; immutable, so threads may share one.
+    """Names pages; immutable, so threads may share an instance.
 
     Args:
         base: the engine's own key.
-        part: what of a page this process has: ranks, layers, how many bytes.
-        generation: how often it was cleared.
+        part: this process's part of a page: ranks, layers, number of bytes.
+        generation: number of clears so far.
     """
 
     def __init__(self, base: NamespaceKey, part: Iterable[str], generation: int) -> None:
@@ -39,7 +40,7 @@ class PageNames:
             self._add(self._mac, text)
 
     def name(self, page_hash: str, component: str = KV) -> BlockKey:
-        """Name a page by SGLang's hash of it and the host pool that it is of."""
+        """Return the key of a page, from SGLang's hash and the name of the host pool."""
         mac = self._mac.copy()
         self._add(mac, component)
         self._add(mac, page_hash)
@@ -52,7 +53,7 @@ class PageNames:
 
 
 def generation_marker(base: NamespaceKey, generation: int) -> BlockKey:
-    """Name the small value that says that a generation has begun."""
+    """Return the key of the small value that marks the beginning of a generation."""
     mac = blake2b(key=base, digest_size=BLOCK_KEY_BYTES, person=_MARKER)
     mac.update(generation.to_bytes(8, "little"))
     return BlockKey(mac.digest())

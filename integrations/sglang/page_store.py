@@ -1,9 +1,9 @@
-"""SGLang's pages in the pool: asked for, read, written and cleared, with nothing of SGLang's types.
+"""SGLang's pages in the pool: lookup, read, write and clear, without SGLang's types.
 
-Made by integrations/sglang/hicache.py. Calls wait for the pool, as SGLang's storage threads expect;
-a pool that is away answers at once with misses, and a page that the pool can't move is False. A
-call never ends before the pool is done with the host memory that the call was given: SGLang would
-give that memory to another request.
+Created by integrations/sglang/hicache.py. Calls wait for the pool, as SGLang's storage threads
+expect. If the pool is away, calls return misses at once. A page that the pool can't move is False.
+A call never returns while the pool still uses the host memory of the call, because SGLang would
+give the memory to another request.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tierkv.kvcore.ids import BlockKey
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page and where its bytes are.
+    """One page and the location of its bytes.
 
     Attributes:
-        key: its name in the pool.
-        pieces: its bytes, equally long parts.
+        key: name of the page in the pool.
+        pieces: bytes of the page in equally long parts.
     """
 
     key: BlockKey
@@ -46,13 +46,13 @@ class Page:
 def chain_notes(
     keys: Sequence[BlockKey], before: Sequence[BlockKey], *, tokens: int, tenant: str
 ) -> list[PutNotes]:
-    """Say what is known of pages that follow one another.
+    """Return the notes for consecutive pages.
 
     Args:
-        keys: their names.
-        before: names of the pages before them, as far as they are known.
-        tokens: of one page.
-        tenant: whose.
+        keys: names of the pages.
+        before: names of the pages before them, as far as known.
+        tokens: tokens of one page.
+        tenant: owner of the pages.
     """
     parents = [before[-1] if before else ROOT_PARENT, *keys]
     owner = Owner(tenant=tenant)
@@ -63,7 +63,7 @@ def chain_notes(
 
 
 def store(pool: Pool, pages: Sequence[Page], notes: Sequence[PutNotes]) -> list[bool]:
-    """Put pages; which of them are in the pool now."""
+    """Put pages; True for each page that is now in the pool."""
     if all(len(page.pieces) == 1 for page in pages):
         return pool.put_many([(page.key, page.pieces[0]) for page in pages], notes=notes)
     sizes = [(page.key, page.size, page.pieces[0].nbytes) for page in pages]
@@ -75,7 +75,7 @@ def store(pool: Pool, pages: Sequence[Page], notes: Sequence[PutNotes]) -> list[
         )
         sealed = pool.seal_puts([put for put, _ in opened])
     finally:
-        pool.abort_puts([put for put, _ in opened])  # Those that are sealed have ended.
+        pool.abort_puts([put for put, _ in opened])  # Sealed puts have ended already.
     stored = {page.key for (_, page), done in zip(opened, sealed, strict=True) if done}
     others = [page.key for put, page in zip(puts, pages, strict=True) if put is None]
     stored.update(_there(pool, others))
@@ -83,7 +83,7 @@ def store(pool: Pool, pages: Sequence[Page], notes: Sequence[PutNotes]) -> list[
 
 
 def load(pool: Pool, pages: Sequence[Page]) -> list[bool]:
-    """Read pages into their places; of those that are False the memory may hold garbage."""
+    """Read pages into their places; False means the memory may hold garbage."""
     reads = [(page.key, i, piece) for page in pages for i, piece in enumerate(page.pieces)]
     numbers = [number for number, page in enumerate(pages) for _ in page.pieces]
     done = pool.get_ranges_into(reads)
@@ -95,7 +95,7 @@ def load(pool: Pool, pages: Sequence[Page]) -> list[bool]:
 
 
 def _there(pool: Pool, keys: Sequence[BlockKey]) -> set[BlockKey]:
-    """Return those that somebody had stored before."""
+    """Return the keys that were stored before."""
     if not keys:
         return set()
     return {key for key, is_there in zip(keys, pool.exists_many(keys), strict=True) if is_there}
@@ -111,9 +111,9 @@ class Component:
     """One of SGLang's host pools.
 
     Attributes:
-        name: SGLang's name of it.
-        pages: its memory.
-        part: which part of each page it has.
+        name: SGLang's name of the pool.
+        pages: memory of the pool.
+        part: this process's part of each page.
     """
 
     name: str
@@ -123,12 +123,12 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class PageNaming:
-    """Names of pages as they are now.
+    """Current names of pages.
 
     Attributes:
         by_component: one namer per host pool.
-        generation: the current one.
-        next_marker: is in the pool if somebody has cleared since.
+        generation: the current generation.
+        next_marker: key of the marker that is in the pool after a later clear.
     """
 
     by_component: dict[str, PageNames]
@@ -136,7 +136,7 @@ class PageNaming:
     next_marker: BlockKey
 
     def of(self, component: str, hashes: Sequence[str]) -> list[BlockKey]:
-        """Name some pages."""
+        """Return the keys of pages."""
         namer = self.by_component[component]
         return [namer.name(page_hash, component) for page_hash in hashes]
 
@@ -145,16 +145,17 @@ class PageStore:
     """Pages of one SGLang process; thread-safe.
 
     Attributes:
-        _clearing: a clear that the pool has not taken yet; nothing is found until it has.
-        _registered: the pool that knows the host memory, and how many host pools it knows of.
+        _clearing: the pool has not yet stored a clear; until then nothing is found.
+        _registered: the pool that knows the host memory, and the number of host pools registered
+            there.
     """
 
     def __init__(self, door: PoolDoor, *, same_weights: Callable[[], bool]) -> None:
-        """Make a store.
+        """Create a store.
 
         Args:
-            door: to the pool.
-            same_weights: says whether the weights are still those of the door's identity.
+            door: the door to the pool.
+            same_weights: returns True while the weights belong to the door's identity.
         """
         self.door = door
         self._same_weights = same_weights
@@ -165,7 +166,7 @@ class PageStore:
         self._clearing = False
 
     def add(self, component: Component) -> None:
-        """Take in a host pool."""
+        """Add a host pool."""
         with self._lock:
             self._components[component.name] = component
 
@@ -174,7 +175,7 @@ class PageStore:
         return self._components.get(name)
 
     def there(self, hashes: Sequence[str], components: Sequence[str]) -> dict[str, list[bool]]:
-        """Ask which pages are in the pool, for some host pools, in one round trip per node."""
+        """Look up pages of several host pools, in one round trip per node."""
 
         def ask(pool: Pool) -> dict[str, list[bool]]:
             names = self._names(pool)
@@ -196,7 +197,7 @@ class PageStore:
         return self._run(ask, nothing, "sglang_exists")
 
     def read(self, component: Component, hashes: Sequence[str], host_indices: Any) -> list[bool]:
-        """Read pages into host memory; where it is False that memory may hold garbage."""
+        """Read pages into host memory; False means the memory may hold garbage."""
 
         def fetch(pool: Pool) -> list[bool]:
             names = self._names(pool)
@@ -223,7 +224,7 @@ class PageStore:
     def write(
         self, component: Component, hashes: Sequence[str], host_indices: Any, before: Sequence[str]
     ) -> list[bool]:
-        """Write pages from host memory; which of them are in the pool now."""
+        """Write pages from host memory; True for each page that is now in the pool."""
         pages = component.pages
         windows = (
             [[copy] for copy in pages.copy_out(host_indices, len(hashes))]
@@ -233,7 +234,7 @@ class PageStore:
         return self._put(component, hashes, windows, before)
 
     def read_flat(self, hashes: Sequence[str], targets: Sequence[memoryview]) -> list[bool]:
-        """Read whole pages of keys and values into memory of the caller's."""
+        """Read whole pages of keys and values into the caller's memory."""
 
         def fetch(pool: Pool) -> list[bool]:
             names = self._names(pool)
@@ -251,17 +252,18 @@ class PageStore:
         return done
 
     def write_flat(self, hashes: Sequence[str], pages: Sequence[memoryview]) -> list[bool]:
-        """Write whole pages of keys and values from memory of the caller's."""
+        """Write whole pages of keys and values from the caller's memory."""
         component = self._components.get(KV)
         if component is None or any(p.nbytes != component.pages.page_bytes for p in pages):
             return [False] * len(hashes)
         return self._put(component, hashes, self._cut_all(pages), ())
 
     def clear(self) -> bool:
-        """Make everything stored so far unreachable, for all engines that share it.
+        """Make all stored pages unreachable, for every engine that shares them.
 
         Returns:
-            Whether the pool knows. If not, this process finds nothing until it does.
+            True if the pool stored the clear. Otherwise this process finds nothing until a retry
+            succeeds.
         """
         with self._lock:
             self._clearing = True
@@ -303,7 +305,7 @@ class PageStore:
         return done
 
     def _names(self, pool: Pool) -> PageNaming | None:
-        """Return names as they are now; None while nothing may be read or written."""
+        """Return the current names; None while reading and writing are not allowed."""
         base = self.door.base_key
         if base is None or not self._same_weights():
             return None
@@ -326,7 +328,7 @@ class PageStore:
         return PageNaming(namers, generation, self._generations.next_marker(base, generation))
 
     def _register(self, pool: Pool, components: Sequence[Component]) -> None:
-        """Tell a pool once of the memory that it will read and write."""
+        """Register with a pool, once, the memory that the pool will read and write."""
         with self._lock:
             known, self._registered = self._registered, (pool, len(components))
         if known[0] is not pool or known[1] != len(components):
