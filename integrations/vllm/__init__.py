@@ -1,1 +1,1 @@
-"""The connector to the pool that vLLM loads."""
+"""The connector to the pool for vLLM."""

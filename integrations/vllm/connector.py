@@ -1,8 +1,8 @@
-"""The pool as a connector of vLLM's: ``TierKvConnector``.
+"""The pool as a KV connector of vLLM: ``TierKvConnector``.
 
-vLLM loads it by name (docs/engines.md), once in its scheduler's process and once in each worker.
-What it does stands in connector_scheduler.py and connector_worker.py; here are vLLM's types, and
-the way in which an engine goes on without us where its KV can't be shared.
+vLLM loads the class by name (docs/engines.md), once in the scheduler's process and once in each
+worker. The work is done in connector_scheduler.py and connector_worker.py. This file converts
+vLLM's types, and lets an engine with unsupported KV run without the pool.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ _WHERE: Final = "kv_connector_extra_config"
 
 @dataclass
 class TierKvMetadata(KVConnectorMetadata):  # type: ignore[misc]  # base class is the engine's
-    """A step's plan on its way to the workers."""
+    """A step's plan, sent to the workers."""
 
     plan: StepPlan
 
 
 @dataclass
 class TierKvWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]  # as above
-    """A worker's report on its way to the scheduler."""
+    """A worker's report, sent to the scheduler."""
 
     report: StepReport
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Join two workers' reports."""
+        """Merge the reports of two workers."""
         assert isinstance(other, TierKvWorkerMetadata)
         return TierKvWorkerMetadata(self.report.merged(other.report))
 
 
 @dataclass
 class TierKvHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # as above
-    """What a worker saw of its memory, on its way to the scheduler."""
+    """A worker's facts about its memory, sent to the scheduler."""
 
     facts: WorkerFacts
 
@@ -79,14 +79,14 @@ class TierKvHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # as
 class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # as above
     """vLLM's KV in TierKV's pool, block by block and layer by layer.
 
-    It claims support of several groups of KV (HMA), though it shares only one: without that claim
-    vLLM gives hybrid models more memory than they need, or does not start them.
+    The class claims support of several groups of KV (HMA), but shares only models with one group.
+    Without the claim vLLM gives hybrid models more memory than needed, or does not start them.
     """
 
     _cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Make one half; the pool is reached in the background.
+        """Create one half; the pool is connected in the background.
 
         Raises:
             ConfigError: a setting is unknown or can't be used.
@@ -116,35 +116,35 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
     @property
     def door(self) -> PoolDoor | None:
-        """The way to the pool; None where the engine's KV can't be shared."""
+        """The door to the pool; None before the layout is known, or in an unsupported worker."""
         return self._door
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A save that is lost is a later miss, so nothing is computed again for its sake."""
+        """False: a lost save is a later miss, and needs no recomputation."""
         return False
 
     # Both
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Layers are awaited and saved one by one, which a full CUDA graph would skip."""
+        """True: layers are awaited and saved one by one, which a full CUDA graph would skip."""
         return True
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """Take any: the layout is part of the blocks' names."""
+        """Accept any layout: the layout is part of the blocks' names."""
         return None
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Tell the scheduler how this worker's KV lies."""
+        """Return the form of this worker's KV for the scheduler."""
         return TierKvHandshake(self._facts)
 
     def set_xfer_handshake_metadata(
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
-        """Learn how the workers' KV lies, which names the blocks; begin."""
-        if self._door is not None:  # Already out.
+        """Learn the form of the workers' KV, which is part of the blocks' names, and begin."""
+        if self._door is not None:  # The scheduler has given up the pool already.
             return
         facts = same_layout(m.facts for m in metadata.values() if isinstance(m, TierKvHandshake))
         if facts.layout is None:
@@ -162,12 +162,12 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         )
 
     def get_kv_connector_stats(self) -> TierKvStats | None:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         return None if self._door is None else self._difference.take(self._door.counts())
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TierKvStats:
-        """Make the class of our counters from their values."""
+        """Create TierKvStats from the values of counters."""
         return TierKvStats(data=data or {})
 
     @classmethod
@@ -178,11 +178,11 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> TierKvPromMetrics:
-        """Register our counters with vLLM's own."""
+        """Register the connector's counters with vLLM's own."""
         return TierKvPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
-        """End; what is in the pool stays there."""
+        """End; blocks in the pool stay there."""
         if self._worker is not None:
             self._worker.close()
         if self._door is not None:
@@ -191,32 +191,32 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     # Scheduler's half
 
     def on_new_request(self, request: Any) -> None:
-        """Ask for a request's blocks in the background."""
+        """Look up a request's blocks in the background."""
         if self._scheduler is not None:
             self._scheduler.arrived(request, self._local_tokens(request))
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Say how many tokens behind the computed ones the pool holds for us; never waits."""
+        """Return the number of loadable tokens after the computed ones; waits only if idle."""
         if self._scheduler is None:
             return 0, False
         tokens = self._scheduler.loadable(request, num_computed_tokens)
         return tokens, bool(tokens) and not self._settings.in_step
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Take note of where blocks shall be loaded to."""
+        """Record the blocks to load into."""
         if self._scheduler is not None:
             self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Plan a step."""
+        """Finish the plan of a step."""
         if self._scheduler is None:
             return TierKvMetadata(StepPlan())
         return TierKvMetadata(self._scheduler.plan(scheduler_output))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Hear what workers did; blocks computed behind a failed load leave vLLM's own cache."""
+        """Process the workers' results; drop blocks behind a failed load from vLLM's cache."""
         if self._scheduler is None:
             return
         meta = connector_output.kv_connector_worker_meta
@@ -231,7 +231,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """End a request; its blocks are kept while they are being saved."""
+        """End a request; vLLM keeps the request's blocks while they are being saved."""
         if self._scheduler is None:
             return False, None
         return self._scheduler.over(request, block_ids)
@@ -239,11 +239,11 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """End a request of a model that may have several groups, of which we share none."""
+        """End a request of a model with several groups, which are not shared."""
         return self.request_finished(request, block_ids[0] if block_ids else [])
 
     def reset_cache(self) -> bool | None:
-        """Use nothing that was stored before; vLLM asks for it when weights were replaced."""
+        """Stop using stored blocks; vLLM calls ``reset_cache`` after the weights were replaced."""
         if self._scheduler is not None and self._door is not None:
             self._scheduler.reset(secrets.token_bytes(16))
             self._door.complain(
@@ -256,7 +256,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
     # Workers' half
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Learn where the KV lies."""
+        """Learn the location of the KV."""
         if self._facts.reason:
             return
         spec = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec
@@ -287,12 +287,12 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         )
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Wait until nothing reads blocks that are about to be overwritten."""
+        """Wait until no thread reads blocks that are about to be overwritten."""
         if self._worker is not None and isinstance(kv_connector_metadata, TierKvMetadata):
             self._worker.vacate(kv_connector_metadata.plan.preempted)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Begin a step: the first hook that comes before the forward pass in every case."""
+        """Begin a step: the first hook that always precedes the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None and isinstance(connector_metadata, TierKvMetadata):
             self._worker.begin_step(connector_metadata.plan)
@@ -303,36 +303,36 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._worker.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Wait for one layer of what this step loads."""
+        """Wait for one layer of this step's loads."""
         if self._worker is not None:
             self._worker.layer_needed(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Let one layer of what this step computes be saved."""
+        """Start saving one computed layer of this step."""
         if self._worker is not None:
             self._worker.layer_computed(layer_name)
 
     def wait_for_save(self) -> None:
-        """End a step; saves go on in the background."""
+        """End a step; saves continue in the background."""
         if self._worker is not None:
             self._worker.end_step()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Tell whose saves and loads have ended."""
+        """Return the requests whose saves and the requests whose loads have ended."""
         if self._worker is None:
             return None, None
         self._results = self._worker.results()
         return self._results.sent or None, self._results.received or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Tell where loads failed; follows ``get_finished`` in the same step."""
+        """Return the blocks with failed loads; follows ``get_finished`` in the same step."""
         failed, self._results.failed = self._results.failed, set()
         return failed
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Tell what was not saved, that the step is over, and how long loads took."""
+        """Report failed saves, the end of the step, and the durations of loads."""
         report = self._results.report
         said = report.unsaved or report.step or report.load_s
         return TierKvWorkerMetadata(report) if said else None
@@ -348,7 +348,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         return door
 
     def _stay_out(self, reason: str) -> None:
-        """Go on without the pool, and say why."""
+        """Run without the pool, and complain with the reason."""
         self._door = self._open_door(None, rank=0, part="scheduler")
         self._door.complain(
             "unsupported", reason, hint="the engine serves on; docs/engines.md lists what works"
@@ -372,10 +372,10 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             )
 
     def _local_tokens(self, request: Any) -> int:
-        """Return how many leading tokens vLLM's own cache has, so that nobody asks for those."""
+        """Return the number of leading tokens in vLLM's own cache, which need no lookup."""
         manager = self._kv_cache_manager
         if manager is None or getattr(request, "kv_cache_report_mode", "") == "full":
-            return 0  # The latter would have vLLM publish events.
+            return 0  # With "full", the call would make vLLM publish events.
         return int(manager.get_computed_blocks(request)[1])
 
     def _evict_behind(self, request_id: str, place: int) -> None:
@@ -388,9 +388,10 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
 
 
 def _usable(settings: ConnectorSettings, vllm_config: Any) -> ConnectorSettings:
-    """Return settings that are safe: what a load spoilt must be taken back in its own step.
+    """Return safe settings: blocks spoilt by a load must be taken back within the same step.
 
-    Steps that overlap can't, and with speculation vLLM asks what failed before the step is over.
+    Overlapping steps prevent a correction, and with speculation vLLM asks for failures before the
+    step is over.
     """
     overlaps = vllm_config.scheduler_config.async_scheduling
     if settings.in_step and (overlaps or vllm_config.speculative_config is not None):

@@ -1,8 +1,8 @@
-"""What the connector knows of each request: its blocks' names, and which of them to save.
+"""The connector's state of each request: names of the blocks, and the blocks to save.
 
-Called by integrations/vllm/connector_scheduler.py in the scheduler's thread. No pool, no clock and
-no vLLM here: a request is seen through ``RequestView``. Of a block that is saved every token is
-known and was computed, or is computed in the step that saves it.
+Called by integrations/vllm/connector_scheduler.py in the scheduler's thread. This file uses no
+pool, no clock and no vLLM: a request is seen through ``RequestView``. Every token of a saved block
+is known and was computed, or is computed in the saving step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
 
 class RequestView(Protocol):
-    """What is read of vLLM's request."""
+    """The attributes of vLLM's request that the connector reads."""
 
     @property
     def request_id(self) -> str:
-        """Its name."""
+        """Name of the request."""
 
     @property
     def num_computed_tokens(self) -> int:
@@ -39,13 +39,14 @@ class RequestStory:
 
     Attributes:
         request: vLLM's own.
-        namespace: keys its blocks' names.
-        keys: names of its leading full blocks, as far as they were needed.
-        decided: so many leading blocks were considered for saving.
-        begun: it was part of a step since it was put into the blocks it has now.
-        in_workers: workers were told to save some of its blocks.
-        no_loads: nothing (more) is loaded for it: a load failed, or the cache was reset.
-        no_saves: nothing more of it is saved.
+        namespace: keys the names of the request's blocks.
+        keys: names of the leading full blocks, as far as needed so far.
+        decided: number of leading blocks already considered for saving.
+        begun: the request was part of a step since it got its current blocks.
+        in_workers: workers were told to save blocks of the request.
+        no_loads: no further loads for the request: a load failed or does not pay, or the cache was
+            reset.
+        no_saves: no further saves of the request.
     """
 
     request: RequestView
@@ -59,9 +60,9 @@ class RequestStory:
 
 
 class KnownKeys:
-    """Blocks of which we believe that the pool has them; the oldest are forgotten.
+    """Blocks that are believed to be in the pool; the oldest are forgotten.
 
-    A wrong belief costs a later hit, or a question to the pool; never a wrong answer.
+    A wrong belief costs a later hit or a lookup, never a wrong answer.
     """
 
     def __init__(self, limit: int) -> None:
@@ -75,7 +76,7 @@ class KnownKeys:
         return len(self._keys)
 
     def add(self, keys: Iterable[BlockKey]) -> None:
-        """Believe that the pool has these."""
+        """Record that the pool has the blocks."""
         for key in keys:
             self._keys[key] = None
             self._keys.move_to_end(key)
@@ -83,17 +84,17 @@ class KnownKeys:
             self._keys.popitem(last=False)
 
     def discard(self, keys: Iterable[BlockKey]) -> None:
-        """Believe it no more."""
+        """Forget that the pool has the blocks."""
         for key in keys:
             self._keys.pop(key, None)
 
     def clear(self) -> None:
-        """Believe nothing: the pool was lost, and may have come back without its blocks."""
+        """Forget everything: the pool was lost, and may have come back without its blocks."""
         self._keys.clear()
 
 
 class RequestBook:
-    """The requests that are not over, by id.
+    """The unfinished requests, by id.
 
     Attributes:
         known: blocks that need no saving.
@@ -113,7 +114,7 @@ class RequestBook:
         return story
 
     def find(self, request_id: str) -> RequestStory | None:
-        """Return a request; None where the connector has nothing to do with it."""
+        """Return a request; None if the connector does not handle the request."""
         return self._stories.get(request_id)
 
     def close(self, request_id: str) -> None:
@@ -121,18 +122,18 @@ class RequestBook:
         self._stories.pop(request_id, None)
 
     def preempt(self, request_id: str) -> None:
-        """Forget what was decided for a request that begins again, perhaps in other blocks."""
+        """Forget the decisions for a request that restarts, perhaps in other blocks."""
         story = self._stories.get(request_id)
         if story is not None:
             story.decided, story.begun = 0, False
 
     def mute(self) -> None:
-        """Neither load nor save anything more for the requests there are."""
+        """Stop loads and saves of all current requests."""
         for story in self._stories.values():
             story.no_loads = story.no_saves = True
 
     def keys(self, story: RequestStory, count: int) -> list[BlockKey]:
-        """Return the names of a request's first blocks; costs a hash per block that is new."""
+        """Return the names of a request's first blocks; costs one hash per new block."""
         width = self._block_tokens
         tokens = story.request.all_token_ids
         parent = story.keys[-1] if story.keys else ROOT_PARENT
@@ -145,41 +146,41 @@ class RequestBook:
         return story.keys[:count]
 
     def full_after(self, story: RequestStory, scheduled: int) -> int:
-        """Return how many blocks are full after a step that computes so many tokens.
+        """Return the number of full blocks after a step with ``scheduled`` tokens.
 
-        Tokens that are only guessed (drafts), or sampled in a step whose output is under way, are
-        not in ``all_token_ids`` yet and don't count. Every token that is there is computed by the
-        end of the step at the latest: the last one that was sampled is the step's first.
+        Drafted tokens, and tokens sampled in a step whose output is pending, are not in
+        ``all_token_ids`` yet and don't count. Every token in ``all_token_ids`` is computed by the
+        end of the step at the latest: the last sampled token is the step's first.
         """
         request = story.request
         done = min(request.num_computed_tokens + scheduled, len(request.all_token_ids))
         return done // self._block_tokens
 
     def full_at_end(self, story: RequestStory, in_flight: int) -> int:
-        """Return how many blocks of a request that is over are full.
+        """Return the number of full blocks of a finished request.
 
-        The token that was sampled last was never computed, and what steps under way compute may
-        not be there.
+        The last sampled token was never computed, and the results of steps under way may be
+        missing.
         """
         request = story.request
         done = min(request.num_computed_tokens - in_flight, len(request.all_token_ids) - 1)
         return max(done, 0) // self._block_tokens
 
     def lacks(self, story: RequestStory, count: int) -> bool:
-        """Whether the pool lacks some of a request's first blocks that were not decided yet."""
+        """True if the pool lacks any of a request's first blocks that were not decided yet."""
         keys = self.keys(story, count)
         return any(key not in self.known for key in keys[story.decided :])
 
     def saves(
         self, story: RequestStory, full: int, block_ids: Sequence[int], *, computed: int
     ) -> list[BlockSave]:
-        """Decide which blocks to save now, each once.
+        """Decide which blocks to save now, each block once.
 
         Args:
-            story: whose.
-            full: so many leading blocks are full when this step is over.
-            block_ids: where the request's blocks are, from the first.
-            computed: tokens whose KV was there before this step.
+            story: the request.
+            full: number of leading blocks that are full at the end of this step.
+            block_ids: places of the request's blocks, from the first.
+            computed: tokens whose KV existed before this step.
         """
         full = min(full, len(block_ids))
         if full <= story.decided:

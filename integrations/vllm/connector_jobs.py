@@ -1,8 +1,9 @@
 """Transfers between the engine's memory and the pool, as work for the door's threads.
 
-Called by integrations/vllm/connector_worker.py, which makes a job in the engine's thread and has a
-thread of the door run it. A job that has ended touches the engine's memory no more; one that was
-never run did not touch it. So memory is free for others exactly when the job's future is done.
+Called by integrations/vllm/connector_worker.py, which creates a job in the engine's thread and runs
+the job in a thread of the door. A finished job no longer touches the engine's memory, and a job
+that never ran did not touch the memory. The memory is therefore free for reuse exactly when the
+job's future is done.
 """
 
 from __future__ import annotations
@@ -21,37 +22,37 @@ from tierkv.integrations.vllm.kv_memory import KvMemory, Window
 from tierkv.kvcore.ids import BlockKey
 
 BATCH_BYTES: Final = 8 << 20
-"""Bytes of one call to the pool, between which a job looks at its deadline."""
+"""Bytes of one call to the pool; a job checks its deadline between calls."""
 
 FIRST_LAYERS_BYTES: Final = 1 << 20
-"""Layers are read in groups of at least so much, behind the first, which is read alone."""
+"""Least bytes of a group of layers in one read; the first layer is read alone."""
 
 _PUT_DEADLINE_S: Final = 120.0
-"""How long slots stay open: longer than any step of an engine."""
+"""Lifetime of open slots: longer than any step of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a job gives up, and the clock it looks at."""
+    """The end of a job's time, and the clock to check."""
 
     at: float
     now: Callable[[], float]
 
     @property
     def over(self) -> bool:
-        """Whether it is time."""
+        """True if the time is over."""
         return self.now() > self.at
 
 
 @dataclass(frozen=True, slots=True)
 class JobPatience:
-    """How long a job may take, and by which clock."""
+    """The time a job may take, and its clock."""
 
     seconds: float
     now: Callable[[], float]
 
     def begin(self) -> Deadline:
-        """Start to count."""
+        """Start the time."""
         return Deadline(self.now() + self.seconds, self.now)
 
 
@@ -59,10 +60,10 @@ class BlockReadJob:
     """Reads leading blocks of one request; whole blocks, or layer after layer.
 
     Attributes:
-        load: what.
-        window: where to.
-        future: how many of the blocks, from the first, are all there; set when it is submitted.
-        took_s: from when it was made to when it ended; 0 before.
+        load: the blocks to read.
+        window: the destination.
+        future: number of complete leading blocks; set when the job is submitted.
+        took_s: time from creation to the end in seconds; 0 before the end.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class BlockReadJob:
         self._awaited: set[int] = set()
 
     def run(self, pool: Pool) -> int:
-        """Read; returns how many leading blocks are all there."""
+        """Read; return the number of complete leading blocks."""
         try:
             return self._read_groups(pool)
         finally:
@@ -105,16 +106,17 @@ class BlockReadJob:
         return self._good
 
     def wait(self, layer: int) -> None:
-        """Wait until a layer is there, or nothing more comes."""
+        """Wait until a layer has arrived, or the job has ended."""
         with self._change:
             self._change.wait_for(lambda: self._there > layer or self._ended())
         self._awaited.add(layer)
         self.window.restore(layer, len(self._parts))
 
     def good(self) -> int:
-        """Wait for the end; how many leading blocks the engine may use.
+        """Wait for the end; return the number of leading blocks the engine may use.
 
-        None, where the engine did not wait for each layer: it may have read one too early.
+        The result is 0 if the engine did not wait for each layer, as it may have read a layer too
+        early.
         """
         assert self.future is not None
         good = self.future.result()
@@ -125,7 +127,7 @@ class BlockReadJob:
         return good
 
     def submitted(self, future: Future[int]) -> None:
-        """Take the future of the run."""
+        """Store the future of the run."""
         self.future = future
         future.add_done_callback(lambda _: self._wake())
 
@@ -161,11 +163,11 @@ class BlockReadJob:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What came of a save.
+    """The result of a save.
 
     Attributes:
-        written: blocks that were written; the others were there, or could not be.
-        unsaved: names of those that are not in the pool.
+        written: number of written blocks; other blocks were in the pool already, or failed.
+        unsaved: names of the blocks that are not in the pool.
     """
 
     written: int
@@ -173,11 +175,11 @@ class Saved:
 
 
 class SaveJob:
-    """Writes blocks, each layer as soon as the engine has it, and seals what is whole.
+    """Writes blocks, each layer right after the engine computed it, and seals complete blocks.
 
     Attributes:
-        saves: what.
-        future: what came of it; set when it is submitted.
+        saves: the blocks to save.
+        future: the result; set when the job is submitted.
     """
 
     def __init__(
@@ -205,22 +207,23 @@ class SaveJob:
 
     @property
     def late(self) -> bool:
-        """Whether it has had its time, which begins when the step is over."""
+        """True if the job's time, which begins at the end of the step, is over."""
         return self._deadline is not None and self._deadline.over
 
     @property
     def nothing(self) -> Saved:
-        """What came of it if it was never run."""
+        """The result of a job that never ran."""
         return Saved(0, frozenset(save.key for save in self.saves))
 
     def concerns(self, request_ids: set[str]) -> bool:
-        """Whether it reads blocks of one of these requests."""
+        """True if the job reads blocks of one of the requests."""
         return any(save.request_id in request_ids for save in self.saves)
 
     def layer_ready(self, layer: int) -> None:
-        """Take note that the engine has computed a layer; called by the engine's thread.
+        """Record that the engine has computed a layer; called by the engine's thread.
 
-        One that is computed twice in a step was not ready the first time: nothing is saved then.
+        A layer that is computed twice in a step was not ready the first time: then nothing is
+        saved.
         """
         self._window.capture(layer)
         with self._change:
@@ -229,10 +232,10 @@ class SaveJob:
             self._change.notify_all()
 
     def step_over(self, spoilt: set[str]) -> None:
-        """End the step: what has not all layers now will not get them.
+        """End the step: missing layers will not come any more.
 
         Args:
-            spoilt: requests whose blocks were computed behind a load that failed.
+            spoilt: requests whose blocks were computed behind a failed load.
         """
         with self._change:
             self._step_over = True
@@ -247,7 +250,7 @@ class SaveJob:
             self._change.notify_all()
 
     def run(self, pool: Pool) -> Saved:
-        """Write, and seal what is whole when the step is over."""
+        """Write, and seal the blocks that are complete at the end of the step."""
         size = self._layer_bytes * self._layer_count
         items = [(part, size, self._layer_bytes) for part in self._parts]
         if self._dropped or self.late:
@@ -265,7 +268,7 @@ class SaveJob:
         return Saved(len(sealed), frozenset(self.saves[i].key for i in offered - sealed))
 
     def _write_all(self, pool: Pool, puts: dict[int, OpenPut]) -> bool:
-        """Write layers as they come; whether all came. Puts that fail are taken out."""
+        """Write layers as they come; True if all came. Failed puts are removed from ``puts``."""
         written = 0
         while written < self._layer_count and puts:
             layers = self._layers_after(written)
@@ -278,7 +281,7 @@ class SaveJob:
             return not self._dropped
 
     def _layers_after(self, written: int) -> list[int]:
-        """Wait for layers beyond those that are written; none when no more come."""
+        """Wait for layers beyond the written ones; empty if no more layers come."""
         with self._change:
             self._change.wait_for(
                 lambda: len(self._ready) > written or self._step_over or self._dropped

@@ -1,8 +1,9 @@
-"""Asking the pool, in the background, which leading blocks of a prompt it has, and holding them.
+"""Background lookups of the leading blocks of a prompt, which also hold the found blocks.
 
-Called by integrations/vllm/connector_scheduler.py in the scheduler's thread; only the work handed
-to the door runs in another. What a lookup counts is pinned, so that it is there when it is loaded:
-a reservation, which ends with the load, with the request, or when nobody waited for the answer.
+Called by integrations/vllm/connector_scheduler.py in the scheduler's thread; only the work passed
+to the door runs in another thread. Found blocks are pinned, so they stay in the pool until the
+load. The pin is a reservation, and ends with the load, with the request, or when the answer came
+too late.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from tierkv.integrations.pool_door import PoolDoor
 from tierkv.kvcore.ids import BlockKey
 
 _AGAIN_S = 0.01
-"""How often blocks that somebody promised are asked for again while they are on their way."""
+"""Least time between lookups of promised blocks that have not arrived yet."""
 
 
 @dataclass(slots=True)
 class PrefixLookup:
-    """One question about blocks [first, first + len(keys)) of a request.
+    """One lookup of the blocks [first, first + len(keys)) of a request.
 
     Attributes:
-        first: the first block asked for.
+        first: number of the first block.
         keys: names of the blocks.
-        promised: so many leading blocks of the request were promised by who computes them.
-        answer: how many of ``keys``, from the first, are held for us.
-        asked_at: when the request was first looked at; patience is counted from there.
-        wanted_at: when the answer was first wanted.
-        wait_told: how long it was waited for was told.
-        answered_at: when an answer was first seen that is less than what was promised.
+        promised: number of leading blocks of the request that another engine has promised.
+        answer: number of leading ``keys`` that are held for the request.
+        asked_at: time of the request's first lookup; timeouts count from then.
+        wanted_at: time when the answer was first needed.
+        wait_told: the waiting time was reported.
+        answered_at: time of the last answer with less than the promised blocks.
     """
 
     first: int
@@ -47,7 +48,7 @@ class PrefixLookup:
 
     @property
     def end(self) -> int:
-        """The block after the last one held; only once it is answered."""
+        """The block after the last held block; only valid after the answer."""
         return self.first + self.answer.result()
 
 
@@ -64,16 +65,16 @@ class Lookups:
         now: Callable[[], float],
         on_wait: Callable[[float], None] | None = None,
     ) -> None:
-        """Begin with nothing.
+        """Start empty.
 
         Args:
-            door: to the pool.
-            ranks: workers that each have a part of every block.
-            patience_s: how long an answer is waited for.
-            promise_s: how long blocks are waited for that another engine promised.
+            door: the door to the pool.
+            ranks: number of workers, each with a part of every block.
+            patience_s: longest wait for an answer.
+            promise_s: longest wait for blocks that another engine promised.
             now: a clock.
-            on_wait: told once per lookup how long its answer was waited for; not told of blocks
-                that were promised, which are waited for gladly.
+            on_wait: called once per lookup with the waiting time; not called for promised blocks,
+                which are worth the wait.
         """
         self._door = door
         self._ranks = ranks
@@ -90,7 +91,7 @@ class Lookups:
     def start(
         self, request_id: str, first: int, keys: Sequence[BlockKey], *, promised: int = 0
     ) -> None:
-        """Ask for blocks; what an earlier lookup of the request holds is let go."""
+        """Look up blocks; blocks held by an earlier lookup of the request are released."""
         before = self._open.get(request_id)
         self.release(request_id)
         wanted = list(keys)
@@ -103,16 +104,16 @@ class Lookups:
         )
 
     def result(self, request_id: str, first: int, *, wait_s: float = 0.0) -> int | None:
-        """Return up to which block of a request blocks are held.
+        """Return the end of the blocks that are held for a request.
 
         Args:
-            request_id: whose.
-            first: the first block that is wanted.
-            wait_s: how long to wait for the answer, where it is not there.
+            request_id: the request.
+            first: the first needed block.
+            wait_s: longest wait for a pending answer.
 
         Returns:
-            The block after the last one; None: not known yet, ask again. After some time that is
-            ``first``, whatever comes later.
+            The block after the last held one; None if not known yet, ask again. After the timeout
+            the result is ``first``, whatever arrives later.
         """
         lookup = self._open.get(request_id)
         if lookup is None:
@@ -138,12 +139,12 @@ class Lookups:
         return lookup.end
 
     def covers(self, request_id: str, first: int) -> bool:
-        """Whether a request's lookup, if it has one, asks for the block ``first`` too."""
+        """True if the request has a lookup that includes the block ``first``."""
         lookup = self._open.get(request_id)
         return lookup is not None and lookup.first <= first
 
     def release(self, request_id: str) -> None:
-        """Let go of what is held for a request, now or as soon as it is known."""
+        """Release the blocks held for a request, now or as soon as they are known."""
         lookup = self._open.pop(request_id, None)
         if lookup is not None:
             lookup.answer.add_done_callback(
@@ -151,7 +152,7 @@ class Lookups:
             )
 
     def settle_debts(self) -> None:
-        """Let go of what could not be let go while the pool was away; called every step."""
+        """Release blocks that could not be released while the pool was away; called every step."""
         if self._owed and self._door.up:
             self._let_go([self._owed.popleft() for _ in range(len(self._owed))])
 

@@ -1,7 +1,7 @@
-"""What the scheduler's half of the connector tells the workers' half, and what comes back.
+"""Messages from the scheduler's half of the connector to the workers' half, and back.
 
-Values only; they are pickled once per step. Blocks have the scheduler's names here; each worker
-makes the names of its own parts from them (integrations/keys.py).
+Values only; they are pickled once per step. Blocks have the scheduler's names here. Each worker
+derives the names of its own parts (integrations/keys.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 
 IDLE_WAIT_S: Final = 0.002
-"""Longest wait, per step, for the pool in an engine that has nothing to compute: about what it
-would lose anyway, since vLLM asks again only after an empty step and a sleep of a millisecond."""
+"""Longest wait, per step, for the pool in an idle engine: about the time lost anyway, since vLLM
+asks again only after an empty step and a sleep of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class BlockSave:
     """A full block to be written to the pool.
 
     Attributes:
-        key: its name.
-        block_id: where it lies in the engine's memory; it stays there until the save is over.
-        request_id: who has it.
-        fresh: this step computes the rest of it, so each layer is there after its attention; else
-            it is there already.
-        parent: name of the block before it, which the pool keeps as long as this one.
-        depth: blocks before it.
+        key: name of the block.
+        block_id: place of the block in the engine's memory, valid until the save is over.
+        request_id: the request with the block.
+        fresh: this step computes the rest of the block, so each layer is complete after its
+            attention; False: the block is complete already.
+        parent: name of the previous block, which the pool keeps as long as this block.
+        depth: number of blocks before this block.
     """
 
     key: BlockKey
@@ -44,11 +44,11 @@ class BlockLoad:
     """Leading blocks of a request, to be read from the pool in this order.
 
     Attributes:
-        request_id: who waits for them.
-        keys: their names.
-        block_ids: where they go.
-        in_step: this step's attention reads them, layer by layer; else the request is not in this
-            step, and waits until all is there.
+        request_id: the waiting request.
+        keys: names of the blocks.
+        block_ids: destinations in the engine's memory.
+        in_step: this step's attention reads the blocks, layer by layer; False: the request is not
+            in this step, and waits for all blocks.
     """
 
     request_id: str
@@ -59,16 +59,16 @@ class BlockLoad:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step's work.
+    """The work of one step.
 
     Attributes:
         saves: blocks to be written.
         loads: blocks to be read.
-        closing: requests that are over and whose blocks are kept for their saves: to be reported
-            when these are over too.
-        preempted: requests whose blocks others may overwrite in this step.
-        number: of the step, if the scheduler wants to hear when it ended; else 0.
-        idle: nothing is computed in this step, so nobody is kept by waiting a moment.
+        closing: finished requests whose blocks are kept for saving; to be reported when the saves
+            are over.
+        preempted: requests whose blocks may be overwritten in this step.
+        number: number of the step, if the scheduler wants a report of its end; else 0.
+        idle: the step computes nothing, so a short wait delays no request.
     """
 
     saves: list[BlockSave] = field(default_factory=list)
@@ -81,12 +81,12 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepReport:
-    """What a worker has to say after a step.
+    """A worker's report after a step.
 
     Attributes:
         unsaved: names of blocks that were to be saved and are not in the pool.
         step: number of the step, if the plan had one.
-        load_s: of requests whose blocks were read: how long that took.
+        load_s: duration of the load of each loaded request.
     """
 
     unsaved: set[BlockKey] = field(default_factory=set)
@@ -94,7 +94,7 @@ class StepReport:
     load_s: dict[str, float] = field(default_factory=dict)
 
     def merged(self, other: StepReport) -> StepReport:
-        """Return what two workers say together: a block is saved where each part of it is."""
+        """Merge two workers' reports: a block is saved only if each part is saved."""
         slower = {
             name: max(self.load_s.get(name, 0.0), other.load_s.get(name, 0.0))
             for name in self.load_s | other.load_s

@@ -1,8 +1,8 @@
-"""The scheduler's half of the connector: which blocks to load, which to save, which to keep.
+"""The scheduler's half of the connector: which blocks to load, to save and to keep.
 
-Called by integrations/vllm/connector.py in vLLM's scheduler. It keeps nobody waiting: what the pool
-has is asked in the background, and vLLM is told to ask again; only an engine that computes nothing
-waits for the answer, two milliseconds a step at most. vLLM's own objects are only read.
+Called by integrations/vllm/connector.py in vLLM's scheduler. Lookups run in the background, and
+vLLM is told to ask again. Only an idle engine waits for a lookup, two milliseconds a step at most.
+vLLM's own objects are only read.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
 HANDOFF: Final = "tierkv"
-"""Our entry in a request's ``kv_transfer_params``: ``{"blocks": 12, "block_tokens": 128}``."""
+"""TierKV's entry in a request's ``kv_transfer_params``: ``{"blocks": 12, "block_tokens": 128}``."""
 
 
 class SchedulerSide:
     """Decides for one engine; used by one thread.
 
     Attributes:
-        book: requests that are not over.
+        book: unfinished requests.
         _first: the first block of the last answer about each request.
-        _loading: of requests whose blocks workers read now: the names, by place.
-        _lost: of these, places that a worker could not read; others may still read.
+        _loading: requests with a running load, with the blocks' names by place.
+        _lost: places of ``_loading`` that a worker could not read; other workers may still read.
         _in_step: requests that load within the step under way.
-        _worth: says whether loading pays; None: it is not asked.
-        _idle: the last step computed nothing, so whoever waits now keeps nobody.
-        _spare_s: how long may still be waited in the step that is being made.
-        _plan: the next step's, as far as it is known.
+        _worth: decides if loading pays; None: always load.
+        _idle: the last step had no work, so waiting here delays no request.
+        _spare_s: time still available for waiting in the current step.
+        _plan: the next step's plan so far.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class SchedulerSide:
         """Begin without requests.
 
         Args:
-            door: to the pool.
-            settings: what the engine was told.
+            door: the door to the pool.
+            settings: the engine's settings.
             block_tokens: tokens of one of the engine's blocks.
-            hash_tokens: tokens of one of its own hashes.
-            ranks: workers that each have a part of every block.
+            hash_tokens: tokens of one of the engine's own hashes.
+            ranks: number of workers, each with a part of every block.
             now: a clock.
         """
         self.book = RequestBook(block_tokens=block_tokens, known_limit=limits.MAX_ENGINE_NAMES)
@@ -89,11 +89,11 @@ class SchedulerSide:
     # Requests come and go
 
     def arrived(self, request: Any, local_tokens: int) -> None:
-        """Begin a request, and ask for its blocks in the background.
+        """Begin a request, and look up its blocks in the background.
 
         Args:
-            request: vLLM's.
-            local_tokens: so many leading tokens are in the engine's own cache now.
+            request: vLLM's request.
+            local_tokens: number of leading tokens in the engine's own cache.
         """
         self._notice_losses()
         if not self._was_up:
@@ -113,8 +113,8 @@ class SchedulerSide:
         """End a request.
 
         Returns:
-            Whether its blocks are kept until workers report it, and what the answer shall tell the
-            engine that goes on with it.
+            True if vLLM must keep the blocks until workers report the saves; and the parameters for
+            the decode engine.
         """
         request_id = request.request_id
         self._lookups.release(request_id)
@@ -122,7 +122,7 @@ class SchedulerSide:
         story = self.book.find(request_id)
         self.book.close(request_id)
         if story is None or (request_id in self._loading and not self._settings.in_step):
-            # While blocks are loaded vLLM itself keeps them, until the load is reported.
+            # During a load vLLM itself keeps the blocks, until the load is reported.
             return False, None
         full = min(self.book.full_at_end(story, request.num_in_flight_tokens), len(block_ids))
         saves = self._settings.saves and self._door.up and not story.no_saves
@@ -136,7 +136,7 @@ class SchedulerSide:
     # Loads
 
     def loadable(self, request: Any, computed: int) -> int | None:
-        """Say how many tokens behind the computed ones can be loaded; None: ask again."""
+        """Return the number of loadable tokens behind the computed ones; None: ask again."""
         first = computed // self._block_tokens
         if self._shares_a_load(request, first):
             return None
@@ -159,7 +159,7 @@ class SchedulerSide:
         return max(min(end, last) - first, 0) * self._block_tokens
 
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
-        """Take note of where blocks shall be loaded to; none where ``tokens`` is 0."""
+        """Record the blocks to load into; with ``tokens`` 0 nothing is loaded."""
         request_id = request.request_id
         story = self.book.find(request_id)
         if story is None:
@@ -210,15 +210,15 @@ class SchedulerSide:
     def heard(
         self, received: Iterable[str], failed: Iterable[int], report: StepReport | None
     ) -> dict[str, int]:
-        """Take note of what workers did.
+        """Process the workers' results.
 
         Args:
-            received: requests whose blocks are loaded, or failed to be.
-            failed: places of blocks that failed to be loaded.
-            report: what else they say.
+            received: requests whose loads have ended or failed.
+            failed: places of blocks that could not be loaded.
+            report: further results.
 
         Returns:
-            Requests whose loads within the step failed, each with its first failed place.
+            Requests with a failed load within the step, each with the first failed place.
         """
         self._note_lost(set(failed))
         if report is not None:
@@ -247,10 +247,10 @@ class SchedulerSide:
         return poisoned
 
     def reset(self, epoch: bytes) -> None:
-        """Use nothing that was stored before: the engine may have got other weights.
+        """Stop using stored blocks: the engine may have other weights now.
 
         Args:
-            epoch: makes the names of this engine's blocks its own from now on.
+            epoch: mixed into all block names from now on, so the names are unique to this engine.
         """
         self._epoch = epoch
         self.book.known.clear()
@@ -259,7 +259,7 @@ class SchedulerSide:
     # Inside
 
     def _note_lost(self, places: set[int]) -> None:
-        """Remember which loads failed: of several workers one may say so before the last ends."""
+        """Record failed loads: one worker may report a failure before the last worker ends."""
         for request_id, blocks in self._loading.items() if places else ():
             if bad := places & blocks.keys():
                 self._lost.setdefault(request_id, set()).update(bad)
@@ -289,10 +289,10 @@ class SchedulerSide:
         return ours.namespace_key
 
     def _look(self, story: RequestStory, first: int) -> None:
-        """Ask for the blocks from ``first`` on, and the one before.
+        """Look up the blocks from ``first`` on, and the block before.
 
-        That one was computed or loaded here, so the pool should have it: if not, what is believed
-        of the pool is not true any more.
+        The block before was computed or loaded here, so the pool should have it. If the block is
+        missing, the beliefs about the pool are out of date.
         """
         last = self._most_blocks(story)
         if first >= last or story.no_loads:
@@ -306,7 +306,7 @@ class SchedulerSide:
         self._lookups.start(story.request.request_id, first, keys, promised=promised)
 
     def _answer(self, request_id: str, first: int) -> int | None:
-        """Return what the pool has of a request; waits a moment where nothing else is to do."""
+        """Return the end of a request's blocks in the pool; an idle engine waits a moment."""
         if not self._idle or self._spare_s <= 0.0:
             return self._lookups.result(request_id, first)
         began = self._now()
@@ -322,9 +322,9 @@ class SchedulerSide:
         return pays
 
     def _pays(self, story: RequestStory, blocks: int) -> bool:
-        """Whether to load what was found; if not, it is not asked about again.
+        """True if the found blocks should be loaded; if not, the request asks no more.
 
-        What was promised is loaded: another engine computed it for this one.
+        Promised blocks are always loaded: another engine computed them for this request.
         """
         if self._worth is None or blocks <= 0 or self._promised(story.request):
             return True
@@ -336,26 +336,26 @@ class SchedulerSide:
         return pays
 
     def _most_blocks(self, story: RequestStory) -> int:
-        """Return how many blocks may be loaded: never all tokens, since one must be computed."""
+        """Return the most loadable blocks: never all tokens, as at least one must be computed."""
         return (len(story.request.all_token_ids) - 1) // self._block_tokens
 
     def _shares_a_load(self, request: Any, first: int) -> bool:
-        """Whether a request would read blocks that another one loads within this very step.
+        """True if a request would read blocks that another request loads within this same step.
 
-        Should that load fail, vLLM would have only the other one compute them again; so this one
-        waits for the next step.
+        If that load failed, vLLM would recompute the blocks only for the other request. The request
+        therefore waits for the next step.
         """
         hashes = request.block_hashes
         count = min(len(hashes), first * self._hashes_per_block)
         return any(index < count and hashes[index] == h for index, h in self._step_hashes)
 
     def _doubt(self, story: RequestStory, end: int, last: int) -> None:
-        """Believe nothing any more if a block that should be in the pool is not."""
+        """Discard all beliefs about the pool if a believed block is missing."""
         if any(key in self.book.known for key in story.keys[end:last]):
             self.book.known.clear()
 
     def _promised(self, request: Any) -> int:
-        """Return how many leading blocks another engine promised; what it says may be anything."""
+        """Return the number of leading blocks promised by another engine; untrusted input."""
         told = request.kv_transfer_params
         told = told.get(HANDOFF) if isinstance(told, dict) else None
         if not isinstance(told, dict) or told.get("block_tokens") != self._block_tokens:
@@ -383,8 +383,8 @@ class SchedulerSide:
         if not story.begun:
             story.begun = True
             if self.book.lacks(story, min(computed // self._block_tokens, full)):
-                # Blocks of vLLM's own cache, which may be computed for somebody else in this very
-                # step: they are there in the next one.
+                # Blocks of vLLM's own cache may still be computed for another request in this step:
+                # they are complete in the next step.
                 return
         if full <= story.decided:
             return
@@ -393,7 +393,7 @@ class SchedulerSide:
 
 
 def _why_skipped(request: Any) -> str | None:
-    """Say why a request's blocks can't be named by its tokens alone; None if they can."""
+    """Return why tokens alone do not name a request's blocks; None if they do."""
     if request.mm_features:
         return "multimodal"
     if request.lora_request is not None:

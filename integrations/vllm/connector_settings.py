@@ -1,7 +1,7 @@
-"""What the connector is told beside what every engine is told about the pool.
+"""Settings of the vLLM connector beyond the common settings of all engines.
 
-Read from vLLM's ``kv_connector_extra_config`` and its ``kv_role``; integrations/settings.py reads
-the rest of the same mapping.
+Read from vLLM's ``kv_connector_extra_config`` and ``kv_role``. integrations/settings.py reads the
+common settings from the same mapping.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ _NUMBERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
-    """How the connector behaves.
+    """Behaviour of the connector.
 
     Attributes:
-        load_mode: ``between_steps``: a request waits until its blocks are there, others go on;
-            ``layer_by_layer``: its step begins at once, and each layer waits for its own part.
-        load_policy: ``auto``: what is computed faster is not loaded; ``always``: all that is there
-            is. Loads layer by layer overlap with computing, and are always made.
-        lookup_timeout_ms: longest wait for the pool to say what it has; then all is computed.
-        load_timeout_ms: longest load; what is not there then is computed.
+        load_mode: ``between_steps``: a request waits for its blocks while other requests run;
+            ``layer_by_layer``: the request's step begins at once, and each layer waits for its own
+            part.
+        load_policy: ``auto``: blocks are loaded only if computing is slower; ``always``: all
+            available blocks are loaded. Loads layer by layer overlap with computing, and are always
+            made.
+        lookup_timeout_ms: longest wait for a lookup; then everything is computed.
+        load_timeout_ms: longest load; then missing blocks are computed.
         handoff_timeout_ms: longest wait for blocks that a prefill engine promised.
-        saves: whether blocks go to the pool.
-        loads: whether they come from it.
+        saves: True if blocks are saved to the pool.
+        loads: True if blocks are loaded from the pool.
     """
 
     load_mode: str = BETWEEN_STEPS
@@ -50,25 +52,25 @@ class ConnectorSettings:
 
     @property
     def in_step(self) -> bool:
-        """Whether loads are part of the step that uses them."""
+        """True if loads are part of the step that uses them."""
         return self.load_mode == LAYER_BY_LAYER
 
     @property
     def weighs(self) -> bool:
-        """Whether loading is weighed against computing."""
+        """True if loading is weighed against computing."""
         return self.load_policy == AUTO and not self.in_step
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names that are read here."""
+        """Return the names of the settings read here."""
         return tuple(f.name for f in fields(cls) if f.name not in ("saves", "loads"))
 
     @classmethod
     def read(cls, given: Mapping[str, Any], *, saves: bool, loads: bool) -> Self:
-        """Check what the engine was told.
+        """Check the mapping of an engine.
 
         Raises:
-            ConfigError: a value that can't be used.
+            ConfigError: a value can't be used.
         """
         mode = _choice(given, "load_mode", (BETWEEN_STEPS, LAYER_BY_LAYER))
         policy = _choice(given, "load_policy", (AUTO, ALWAYS))

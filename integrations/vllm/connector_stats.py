@@ -25,10 +25,10 @@ _SHOWN: Final = (
 
 
 class TierKvStats(KVConnectorStats):  # type: ignore[misc]  # base class is the engine's
-    """What was counted since the last look, by name; see docs/engines.md."""
+    """Counts since the last look, by name; see docs/engines.md."""
 
     def reset(self) -> None:
-        """Begin again."""
+        """Set all counts to zero."""
         self.data: dict[str, int] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
@@ -40,18 +40,18 @@ class TierKvStats(KVConnectorStats):  # type: ignore[misc]  # base class is the 
         return dict(self.data)
 
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """True if nothing was counted."""
         return not self.data
 
 
 class Difference:
-    """Takes what was counted since it was last asked."""
+    """Computes the counts since the previous call."""
 
     def __init__(self) -> None:
         self._before: dict[str, int] = {}
 
     def take(self, counts: dict[str, int]) -> TierKvStats | None:
-        """Return what is new; None where nothing is."""
+        """Return the new counts; None without new counts."""
         shown: dict[str, int] = {name: counts[name] for name in _SHOWN if name in counts}
         new = {k: n - self._before.get(k, 0) for k, n in shown.items() if n != self._before.get(k)}
         self._before = shown
@@ -83,7 +83,7 @@ class TierKvPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # as abo
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add what was counted."""
+        """Add new counts."""
         for kind, count in transfer_stats_data.items():
             if kind in self._by_kind:
                 self._by_kind[kind][engine_idx].inc(count)

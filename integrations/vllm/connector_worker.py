@@ -1,8 +1,8 @@
-"""A worker's half of the connector: carries out what the scheduler's half planned for each step.
+"""A worker's half of the connector: carries out the scheduler's plan for each step.
 
 Called by integrations/vllm/connector.py in the engine's thread, in vLLM's order: vacate,
 begin_step, load, layer_needed and layer_computed for each layer, end_step, results. Bytes move in
-the door's threads. The engine's memory is given back only when no thread of ours touches it any
+the door's threads. The engine's memory is given back only when no thread of the door touches it any
 more.
 """
 
@@ -26,13 +26,13 @@ from tierkv.kvcore.ids import BlockKey
 
 @dataclass(slots=True)
 class StepResults:
-    """What a worker tells after a step.
+    """A worker's results after a step.
 
     Attributes:
         sent: requests whose blocks need not be kept any more.
         received: requests whose loads have ended.
-        failed: places whose loads failed.
-        report: for the scheduler's half.
+        failed: places of failed loads.
+        report: report to the scheduler's half.
     """
 
     sent: set[str] = field(default_factory=set)
@@ -56,8 +56,8 @@ class WorkerSide:
         """Begin without work.
 
         Args:
-            door: to the pool; its identity says which part of each block is this worker's.
-            settings: what the engine was told.
+            door: the door to the pool, with this worker's part of each block in ``identity``.
+            settings: the engine's settings.
             memory: the engine's KV.
             block_tokens: tokens of a block.
             now: a clock.
@@ -79,7 +79,7 @@ class WorkerSide:
     # A step, in this order
 
     def vacate(self, preempted: set[str]) -> None:
-        """Wait until nothing reads blocks that others may overwrite now."""
+        """Wait until no thread reads blocks that may be overwritten now."""
         if not preempted:
             return
         concerned = [job for job in self._saving if job.concerns(preempted)]
@@ -88,7 +88,7 @@ class WorkerSide:
                 wait([_future(job)])
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Begin to save what is there, and get ready for what this step computes."""
+        """Begin to save complete blocks, and prepare to save the blocks of this step."""
         self._plan, self._idle = plan, plan.idle
         self._results.report.step = plan.number
         self._closing |= set(plan.closing)
@@ -102,14 +102,14 @@ class WorkerSide:
         self._fresh = self._job(fresh) if fresh else None
 
     def load(self) -> None:
-        """Begin the step's loads; vLLM calls it before the forward pass if that needs them."""
+        """Begin the step's loads; called before the forward pass if the pass needs the blocks."""
         for load in self._plan.loads:
             job = BlockReadJob(load, self._parts(load.keys), self._memory, self._patience)
             job.submitted(self._door.submit(job.run, 0, name="load", urgent=True))
             (self._in_step if load.in_step else self._loading).append(job)
 
     def layer_needed(self, name: str) -> None:
-        """Wait until what the step loads of a layer is in the engine's memory."""
+        """Wait until the step's loads of a layer are in the engine's memory."""
         layer = self._layers.get(name)
         if layer is None:
             return
@@ -117,17 +117,17 @@ class WorkerSide:
             job.wait(layer)
 
     def layer_computed(self, name: str) -> None:
-        """Let the layer be saved."""
+        """Start saving the layer."""
         layer = self._layers.get(name)
         if self._fresh is None or layer is None:
             return
         self._fresh.layer_ready(layer)
         if self._fresh.future is None:
-            # Not before: it waits for layers, in a thread that this step's loads may need.
+            # Not earlier: the job waits for layers, in a thread that this step's loads may need.
             self._submit(self._fresh)
 
     def end_step(self) -> None:
-        """End what belongs to the step; nothing is written to the engine's memory after it."""
+        """End the step's work; loads of the step write to the engine's memory no longer."""
         spoilt = {job.load.request_id for job in self._in_step if self._end_load(job)}
         self._in_step.clear()
         if self._fresh is not None:
@@ -138,7 +138,7 @@ class WorkerSide:
         self._plan = StepPlan()
 
     def results(self) -> StepResults:
-        """Return what became known since the last call; an idle engine waits for a load."""
+        """Return the results since the last call; an idle engine waits a moment for a load."""
         futures = [job.future for job in self._loading if job.future is not None]
         if futures and self._idle:
             wait(futures, IDLE_WAIT_S, FIRST_COMPLETED)
@@ -148,7 +148,7 @@ class WorkerSide:
         return found
 
     def close(self) -> None:
-        """Wait until no thread touches the engine's memory; what is not saved then never is."""
+        """Wait until no thread touches the engine's memory; pending saves are dropped."""
         for job in self._saving:
             job.drop()
         wait([_future(job) for job in self._saving])
@@ -168,7 +168,7 @@ class WorkerSide:
         return job
 
     def _notes(self, save: BlockSave) -> PutNotes:
-        """Tell the pool what to choose victims by: without parents heads of chains went first."""
+        """Return the eviction notes: without parents, heads of chains would be evicted first."""
         parent = save.parent if save.parent == ROOT_PARENT else self._parts([save.parent])[0]
         return PutNotes(
             parent=parent,
@@ -188,7 +188,7 @@ class WorkerSide:
         self._loading = under_way
 
     def _end_load(self, job: BlockReadJob) -> bool:
-        """Take note of a load's end; whether some of it failed."""
+        """Process a load's end; return True if any block failed."""
         good = job.good()
         lost = job.load.block_ids[good:]
         self._results.failed.update(lost)

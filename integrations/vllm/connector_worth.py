@@ -1,7 +1,7 @@
-"""Times steps and loads of the engine for the decision whether loading pays.
+"""Measures steps and loads of the engine for the decision whether loading pays.
 
-Called by integrations/vllm/connector_scheduler.py in the scheduler's thread; the decision is
-costing/load_worth.py's.
+Called by integrations/vllm/connector_scheduler.py in the scheduler's thread; costing/load_worth.py
+decides.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _LONG_S: Final = 0.1
 
 
 class TimedWorth:
-    """A LoadWorth that is told when things begin and end; used by one thread.
+    """A LoadWorth fed with begin and end times; used by one thread.
 
     Attributes:
         worth: the decision.
-        _steps: steps under way whose end is heard of: when they began, and their tokens.
-        _number: of the last step.
-        _heard_at: when a step was last heard of; the next one was not computed before.
+        _steps: running steps with an expected report: begin time and tokens.
+        _number: number of the last step.
+        _heard_at: time of the last reported end; the next step was not computed earlier.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -36,19 +36,20 @@ class TimedWorth:
         """Begin a step.
 
         Returns:
-            Its number, to be heard again; 0 where it would teach nothing, as of most small ones.
+            The step's number for the report of its end; 0 if the step is not measured, as most
+            small steps.
         """
         self._number += 1
         small = tokens <= SMALL_STEP and self._number % PROBE_EVERY == 0
         if not tokens or not (small or tokens >= LARGE_STEP):
             return 0
-        if len(self._steps) >= _MOST_OPEN:  # They were never heard of.
+        if len(self._steps) >= _MOST_OPEN:  # The reports never came.
             self._steps.clear()
         self._steps[self._number] = (self._now(), tokens)
         return self._number
 
     def step_ended(self, number: int) -> None:
-        """Hear of a step's end; 0: of one without a number."""
+        """Record a step's end; 0 for a step without a number."""
         now, since = self._now(), self._heard_at
         self._heard_at = now
         if number in self._steps:
@@ -56,7 +57,7 @@ class TimedWorth:
             self.worth.computed(tokens, now - max(began, since))
 
     def load_ended(self, tokens: int, seconds: float | None, *, whole: bool) -> None:
-        """Hear of a load's end; what failed at once says nothing of what loading takes."""
+        """Record a load's end. A quick failure says nothing about the speed of loads."""
         if not tokens or not seconds:
             return
         if whole or seconds > max(self.worth.load.seconds(tokens) or 0.0, _LONG_S):

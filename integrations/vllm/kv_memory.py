@@ -1,8 +1,9 @@
-"""The engine's KV memory as bytes: one view per layer and block, or a copy where there is none.
+"""The engine's KV memory as bytes: one view per layer and block, or a copy if necessary.
 
-Called by the worker's half of the connector. On a CPU a block of a layer is one contiguous piece of
-memory, which the pool reads and writes directly; elsewhere it goes through pinned memory of the
-host, copied in the order of the device's own work. Tensors are the engine's; nothing here computes.
+Called by the worker's half of the connector. On a CPU a block's layer is one contiguous piece of
+memory, and the pool reads and writes the memory directly. Elsewhere a block's layer is copied
+through pinned host memory, in the order of the device's own work. Tensors belong to the engine;
+this module computes nothing.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import Any, Protocol
 import numpy as np
 
 _DIMS = "bhnc"
-"""Blocks, heads, tokens, content: how vLLM numbers a layer's dimensions."""
+"""Blocks, heads, tokens, content: vLLM's order of a layer's dimensions."""
 
 
 class UnfitMemoryError(ValueError):
-    """The engine's KV lies in a way that is not understood."""
+    """The engine's KV has an unknown form."""
 
 
 class Window(Protocol):
-    """Some blocks of all layers, in an order of the caller's; used for one transfer."""
+    """Selected blocks of all layers, in the caller's order; used for one transfer."""
 
     def capture(self, layer: int) -> None:
         """Begin to copy a layer out of the engine; called by the engine's thread."""
 
     def view(self, layer: int, index: int) -> memoryview:
-        """Return the bytes of a block's layer, once what ``capture`` began is done; any thread."""
+        """Return the bytes of a block's layer, after the copy of ``capture``; any thread."""
 
     def restore(self, layer: int, count: int) -> None:
         """Copy a layer of the first blocks into the engine; called by the engine's thread."""
@@ -38,9 +39,9 @@ class KvMemory(Protocol):
     """All layers' blocks.
 
     Attributes:
-        layer_names: the engine's names of layers, in the order in which they are stored.
+        layer_names: the engine's names of layers, in storage order.
         layer_bytes: bytes of one layer of a block.
-        order: the order of a layer's bytes.
+        order: the byte order of a layer.
     """
 
     layer_names: tuple[str, ...]
@@ -48,7 +49,7 @@ class KvMemory(Protocol):
     order: str
 
     def window(self, block_ids: Sequence[int]) -> Window:
-        """Open some blocks for a transfer."""
+        """Open blocks for a transfer."""
 
 
 class ProcessKvMemory:
@@ -59,12 +60,12 @@ class ProcessKvMemory:
         first = next(iter(tensors.values()))
         self.order = inner_order(first)
         self.layer_bytes = _block_bytes(first)
-        self._tensors = tuple(tensors.values())  # They own the memory.
+        self._tensors = tuple(tensors.values())  # The tensors own the memory.
         self._layers = [_flat(tensor) for tensor in self._tensors]
         self._strides = [t.stride(0) * t.element_size() for t in self._tensors]
 
     def window(self, block_ids: Sequence[int]) -> Window:
-        """Open some blocks for a transfer."""
+        """Open blocks for a transfer."""
         return _HostWindow(self, tuple(block_ids))
 
     def block(self, layer: int, block_id: int) -> memoryview:
@@ -81,20 +82,20 @@ class _HostWindow:
         self._block_ids = block_ids
 
     def capture(self, layer: int) -> None:
-        """Do nothing: the block is where it is."""
+        """Do nothing: the block is read in place."""
 
     def view(self, layer: int, index: int) -> memoryview:
         """Return the block's own memory."""
         return self._memory.block(layer, self._block_ids[index])
 
     def restore(self, layer: int, count: int) -> None:
-        """Do nothing: it was written in place."""
+        """Do nothing: the block was written in place."""
 
 
 class StagedMemory:
     """Blocks elsewhere, copied through host memory; see KvMemory.
 
-    Blocks are gathered in the plain order of their dimensions, whatever order they lie in.
+    Copies have the plain order of the dimensions, whatever the order in the engine's memory.
     """
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
@@ -105,15 +106,15 @@ class StagedMemory:
         self.tensors = tuple(tensors.values())
 
     def window(self, block_ids: Sequence[int]) -> Window:
-        """Open some blocks for a transfer."""
+        """Open blocks for a transfer."""
         return _StagedWindow(self, tuple(block_ids))
 
 
 class _StagedWindow:
-    """See Window. One buffer per layer, made when it is needed."""
+    """See Window. One buffer per layer, created on demand."""
 
     def __init__(self, memory: StagedMemory, block_ids: tuple[int, ...]) -> None:
-        # Only workers of engines whose KV is not in host memory need it.
+        # Only engines with KV outside of host memory need torch here.
         import torch
 
         self._memory = memory
@@ -162,15 +163,15 @@ class _StagedWindow:
 
 
 def open_memory(tensors: Mapping[str, Any], *, blocks: int, block_tokens: int) -> KvMemory:
-    """Choose how to reach an engine's KV.
+    """Choose the access to an engine's KV.
 
     Args:
-        tensors: of each layer ``[blocks, heads, tokens, content]``, any strides.
-        blocks: how many there are.
-        block_tokens: tokens of one.
+        tensors: for each layer ``[blocks, heads, tokens, content]``, any strides.
+        blocks: number of blocks.
+        block_tokens: tokens of one block.
 
     Raises:
-        UnfitMemoryError: a shape, or a mixture of shapes, that is not understood.
+        UnfitMemoryError: a shape, or a mixture of shapes, is not supported.
     """
     if not tensors:
         raise UnfitMemoryError("the engine has no KV")
@@ -193,15 +194,15 @@ def open_memory(tensors: Mapping[str, Any], *, blocks: int, block_tokens: int) -
 
 
 def inner_order(tensor: Any) -> str:
-    """Name the order of a block's dimensions in memory, such as ``hnc``, outermost first."""
+    """Return the order of a block's dimensions in memory, for example ``hnc``, outermost first."""
     inner = [1, 2, 3]
-    # Dimensions of one element have no place of their own: they count as outermost.
+    # Dimensions of length one have no order of their own: they count as outermost.
     inner.sort(key=lambda dim: (tensor.shape[dim] > 1, -tensor.stride(dim)))
     return "".join(_DIMS[dim] for dim in inner)
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Whether each block is one piece of memory that no other block reaches into."""
+    """True if each block is one piece of memory, separate from all other blocks."""
     expected = 1
     for dim in sorted((1, 2, 3), key=lambda dim: tensor.stride(dim)):
         if tensor.shape[dim] > 1 and tensor.stride(dim) != expected:
@@ -215,12 +216,12 @@ def _block_bytes(tensor: Any) -> int:
 
 
 def _flat(tensor: Any) -> memoryview:
-    """View a tensor of the host as bytes; the caller keeps the tensor."""
+    """View a host tensor as bytes; the caller keeps the tensor alive."""
     span = (tensor.shape[0] - 1) * tensor.stride(0) * tensor.element_size() + _block_bytes(tensor)
     raw = (ctypes.c_char * span).from_address(tensor.data_ptr())
     return np.frombuffer(raw, dtype=np.uint8).data
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Order names of layers as people do: 2 before 10."""
+    """Return a sort key for names of layers in natural order: 2 before 10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in name.split(".")]

@@ -1,7 +1,7 @@
-"""What vLLM's configuration and memory say of its KV: whether we can share it, and as what.
+"""Facts about vLLM's KV from its configuration and memory: shareable or not, and the identity.
 
-Called by integrations/vllm/connector.py. Duck-typed, so that nothing here imports vLLM. What is not
-understood is refused in words: the engine then serves on without us.
+Called by integrations/vllm/connector.py. Duck-typed, so this module does not import vLLM. An
+unsupported configuration gives a reason in words; the engine then runs without the pool.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _AUTO: Final = ("auto", "")
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker saw of its own memory.
+    """A worker's facts about its own memory.
 
     Attributes:
-        layout: of its part of a block; None where it is not understood.
-        reason: why not.
+        layout: layout of the worker's part of a block; None if unsupported.
+        reason: why unsupported.
     """
 
     layout: BlockLayout | None
@@ -34,11 +34,11 @@ class WorkerFacts:
 
 
 def why_unsupported(config: Any, kv_cache_config: Any) -> str | None:
-    """Say why an engine's KV can't be shared; None if it can.
+    """Return why an engine's KV can't be shared; None if it can.
 
     Args:
         config: vLLM's configuration.
-        kv_cache_config: its plan of KV memory.
+        kv_cache_config: vLLM's plan of KV memory.
     """
     parallel, cache = config.parallel_config, config.cache_config
     if config.load_config.load_format == "dummy":
@@ -74,14 +74,14 @@ def why_unsupported(config: Any, kv_cache_config: Any) -> str | None:
 def worker_facts(
     config: Any, kv_cache_config: Any, memory: KvMemory, *, version: str, processor: str
 ) -> WorkerFacts:
-    """Describe a worker's part of a block, as its tensors lie.
+    """Describe a worker's part of a block, from the worker's tensors.
 
     Args:
         config: vLLM's configuration.
-        kv_cache_config: its plan of KV memory.
-        memory: where the KV is.
-        version: of vLLM.
-        processor: what this machine's CPU can do; counts where vLLM computes on it.
+        kv_cache_config: vLLM's plan of KV memory.
+        memory: the KV memory.
+        version: vLLM's version.
+        processor: capabilities of this machine's CPU; used if vLLM computes on the CPU.
     """
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     dtype = _kv_dtype(spec.dtype)
@@ -108,10 +108,10 @@ def worker_facts(
 
 
 def order_name(config: Any, memory: KvMemory, *, version: str, processor: str) -> str:
-    """Name the byte order of a layer: dimensions, and who arranged what lies in them.
+    """Return the name of a layer's byte order: dimensions, release and attention backend.
 
-    Backends pack keys and values differently, on a CPU by its instructions too, and may change that
-    with any release. A name that is too long ends with a digest of all of it.
+    Backends pack keys and values differently (on a CPU also by instruction set), and may change the
+    packing with any release. A name over the length limit ends with a digest of the full name.
     """
     context = config.compilation_config.static_forward_context
     layers = [context[name] for name in memory.layer_names if name in context]
@@ -132,7 +132,7 @@ def order_name(config: Any, memory: KvMemory, *, version: str, processor: str) -
 def engine_identity(
     config: Any, layout: BlockLayout | None, *, version: str, rank: int, revision: str | None
 ) -> EngineIdentity:
-    """Describe an engine: its model, and one rank's part of a block."""
+    """Describe an engine: model, and one rank's part of a block."""
     model = config.model_config
     return EngineIdentity(
         engine="vllm",
@@ -149,7 +149,7 @@ def engine_identity(
 
 
 def kv_facts(model: Any) -> tuple[tuple[str, str], ...]:
-    """Return what gives the same weights another KV, by name; nothing for a model as it is.
+    """Return the settings that change the KV of equal weights, by name; often empty.
 
     Args:
         model: vLLM's configuration of the model.
@@ -161,17 +161,17 @@ def kv_facts(model: Any) -> tuple[tuple[str, str], ...]:
         "classes": getattr(model, "model_class_overrides", None),
     }
     elsewhere = getattr(model, "hf_config_path", None)
-    if elsewhere and elsewhere != model.model:  # The digest of the folder is not of that file.
+    if elsewhere and elsewhere != model.model:  # The folder's digest does not cover this file.
         facts["configuration"] = elsewhere
     config = getattr(model, "hf_config", None)
     rope = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
-    if "longrope" in str(rope):  # vLLM turns keys by other angles where longer prompts are allowed.
+    if "longrope" in str(rope):  # vLLM rotates keys by other angles if longer prompts are allowed.
         facts["longest prompt"] = model.max_model_len
     return tuple((name, str(value)) for name, value in facts.items() if value)
 
 
 def _computed_in(model: Any, layout: BlockLayout | None) -> tuple[tuple[str, str], ...]:
-    """Return in what KV is computed, where it is kept as something else (``kv_cache_dtype``)."""
+    """Return the dtype of KV computation, if KV is stored in another one (``kv_cache_dtype``)."""
     dtype = _kv_dtype(getattr(model, "dtype", None))
     if layout is None or dtype is None or dtype == layout.dtype:
         return ()
@@ -179,7 +179,7 @@ def _computed_in(model: Any, layout: BlockLayout | None) -> tuple[tuple[str, str
 
 
 def same_layout(facts: Iterable[WorkerFacts]) -> WorkerFacts:
-    """Return what all workers agree on, or why they don't."""
+    """Return the common facts of all workers, or the reason of the first difference."""
     seen = list(facts)
     for fact in seen:
         if fact.layout is None:
