@@ -1,4 +1,4 @@
-"""TierKV: SQL with AI calls over a KV cache that all machines share."""
+"""TierKV: SQL with AI calls over a KV cache shared by all machines."""
 
 from __future__ import annotations
 
@@ -58,17 +58,18 @@ def connect(
 
     Args:
         database: DuckDB file; empty keeps tables in memory.
-        model: model folder, or several: the first answers calls that name none; None takes the
-            small one that is shipped.
-        config: TOML file; None takes ``$TIERKV_CONFIG`` or ``./tierkv.toml`` if there is one.
-        user: also the tenant whose cache is used.
-        settings: any setting as ``section__key=value``, such as ``compute__l1_capacity="1GiB"``.
+        model: model folder, or several: the first model answers calls that name no model; None uses
+            the small model shipped with TierKV.
+        config: TOML file; None uses ``$TIERKV_CONFIG`` or an existing ``./tierkv.toml``.
+        user: name of the user, and also the tenant whose cache is used.
+        settings: any setting as ``section__key=value``, for example
+            ``compute__l1_capacity="1GiB"``.
 
     Returns:
         connection: DB-API 2.0; ``connection.execute(sql).fetchall()`` works too.
 
     Raises:
-        Error: a setting, a file or the model can't be used; the message says what to do.
+        Error: a setting, a file or the model can't be used; the message contains the cure.
     """
     # Torch and DuckDB take seconds to import; `tierkv --help` and role processes don't need both.
     from tierkv.config import load_config
@@ -90,7 +91,7 @@ def connect(
 
 
 def __getattr__(name: str) -> Any:
-    """Find PEP 249's exceptions and classes without importing them for every process."""
+    """Import PEP 249's exceptions and classes on first use, not in every process."""
     if name not in __all__:
         raise AttributeError(f"module 'tierkv' has no attribute {name!r}")
     from tierkv import dbapi

@@ -1,7 +1,8 @@
 """The ``tierkv`` command: parses arguments, loads the configuration, calls one verb.
 
-Each verb imports what it needs when it runs, because torch, gRPC and DuckDB take seconds to import
-and ``tierkv --help`` should not. Errors of the tree end as one line and a hint, never a traceback.
+Each verb imports its modules when it runs: torch, gRPC and DuckDB take seconds to import, which
+``tierkv --help`` should not spend. A TierKVError is printed as one line and a hint, never as a
+traceback.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ ModelsOption = Annotated[
 
 
 class Switch(StrEnum):
-    """What a yes/no setting of a namespace is set to."""
+    """Value of a yes/no setting of a namespace."""
 
     ON = "on"
     OFF = "off"
 
 
 def main() -> None:
-    """Run the command line and end the process; the console script's entry."""
+    """Run the command line and end the process; the console script's entry point."""
     try:
         app(standalone_mode=True)
     except TierKVError as error:
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 def _load(config: Path | None, pairs: list[str] | None, **flags: Any) -> LoadedConfig:
-    """Load the configuration; ``flags`` are ``section__key`` values, None where not given."""
+    """Load the configuration; ``flags`` are ``section__key`` values, None if not given."""
     given: dict[str, Any] = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
@@ -114,7 +115,7 @@ def sql(
 ) -> None:
     """Run SQL with AI calls in this process; nothing needs to be started.
 
-    Without -c and -f it reads statements from a pipe, or shows a prompt.
+    Without -c and -f, read statements from a pipe or show a prompt.
 
     Example: tierkv sql -c "SELECT ai_generate('Mia bought a kettle. Question: What did she buy?')"
     """
@@ -156,8 +157,8 @@ def up(
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C.
 
-    Front, meta server, memory pool and compute nodes run as child processes and are started again
-    when they die. --prefill 1 --decode 1 replaces the default compute node by a split pair.
+    Front, meta server, memory pool and compute nodes run as child processes and are restarted when
+    they die. --prefill 1 --decode 1 replaces the default compute node by a split pair.
     """
     from tierkv.commands.up import ClusterShape, run_cluster
 
@@ -207,12 +208,12 @@ def serve(
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Start one role of a cluster that spans machines, and run until it is told to stop.
+    """Start one role of a cluster that spans machines, and run until stopped.
 
-    Nodes find each other through the meta server: --set cluster.meta_address=HOST:PORT. Without it
-    a dmp node stands alone, for programs that use the pool only (docs/pool.md).
+    Nodes find each other through the meta server: --set cluster.meta_address=HOST:PORT. A dmp node
+    without a meta server serves programs that use only the pool (docs/pool.md).
 
-    With --engine a running vLLM, SGLang or any server with OpenAI's API answers for the node
+    With --engine, a running vLLM, SGLang or any server with OpenAI's API answers for the node
     (docs/engines.md).
 
     Example: tierkv serve compute --engine vllm --url http://127.0.0.1:8000
@@ -243,7 +244,7 @@ def status(
 
 @app.command()
 def doctor(config: ConfigOption = None, settings: SetOption = None) -> None:
-    """Say what is missing on this machine and how to get it."""
+    """Report what is missing on this machine and how to get it."""
     from tierkv.commands.doctor import print_report
 
     raise typer.Exit(print_report(_load(config, settings)))
@@ -251,7 +252,7 @@ def doctor(config: ConfigOption = None, settings: SetOption = None) -> None:
 
 @app.command("postgres-sql")
 def postgres_sql() -> None:
-    """Print the SQL that makes schema tierkv in a PostgreSQL database, to run by hand.
+    """Print the SQL that creates schema tierkv in a PostgreSQL database, to run by hand.
 
     Example: tierkv postgres-sql | psql app
     """
@@ -267,7 +268,7 @@ def demo(
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Show what the cache saves: questions over the same notes, and a chat; with and without."""
+    """Show the cache's savings: questions over the same notes and a chat, with and without cache."""
     from tierkv.demo.demo import run_demo
 
     raise typer.Exit(run_demo(_load(config, settings), rows=rows, seed=seed))
@@ -285,7 +286,7 @@ def calibrate(
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Measure a model's KV and write the tables that entropy-coded KV needs.
+    """Measure a model's KV and write the tables for entropy-coded KV.
 
     Example: tierkv calibrate --model ./Llama-3.1-8B --prompts sample.txt
     """
@@ -302,7 +303,7 @@ def config_show(
     settings: SetOption = None,
     describe: Annotated[bool, typer.Option(help="Say what each setting means.")] = True,
 ) -> None:
-    """Print every setting, its value and where the value came from."""
+    """Print every setting, its value and the source of the value."""
     entries = list_entries(_load(config, settings))
     width = max(len(entry.key) for entry in entries)
     for entry in entries:
@@ -323,7 +324,7 @@ def pool_stats(
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Show pool nodes: how bytes travel to them and what they hold."""
+    """Show pool nodes, their transport paths and their contents."""
     from tierkv.commands import pool_shell
 
     pool_shell.print_stats(_load(config, settings).settings, addresses, output)
@@ -351,7 +352,7 @@ def pool_get(
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Read a value; exit status 1 when it is not there."""
+    """Read a value; exit status 1 if the key is missing."""
     from tierkv.commands import pool_shell
 
     raise typer.Exit(pool_shell.get(_load(config, settings).settings, addresses, key, file))
@@ -359,7 +360,7 @@ def pool_get(
 
 @pool_app.command("clean")
 def pool_clean(config: ConfigOption = None, settings: SetOption = None) -> None:
-    """Free the memory that this cluster, stopped, and clusters whose folder is gone have left."""
+    """Free memory left by this cluster while stopped, and by clusters whose folder is gone."""
     from tierkv.processes import left_memory
 
     left_memory.clean(_load(config, settings).settings)
@@ -371,7 +372,7 @@ def namespace_list(
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Show the namespaces of the running cluster; other tenants have the namespace.* settings."""
+    """Show the namespaces of the running cluster; other tenants use the namespace.* settings."""
     from tierkv.commands.namespaces import print_namespaces
 
     asyncio.run(print_namespaces(_load(config, settings).settings, output))
@@ -423,7 +424,7 @@ def namespace_set(
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Make a namespace or change what is given; everything else stays. Fronts notice within 5 s.
+    """Create a namespace or change the given settings only. Fronts notice within 5 s.
 
     Example: tierkv namespace set default --blend on --recompute-ratio 0.2
     """

@@ -1,7 +1,7 @@
 """The only configuration loader: defaults, one TOML file, the environment, flags; later wins.
 
-Every value remembers where it came from (``tierkv config show``). Unknown keys are refused with a
-suggestion; a bad value names its key, its source and what would be right. Only this file reads the
+Every value keeps its source (``tierkv config show``). Unknown keys are refused with a suggestion.
+The error for a bad value names the key, the source and the allowed values. Only this file reads the
 process environment.
 """
 
@@ -37,7 +37,7 @@ SECRET_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """Settings and where each came from.
+    """Settings, and the source of each setting.
 
     Attributes:
         settings: the values.
@@ -67,7 +67,7 @@ def load_config(
     """Merge defaults, file, environment and flags.
 
     Args:
-        path: the TOML file; None means ``$TIERKV_CONFIG``, else ``tierkv.toml`` here if it exists.
+        path: the TOML file; None means ``$TIERKV_CONFIG``, else ``tierkv.toml`` here if present.
         flags: ``section.key`` to value; None values are skipped.
         environ: for tests; the process environment by default.
 
@@ -87,7 +87,7 @@ def load_config(
 
 
 def state_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return where a user's own files are kept: ``$XDG_STATE_HOME/tierkv``."""
+    """Return the folder of a user's own files: ``$XDG_STATE_HOME/tierkv``."""
     env = os.environ if environ is None else environ  # noqa: TID251 - the one place
     home = Path(env.get("XDG_STATE_HOME") or "")
     return (home if home.is_absolute() else Path("~/.local/state").expanduser()) / "tierkv"
@@ -107,7 +107,7 @@ def list_entries(config: LoadedConfig) -> list[ConfigEntry]:
 
 
 def dump_toml(settings: Settings) -> str:
-    """Write settings as a TOML file that ``load_config`` reads back, secrets included."""
+    """Write settings as TOML for ``load_config``, secrets included."""
     lines: list[str] = []
     for section, table in settings.model_dump(mode="json").items():
         lines.append(f"[{section}]")
@@ -116,7 +116,7 @@ def dump_toml(settings: Settings) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON's strings, numbers and booleans are TOML's too; tables differ."""
+    """JSON's strings, numbers and booleans are also TOML; tables differ."""
     if isinstance(value, dict):
         pairs = (f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items())
         return "{" + ", ".join(pairs) + "}"

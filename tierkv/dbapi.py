@@ -1,8 +1,8 @@
 """A DB-API 2.0 connection (PEP 249) to an embedded TierKV: everything in this process.
 
-``tierkv.connect()`` returns a Connection; ``connection.execute(sql).fetchall()`` works as in
-DuckDB, and ``cursor()`` gives an independent session. Like DuckDB it commits by itself unless a
-transaction was begun; parameters are ``?`` or ``$1``.
+``tierkv.connect()`` returns a Connection. ``connection.execute(sql).fetchall()`` works as in
+DuckDB, and ``cursor()`` opens an independent session. As in DuckDB, statements outside of a
+transaction commit automatically. Parameters are ``?`` or ``$1``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Cursor:
     """One SQL session and its last result.
 
     Attributes:
-        arraysize: rows of a ``fetchmany()`` without a size.
+        arraysize: number of rows of ``fetchmany()`` without a size.
         notices: warnings of the last statement.
     """
 
@@ -89,7 +89,7 @@ class Cursor:
 
     @property
     def rowcount(self) -> int:
-        """Rows returned or changed by the last statement; -1 when unknown."""
+        """Rows returned or changed by the last statement; -1 if unknown."""
         if self._total is not None:
             return self._total
         if self._result is None or not self._kept:
@@ -101,13 +101,13 @@ class Cursor:
 
     @property
     def command_tag(self) -> str:
-        """PostgreSQL's tag of the last statement, such as ``UPDATE 3``."""
+        """PostgreSQL's tag of the last statement, for example ``UPDATE 3``."""
         return "" if self._result is None else self._result.command_tag
 
     def execute(self, sql: str, parameters: Parameters | None = None) -> Cursor:
         """Run the statements of ``sql`` in order and keep the last one's result.
 
-        Ctrl-C cancels the statement, at the model too.
+        Ctrl-C cancels the statement, including the work at the model.
 
         Raises:
             Error: a subclass by SQLSTATE.
@@ -133,13 +133,13 @@ class Cursor:
         return None
 
     def stream(self, sql: str, parameters: Parameters | None = None) -> Iterator[tuple[Any, ...]]:
-        """Run one statement and give its rows while it runs, as psycopg's cursors do.
+        """Run one statement and yield rows while the statement runs, as psycopg's cursors do.
 
-        The rows are not kept: ``fetchone`` and the like are for ``execute``. ``notices`` are there
-        at the end. Closing the iterator stops the statement.
+        The rows are not kept, so ``fetchone`` and the other fetch methods need ``execute``.
+        ``notices`` are set at the end. Closing the iterator stops the statement.
 
         Raises:
-            Error: a subclass by SQLSTATE; rows that were given before were right.
+            Error: a subclass by SQLSTATE; all rows before the error were correct.
         """
         with closing(self.batches(sql, parameters)) as batches:
             for batch in batches:
@@ -148,9 +148,9 @@ class Cursor:
     def batches(
         self, sql: str, parameters: Parameters | None = None
     ) -> Generator[Sequence[tuple[Any, ...]], None, None]:
-        """Run one statement as ``stream`` does, and give as many rows at a time as are there.
+        """Run one statement as ``stream`` does, and yield the available rows as batches.
 
-        ``description`` is there with the first ones, ``command_tag`` at the end.
+        ``description`` is set with the first batch, ``command_tag`` at the end.
         """
         self._begin(kept=False)
         session = self.session
@@ -180,7 +180,7 @@ class Cursor:
 
         try:
             while batch := self._loop.run(rows.next_rows(), on_interrupt=cancel):
-                if interrupted.is_set():  # They came just then; more are not wanted.
+                if interrupted.is_set():  # The rows came during the interrupt.
                     raise KeyboardInterrupt
                 yield batch
         finally:
@@ -193,18 +193,18 @@ class Cursor:
         self._kept = kept
 
     def _ended(self, result: StatementResult) -> None:
-        """Note how a statement ended whose rows are not kept."""
+        """Record the end of a statement whose rows are not kept."""
         self._result = replace(result, rows=())
         last = result.command_tag.rpartition(" ")[2]
         self._total = int(last) if last.isdigit() else -1
         self.notices = result.notices
 
     def cancel(self) -> None:
-        """Stop the running statement, at the model too; any thread may ask for it."""
+        """Stop the running statement, including the work at the model; callable from any thread."""
         self._loop.run(self.session.cancel())
 
     def executemany(self, sql: str, rows: Sequence[Parameters]) -> Cursor:
-        """Run a statement once per parameter row; ``rowcount`` is of all of them."""
+        """Run a statement once per parameter row; ``rowcount`` is the total."""
         total = 0
         for row in rows:
             total += max(0, self.execute(sql, row).rowcount)
@@ -263,7 +263,7 @@ class Cursor:
         """Do nothing (PEP 249 allows it)."""
 
     def close(self) -> None:
-        """End the session; a transaction left open is rolled back. Safe to call twice."""
+        """End the session and roll an open transaction back. Safe to call twice."""
         if self._session is not None:
             self._loop.run(self._session.close())
             self._session = None
@@ -308,7 +308,7 @@ class Connection:
         return cursor
 
     def execute(self, sql: str, parameters: Parameters | None = None) -> Cursor:
-        """Run SQL on the default cursor and return it."""
+        """Run SQL on the default cursor and return the cursor."""
         self._check_open()
         return self._default.execute(sql, parameters)
 
@@ -318,9 +318,9 @@ class Connection:
         return self._default.executemany(sql, rows)
 
     def sql(self, sql: str, parameters: Parameters | None = None) -> QueryResult:
-        """Run SQL on the default cursor and return all it gave, for ``df()`` and the like.
+        """Run SQL on the default cursor and return the whole result, for example for ``df()``.
 
-        Unlike the cursor that ``execute`` returns, a result stays what it is when more is run.
+        Unlike the cursor from ``execute``, a QueryResult does not change when more SQL is run.
         """
         self._check_open()
         cursor = self._default.execute(sql, parameters)
@@ -332,13 +332,13 @@ class Connection:
         self.execute("BEGIN")
 
     def commit(self) -> None:
-        """Commit the default cursor's transaction, if there is one."""
+        """Commit the default cursor's transaction, if any."""
         self._check_open()
         if self._default.session.transaction_status != "I":
             self.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Roll the default cursor's transaction back, if there is one."""
+        """Roll the default cursor's transaction back, if any."""
         self._check_open()
         if self._default.session.transaction_status != "I":
             self.execute("ROLLBACK")
@@ -367,7 +367,7 @@ class Connection:
 
 
 def _check_count(statements: Sequence[str], parameters: Parameters | None) -> None:
-    """Refuse values that no statement uses; the engine refuses missing ones."""
+    """Refuse excess parameters; the engine refuses missing parameters."""
     if parameters is None or isinstance(parameters, Mapping):
         return
     used = max((len(parameter_types(statement)) for statement in statements), default=0)
@@ -387,6 +387,7 @@ def _close_all() -> None:
         connection.close()
 
 
-# Not atexit: it runs after thread pools refuse work, and a cluster needs them to stop. Hooks run
-# last in, first out, so the pools' own one has to be there before ours: hence the import above.
+# Not atexit: atexit hooks run after thread pools refuse work, and a cluster needs thread pools to
+# stop. Hooks run last in, first out, so the pools' own hook has to be registered before this one:
+# hence the import above.
 threading._register_atexit(_close_all)  # type: ignore[attr-defined]  # no public name for it

@@ -1,4 +1,4 @@
-"""The exceptions of PEP 249, and which of them an error of the tree becomes.
+"""The exceptions of PEP 249, and the translation of a TierKVError to a PEP 249 exception.
 
 Raised by tierkv/dbapi.py and tierkv/frames.py; ``tierkv`` and ``tierkv.dbapi`` export them.
 """
@@ -13,7 +13,7 @@ class Warning(Exception):  # PEP 249 names it so
 
 
 class Error(Exception):
-    """Root of the errors here; ``sqlstate``, ``detail`` and ``hint`` as from the server."""
+    """Base class; ``sqlstate``, ``detail`` and ``hint`` as from the server."""
 
     def __init__(self, cause: errors.TierKVError) -> None:
         parts = [cause.message, cause.detail, f"HINT: {cause.hint}" if cause.hint else ""]
@@ -24,7 +24,7 @@ class Error(Exception):
 
 
 class InterfaceError(Error):
-    """Wrong use of this module, such as a closed connection."""
+    """Wrong use of this module, for example a closed connection."""
 
 
 class DatabaseError(Error):
@@ -65,7 +65,7 @@ _BY_CLASS = {
 
 
 def translate_error(error: errors.TierKVError) -> Error:
-    """Wrap an error of the tree in its PEP 249 class, by SQLSTATE."""
+    """Wrap a TierKVError in its PEP 249 class, by SQLSTATE."""
     if isinstance(error, errors.RetryableError):
         return OperationalError(error)
     kind = _BY_CLASS.get(error.sqlstate[:2])

@@ -1,8 +1,8 @@
-"""A whole cluster in one process: what ``tierkv.connect()`` and ``tierkv sql`` run on.
+"""A whole cluster in one process, for ``tierkv.connect()`` and ``tierkv sql``.
 
-The same parts as in a real cluster, without sockets between them: meta server, memory pool, compute
-node, front. The front and the directory are there at once, the others when a call needs them
-(tierkv/embedded_nodes.py). The pool's segment is private and goes away with the process.
+The parts are the same as in a real cluster, without sockets between them: meta server, memory pool,
+compute node, front. The front and the directory exist at once, the other parts when a call needs
+them (tierkv/embedded_nodes.py). The pool's segment is private and disappears with the process.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class EmbeddedCluster:
     def __init__(
         self, config: LoadedConfig, *, on_load: Callable[[str], None] | None = None
     ) -> None:
-        """Make the directory; ``start`` makes the rest.
+        """Create the directory; ``start`` creates the other parts.
 
         Args:
             config: the process's configuration.
-            on_load: told the model's name when it begins to be loaded.
+            on_load: called with a model's name before the model is loaded.
 
         Raises:
             ConfigError: a setting that can't be used.
@@ -58,7 +58,7 @@ class EmbeddedCluster:
         """Start the front; the nodes start with the first call that needs them.
 
         Raises:
-            ConfigError: no room for the pool, or a setting that can't be used.
+            ConfigError: no room for the pool, or a setting can't be used.
             ModelFolderError: the model can't be served.
         """
         await asyncio.to_thread(self.nodes.check)
@@ -81,13 +81,13 @@ class EmbeddedCluster:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedProcess:
-    """A started embedded cluster and the loop it runs on."""
+    """A started embedded cluster and its event loop."""
 
     loop: LoopThread
     cluster: EmbeddedCluster
 
     def connect(self, *, user: str = "default") -> Connection:
-        """Open a connection; closing it stops the cluster and the loop."""
+        """Open a connection; closing the connection stops the cluster and the loop."""
         client = ClientInfo(user=user, application_name="tierkv")
         return Connection(self.loop, self.cluster.front.sql, self.cluster.stop, client)
 
@@ -114,7 +114,7 @@ def connect_with(
     user: str = "default",
     on_load: Callable[[str], None] | None = None,
 ) -> Connection:
-    """Start an embedded cluster and return a connection to it; closing it stops the cluster."""
+    """Start an embedded cluster and connect; closing the connection stops the cluster."""
     return start_embedded(config, on_load=on_load).connect(user=user)
 
 
@@ -129,9 +129,9 @@ async def _start(config: LoadedConfig, on_load: Callable[[str], None] | None) ->
 
 
 def _without_wall(config: LoadedConfig) -> LoadedConfig:
-    """Let statements make any number of calls unless someone chose a limit.
+    """Remove the limit of calls per statement, unless the user set a limit.
 
-    A front refuses what would keep others from it; here only its user waits, and is told
+    A shared front limits calls to protect other users. Here only one user waits, and is told
     (``tierkv.notice_calls``).
     """
     if config.sources["front.max_calls"] != "default":

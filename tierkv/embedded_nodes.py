@@ -1,12 +1,13 @@
-"""The memory pool and the compute nodes of an embedded cluster, started when a call needs them.
+"""The memory pool and the compute nodes of an embedded cluster, started on demand.
 
-Torch, the model and the pool's memory take seconds to have, and many statements call no model. So
-tierkv/embedded.py hands ``start`` to the front, whose first AI call, or view of the cache, awaits
-it. What can be refused without torch is refused before, by ``check``.
+Torch, the model and the pool's memory take seconds to start, and many statements call no model.
+tierkv/embedded.py therefore passes ``start`` to the front. The front awaits ``start`` at the first
+AI call or view of the cache. ``check`` refuses, before the start, every configuration that can be
+refused without torch.
 
-States: asleep -> starting -> started -> closed. Calls that come while it starts await one start,
-and go on without it when they are cancelled; after a failure the next call starts anew. ``stop``
-waits for a start under way, which gives up between two of its steps, then stops what there is.
+States: asleep -> starting -> started -> closed. Calls during a start await the same start, and a
+cancelled call stops waiting without stopping the start. After a failure the next call starts anew.
+``stop`` waits for a running start, which gives up between two steps, then stops the started parts.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ log = logging.getLogger(__name__)
 
 EXTENT_BYTES: Final = 4 << 20
 READY_AHEAD_BYTES: Final = 16 << 20
-"""Of the pool's memory: as much as a short statement fills; a server takes more beforehand."""
+"""Part of the pool's memory that is made ready: as much as a short statement fills; a server
+prepares more."""
 
 
 class EmbeddedNodes:
@@ -64,15 +66,15 @@ class EmbeddedNodes:
     def __init__(
         self, settings: Settings, meta: MetaClient, *, on_load: Callable[[str], None] | None = None
     ) -> None:
-        """Make them; nothing is started.
+        """Create the nodes; nothing is started.
 
         Args:
-            settings: of the process.
-            meta: the directory that they join.
-            on_load: told the model's name when it begins to be loaded, in the event loop.
+            settings: settings of the process.
+            meta: the directory for the nodes.
+            on_load: called with a model's name before the model is loaded, in the event loop.
 
         Raises:
-            ConfigError: a setting that can't be used.
+            ConfigError: a setting can't be used.
         """
         self.computes: list[ComputePart] = []
         self.pool: DmpPart
@@ -97,12 +99,12 @@ class EmbeddedNodes:
 
     @property
     def started(self) -> bool:
-        """Whether calls are answered."""
+        """True if the nodes answer calls."""
         task = self._starting
         return task is not None and task.done() and not task.cancelled() and not task.exception()
 
     def check(self) -> None:
-        """Refuse what can't be served, as far as that can be said without torch.
+        """Refuse an unusable configuration, as far as possible without torch.
 
         Raises:
             ConfigError: no room for the pool or L1, or no torch.
@@ -117,10 +119,10 @@ class EmbeddedNodes:
             )
 
     async def start(self) -> Sequence[ComputeClient]:
-        """Start all unless they are there, and return the compute nodes' clients.
+        """Start all nodes unless started, and return the compute nodes' clients.
 
         Raises:
-            ConfigError, ModelFolderError: they can't start; the next call tries again.
+            ConfigError, ModelFolderError: the nodes can't start; the next call tries again.
             NoNodeError: ``stop`` was called.
         """
         self._go_on()
@@ -137,10 +139,10 @@ class EmbeddedNodes:
             await self.pool.flush()
 
     async def stop(self) -> None:
-        """Stop what was started; nothing starts any more."""
+        """Stop the started parts and prevent further starts."""
         self._closing = True
         if self._starting is not None:
-            await asyncio.wait({self._starting})  # Whatever ended it is told to its callers.
+            await asyncio.wait({self._starting})  # The callers of ``start`` receive any error.
         await self._stop_parts()
 
     async def _start(self) -> Sequence[ComputeClient]:
@@ -173,7 +175,7 @@ class EmbeddedNodes:
 
         compute.node.set_pool_nodes([InprocPoolNode(self.pool.node)])
         await compute.start()
-        # Views that asked for the nodes list them.
+        # Views that asked for the nodes must list the nodes.
         await compute.joined()
         await self.pool.joined()
         return LocalComputeClient(compute.node)
@@ -186,7 +188,7 @@ class EmbeddedNodes:
             del self.pool
 
     def _note_end(self, task: asyncio.Task[Sequence[ComputeClient]]) -> None:
-        """Forget a start that failed; its error is told by those who await it."""
+        """Forget a failed start; the callers of ``start`` receive the error."""
         if task.cancelled() or task.exception() is not None:
             self._starting = None
 
@@ -198,7 +200,7 @@ class EmbeddedNodes:
 def _import_torch() -> MakeComputePart:
     with collecting_nothing():
         from tierkv.parts.compute_part import (
-            make_compute_part,  # Takes seconds: hence all of this file.
+            make_compute_part,  # Takes seconds, the reason for this file.
         )
 
     return make_compute_part
@@ -207,7 +209,7 @@ def _import_torch() -> MakeComputePart:
 def _make_pool(
     config: DmpConfig, meta: MetaClient, open_lower: Callable[[], LowerTier] | None
 ) -> DmpPart:
-    from tierkv.parts.parts import DmpPart  # Brings numpy and the pool's transports along.
+    from tierkv.parts.parts import DmpPart  # Also imports numpy and the pool's transports.
 
     return DmpPart(config, meta, listen=False, open_lower=open_lower)
 

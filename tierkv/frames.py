@@ -1,7 +1,7 @@
-"""Results as data frames: pandas, Arrow and polars, each only where it is installed.
+"""Results as data frames: pandas, Arrow and polars, each only if installed.
 
-``db.sql(...)`` returns a QueryResult; cursors hand over the rows not fetched yet. Columns keep
-DuckDB's types where the library has them, and equal names get a number, as in DuckDB's own frames.
+``db.sql(...)`` returns a QueryResult; cursors convert the rows not fetched yet. Columns keep
+DuckDB's types if the library has them. Equal names get a number, as in DuckDB's own frames.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _LIST: Final = re.compile(r"(.+)\[\d*\]")
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What a statement gave: rows, columns, and what it had to say.
+    """The result of a statement: rows, columns, tag and notices.
 
     Attributes:
         columns: names and DuckDB's types; empty for a statement without rows.
-        rows: all of them.
-        command_tag: PostgreSQL's tag, such as ``SELECT 3``.
+        rows: all rows.
+        command_tag: PostgreSQL's tag, for example ``SELECT 3``.
         notices: warnings and notices.
     """
 
@@ -113,7 +113,7 @@ class QueryResult:
         return "\n".join([*shown[:-1], f"({len(self.rows)} rows{of})"])
 
     def _names(self) -> list[str]:
-        """Names of the columns, no two alike."""
+        """Return the names of the columns, made unique."""
         names: list[str] = []
         for column in self.columns:
             name, number = column.name, 0
@@ -130,7 +130,7 @@ class QueryResult:
 
 def _library(name: str, wanted_by: str) -> Any:
     try:
-        return importlib.import_module(name)  # optional, and a second to import
+        return importlib.import_module(name)  # optional, and takes a second to import
     except ImportError:
         missing = ConfigError(
             f"{wanted_by} needs {name}, which is not installed", hint=f"pip install {name}"
@@ -143,7 +143,7 @@ def _plain(value: Any) -> Any:
 
 
 def _pandas_type(kind: str, values: Sequence[Any]) -> str | None:
-    """Name a dtype as DuckDB's own frames have it; None: what pandas infers."""
+    """Return a dtype as in DuckDB's own frames; None: pandas infers the dtype."""
     has_null = None in values
     if kind in _INTEGERS:
         return "float64" if has_null else _INTEGERS[kind]
@@ -155,7 +155,7 @@ def _pandas_type(kind: str, values: Sequence[Any]) -> str | None:
 
 
 def _arrow_type(pyarrow: Any, kind: str) -> Any:
-    """Return a type of pyarrow's; None: what it infers from the values."""
+    """Return a pyarrow type; None: pyarrow infers the type from the values."""
     if listed := _LIST.fullmatch(kind):
         inner = _arrow_type(pyarrow, listed[1])
         return None if inner is None else pyarrow.list_(inner)
@@ -185,7 +185,7 @@ def _polars_name(name: str) -> str:
 
 
 def _polars_type(polars: Any, kind: str) -> Any:
-    """Return a type of polars'; None: what it infers from the values."""
+    """Return a polars type; None: polars infers the type from the values."""
     if listed := _LIST.fullmatch(kind):
         inner = _polars_type(polars, listed[1])
         return None if inner is None else polars.List(inner)

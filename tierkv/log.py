@@ -1,7 +1,7 @@
 """Structured logs: JSON lines for machines, readable lines for a terminal.
 
-Called once per process by the CLI. Records of the standard library go the same way, with the bound
-request id; nothing here knows what is logged.
+Called once per process by the CLI. Records of the standard library use the same handler, with the
+bound request id. This module is independent of the logged content.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def configure_logging(level: str, *, json_lines: bool, node: str = "") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Engines are looked at every second: each request would be a line.
+    # Nodes look at engines every second, and each request would be a line.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     structlog.configure(
         processors=[

@@ -1,7 +1,7 @@
-"""An asyncio loop on a thread of its own, for callers that live in ordinary blocking code.
+"""An asyncio loop on a thread of its own, for callers in ordinary blocking code.
 
-``tierkv.connect()`` and ``tierkv sql`` run the whole embedded cluster on one. Nothing here knows
-what runs on the loop.
+``tierkv.connect()`` and ``tierkv sql`` run the whole embedded cluster on a LoopThread. This module
+is independent of the coroutines on the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 INTERRUPT_AGAIN_S: Final = 5.0
-"""So long what was interrupted has to clean up; then it is asked to end once more."""
+"""Time for an interrupted coroutine to clean up, before ``on_interrupt`` runs again."""
 
 
 class LoopThread:
@@ -43,10 +43,10 @@ class LoopThread:
         """Run a coroutine to its end and return its value or raise its error.
 
         Args:
-            coroutine: what to run.
-            on_interrupt: run on Ctrl-C, to make ``coroutine`` end by itself, and again while it
-                does not; a second Ctrl-C goes on. Without it the coroutine is cancelled and
-                KeyboardInterrupt goes on.
+            coroutine: the coroutine to run.
+            on_interrupt: run on Ctrl-C to make ``coroutine`` end by itself, and repeated until the
+                end; a second Ctrl-C raises KeyboardInterrupt. Without ``on_interrupt`` the
+                coroutine is cancelled and KeyboardInterrupt is raised.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
@@ -65,7 +65,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Cancel what still runs, stop the loop and join the thread. Safe to call twice."""
+        """Cancel the remaining tasks, stop the loop and join the thread. Safe to call twice."""
         if self.loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(_cancel_rest(), self.loop).result(timeout=10)

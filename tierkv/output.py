@@ -1,6 +1,6 @@
 """Results on a terminal or in a pipe: table, JSON or CSV.
 
-From columns and rows to text, whole or as rows come; the CLI prints what it gets. NULL is an empty
+Converts columns and rows to text, at once or row by row; the CLI prints the text. NULL is an empty
 table cell, JSON null and an empty CSV field.
 """
 
@@ -23,7 +23,7 @@ from tierkv.dbfront.contracts import Column
 
 
 class OutputFormat(StrEnum):
-    """How rows are printed."""
+    """Format of printed rows."""
 
     TABLE = "table"
     JSON = "json"
@@ -33,7 +33,7 @@ class OutputFormat(StrEnum):
 def render_rows(
     columns: Sequence[Column], rows: Sequence[tuple[Any, ...]], output: OutputFormat
 ) -> str:
-    """Return rows as text, ending in a newline."""
+    """Return rows as text with a final newline."""
     writer = RowWriter(columns, output)
     return writer.rows(rows) + writer.end()
 
@@ -41,15 +41,15 @@ def render_rows(
 def render_texts(
     names: Sequence[str], rows: Sequence[tuple[str, ...]], output: OutputFormat
 ) -> str:
-    """Return a listing of texts that no statement gave."""
+    """Return a listing of texts that come from no statement."""
     return render_rows([Column(name, "text") for name in names], rows, output)
 
 
 class RowWriter:
-    """Turns the rows of one result into text as they come.
+    """Converts the rows of one result to text as the rows come.
 
-    JSON and CSV are the same in any number of pieces. The columns of a table are as wide as its
-    first rows need; wider ones that come later widen them from there on.
+    JSON and CSV do not depend on the division into pieces. The columns of a table have the width of
+    the first rows; later, wider rows widen the columns from there on.
     """
 
     def __init__(self, columns: Sequence[Column], output: OutputFormat) -> None:
@@ -60,7 +60,7 @@ class RowWriter:
         self._right: list[bool] = []
 
     def rows(self, rows: Sequence[tuple[Any, ...]]) -> str:
-        """The text of the next rows; the first ones come behind what begins a result."""
+        """Return the text of the next rows; before the first rows also the start of the result."""
         if not rows:
             return ""
         match self._output:
@@ -74,7 +74,7 @@ class RowWriter:
         return text
 
     def end(self) -> str:
-        """What ends a result, ending in a newline."""
+        """Return the text that ends a result, with a final newline."""
         match self._output:
             case OutputFormat.JSON:
                 return "\n]\n" if self._count else "[]\n"
@@ -103,14 +103,14 @@ class RowWriter:
                 "-+-".join("-" * width for width in self._widths),
             ]
         for row in cells:
-            # A cell of several lines, such as a plan, makes the row as high as it needs.
+            # A cell with several lines, for example a plan, makes the row higher.
             parts = zip_longest(*row, fillvalue="")
             lines += [_line(line, self._widths, self._right) for line in parts]
         return "".join(line.rstrip() + "\n" for line in lines)
 
 
 def _json_records(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
-    """Objects as they stand between the brackets of a list."""
+    """Return JSON objects without the brackets of a list."""
     records = [
         {name: _finite(value) for name, value in zip(names, row, strict=True)} for row in rows
     ]
@@ -119,7 +119,7 @@ def _json_records(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Spell infinities and NaN as PostgreSQL's to_json does: JSON has no number for them."""
+    """Write infinities and NaN as PostgreSQL's to_json does: JSON has no numbers for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
@@ -171,7 +171,7 @@ def _is_number(value: object) -> bool:
 
 
 def _width(text: str) -> int:
-    """Terminal columns: wide East Asian characters take two, combining ones none."""
+    """Terminal columns: wide East Asian characters take two, combining characters none."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text

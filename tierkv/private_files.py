@@ -1,7 +1,7 @@
-"""Secrets in files of their own, so that printed lines may name the file and not the secret.
+"""Secrets in private files, so printed lines can name the file instead of the secret.
 
-Called by tierkv/commands/up.py and tierkv/commands/connect.py. Each file is readable by its
-owner only, and is replaced whole: a reader sees the old text or the new one.
+Called by tierkv/commands/up.py and tierkv/commands/connect.py. Each file is readable only by the
+owner and is replaced as a whole: a reader sees the old text or the new text.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ PASSWORD_FILE: Final = "pgpass"
 
 
 def keep_token(run_dir: Path, token: str) -> Path:
-    """Write the token of the cluster that runs from ``run_dir``; answers the file."""
+    """Write the token of the cluster that runs from ``run_dir``; return the file."""
     return _keep(run_dir / TOKEN_FILE, token + "\n")
 
 
 def find_token(run_dir: Path, token: str) -> Path:
-    """Return a file with a token; one of its own where ``run_dir`` is another cluster's."""
+    """Return a file with a token; a separate file if ``run_dir`` belongs to another cluster."""
     with contextlib.suppress(OSError):
         if (run_dir / TOKEN_FILE).read_text().strip() == token:
             return run_dir / TOKEN_FILE
@@ -32,7 +32,7 @@ def find_token(run_dir: Path, token: str) -> Path:
 
 
 def keep_passwords(run_dir: Path, users: dict[str, str]) -> Path:
-    r"""Write passwords of SQL users as libpq's ``passfile`` has them: ``:`` and ``\`` escaped."""
+    r"""Write passwords of SQL users in libpq's ``passfile`` format: ``:`` and ``\`` escaped."""
     lines = (f"*:*:*:{_escaped(user)}:{_escaped(word)}\n" for user, word in users.items())
     return _keep(run_dir / PASSWORD_FILE, "".join(lines))
 

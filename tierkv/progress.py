@@ -1,7 +1,7 @@
 """A progress bar for the AI calls of a running statement, on standard error.
 
-The session reports how many calls are done; the bar shows it on a terminal and stays silent in a
-pipe. It never changes what a statement does.
+The session reports the number of finished calls. The bar appears on a terminal and stays silent in
+a pipe. The bar never affects the statement.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def make_bar(console: Console | None = None) -> Progress:
-    """Return the bar every long work here uses."""
-    # A pipe shows no bar and should not wait for rich to be imported.
+    """Return the progress bar for all long operations of this package."""
+    # A pipe shows no bar and should not wait for the import of rich.
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -43,7 +43,7 @@ def make_bar(console: Console | None = None) -> Progress:
 class StatementBar:
     """Shows calls done and calls known of one session while the block runs.
 
-    ``on_notice`` is told, on the event loop, what the statement has to say before its rows.
+    ``on_notice`` receives, on the event loop, the notices of the statement before its rows.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Every setting there is: its section, type, default and meaning.
+"""All settings: section, type, default and meaning.
 
-``tierkv/config.py`` fills these models from the TOML file, the environment and flags; the rooms
-get plain frozen values made from them in ``tierkv/parts/``. The descriptions are what
-``tierkv config show`` and docs/operations.md print.
+``tierkv/config.py`` fills these models from the TOML file, the environment and flags.
+``tierkv/parts/`` converts them to plain frozen values for the rooms. ``tierkv config show`` and
+docs/operations.md print the descriptions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ GIB = 1 << 30
 
 
 class Section(BaseModel):
-    """A table of the TOML file; unknown keys are refused by the loader, with a suggestion."""
+    """A table of the TOML file; the loader refuses unknown keys with a suggestion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ClusterSettings(Section):
-    """What all processes of a cluster share."""
+    """Settings shared by all processes of a cluster."""
 
     run_dir: Path = Field(
         default=Path("~/.local/state/tierkv"),
@@ -196,7 +196,7 @@ class MetaSettings(Section):
 
 
 class NamespaceSettings(Section):
-    """What tenants may do that no namespace names; namespaces are set with ``tierkv namespace``."""
+    """Policy of tenants without a namespace; namespaces are set with ``tierkv namespace``."""
 
     blend: bool = Field(
         default=False,
@@ -219,7 +219,7 @@ class NamespaceSettings(Section):
     )
 
     def policy(self) -> ReusePolicy:
-        """Return them as the meta server grants them."""
+        """Return the settings as the policy that the meta server grants."""
         return ReusePolicy(
             kv_codec=None if self.kv_codec == "default" else KvCodec(self.kv_codec),
             blend=self.blend,
@@ -294,7 +294,7 @@ class DmpSettings(Section):
 
 
 class PoolSettings(Section):
-    """How this machine's clients reach the memory pool."""
+    """Access of this machine's clients to the memory pool."""
 
     transport: Literal["auto", "shm", "rdma", "tcp"] = Field(
         default="auto",
@@ -424,5 +424,5 @@ class Settings(Section):
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    """Cut a setting that lists names at its commas."""
+    """Split a setting that lists names at commas and spaces."""
     return tuple(text.replace(",", " ").split())
