@@ -1,7 +1,8 @@
 """``tierkv calibrate``: measures a model's KV on prompts and writes the tables of entropy codecs.
 
-The shipped model is measured on prompts like its training's; any other needs a text like what it
-will read. Nothing else of the cluster has to run, and nothing is changed but the one file.
+The shipped model is measured on prompts similar to the training prompts. Any other model needs a
+text similar to the model's later prompts. No other part of the cluster has to run, and only the one
+file is changed.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ _SEED = 5
 
 
 def calibrate(settings: ComputeSettings, *, prompts: Path | None, out: Path | None) -> Path:
-    """Measure the configured model and write its tables.
+    """Measure the configured model and write the tables.
 
     Args:
-        settings: which model, in which dtype, on which device.
+        settings: model, dtype and device.
         prompts: a UTF-8 text; may be None for the shipped model.
-        out: file or folder to write to; None is the folder of the model that was named.
+        out: file or folder to write to; None is the folder of the given model.
 
     Returns:
-        the file that was written.
+        the written file.
 
     Raises:
-        ConfigError: there is no such model folder, no text was given, it is too short, or the
-            file can't be written; for the shipped model also that ``out`` is None.
+        ConfigError: the model folder is missing, the text is missing or too short, or the file
+            can't be written; for the shipped model also if ``out`` is None.
     """
     folder = _folder_of(settings, out)
     target = folder if out is None else out
@@ -82,7 +83,7 @@ def calibrate(settings: ComputeSettings, *, prompts: Path | None, out: Path | No
 
 
 def _folder_of(settings: ComputeSettings, out: Path | None) -> Path:
-    """Return the model folder; the tables in the shipped one are part of the installation."""
+    """Return the model folder; the shipped folder's tables are part of the installation."""
     folder = model_folder(settings)
     if not folder.is_dir():
         raise ConfigError(f"the model folder {folder} does not exist", hint="check --model")
@@ -107,7 +108,7 @@ def _pieces_of(tokenizer: TextTokenizer, file: Path) -> list[tuple[int, ...]]:
 
 
 def _shipped_prompts(tokenizer: TextTokenizer) -> list[tuple[int, ...]]:
-    """Make prompts of all tasks; held-out ones, as everywhere but in training."""
+    """Create prompts of all tasks; held-out prompts, as everywhere except in training."""
     probes = make_probes(SINGLE_TASKS + CHAT_TASKS, _PROBES_PER_TASK, _SEED)
     return [
         asyncio.run(

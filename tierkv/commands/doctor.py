@@ -1,8 +1,8 @@
-"""What is missing on this machine, how to get it, and which paths KV bytes can take.
+"""Missing parts of this machine, their cures, and the available paths for KV bytes.
 
-``tierkv doctor`` calls it. Each check returns a Finding and changes nothing; the command exits with
-1 when a needed part is missing. The view ``tierkv.nodes`` and ``tierkv status`` show the paths that
-running nodes really use.
+Called by ``tierkv doctor``. Each check returns a Finding and changes nothing. The command exits
+with status 1 if a required part is missing. The view ``tierkv.nodes`` and ``tierkv status`` show
+the paths in use by running nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; ``cure`` says what to do unless ``state`` is ok."""
+    """One line of the report; ``cure`` is the advice unless ``state`` is ok."""
 
     subject: str
     state: str
@@ -48,7 +48,7 @@ LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def check_shm(settings: Settings) -> Finding:
-    """Room for the pool's segment file, which neighbours map."""
+    """Check the room for the pool's segment file, which processes on the host map."""
     folder, wanted = settings.dmp.segment_dir, int(settings.dmp.capacity)
     try:
         free = shutil.disk_usage(folder).free
@@ -69,12 +69,12 @@ def check_shm(settings: Settings) -> Finding:
 
 
 def _held_bytes(folder: Path, prefix: str) -> int:
-    """Memory of segments that are there already: a start attaches them and needs no more."""
+    """Return the memory of existing segments, which a start attaches without further memory."""
     return sum(path.stat().st_blocks * 512 for path in folder.glob(f"{prefix}*.seg"))
 
 
 def check_left(settings: Settings) -> Finding:
-    """Memory that clusters have left whose folder is gone."""
+    """Find memory left by clusters whose folder is gone."""
     orphans = orphans_text(settings)
     if orphans:
         return Finding("memory left behind", OPTIONAL, orphans, CURE)
@@ -82,7 +82,7 @@ def check_left(settings: Settings) -> Finding:
 
 
 def check_memory(settings: Settings) -> Finding:
-    """Memory for the pool, which the room in its folder does not promise."""
+    """Check the memory for the pool, which free room in the folder does not guarantee."""
     available = memory_available()
     if available is None:
         return Finding("memory", OPTIONAL, "the system does not say how much is available")
@@ -95,7 +95,7 @@ def check_memory(settings: Settings) -> Finding:
 
 
 def check_disk(settings: Settings) -> Finding:
-    """Room for the disk pool, and the library its archive needs."""
+    """Check the room for the disk pool, and the library for its archive."""
     wanted = int(settings.dmp.disk_capacity)
     if not settings.dmp.disk_path:
         cure = "set dmp.disk_path to a folder on a local disk"
@@ -118,7 +118,7 @@ def check_disk(settings: Settings) -> Finding:
 
 
 def check_rdma(settings: Settings) -> Finding:
-    """RDMA devices, pyverbs and locked memory; without them the pool uses TCP between machines."""
+    """Check RDMA devices, pyverbs and locked memory; the alternative between machines is TCP."""
     if settings.dmp.rdma == "off":
         return Finding("path rdma", OPTIONAL, "dmp.rdma is off", "set dmp.rdma to auto")
     # Imported here because the module needs numpy, which `tierkv --help` must not wait for.
@@ -132,12 +132,12 @@ def check_rdma(settings: Settings) -> Finding:
 
 
 def judge_rdma(found: Discovery, *, memlock_bytes: int, capacity_bytes: int) -> Finding:
-    """Say what RDMA lacks here; pure.
+    """Return what RDMA lacks here; pure.
 
     Args:
-        found: ports, or why there are none.
+        found: ports, or the reason why no port was found.
         memlock_bytes: ``ulimit -l`` in bytes; negative for no limit.
-        capacity_bytes: the segment, which RDMA locks in memory.
+        capacity_bytes: size of the segment, which RDMA locks in memory.
     """
     if not found.ports:
         reason = found.reason.removeprefix("no RDMA: ")
@@ -160,7 +160,7 @@ def _rdma_cure(reason: str) -> str:
 
 
 def check_tcp(settings: Settings) -> Finding:
-    """The data plane's address can be bound, and says who can reach it."""
+    """Check that the data plane's address can be bound, and report its reach."""
     bind, port = settings.dmp.bind, settings.dmp.port
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     with socket.socket(family) as probe:
@@ -181,7 +181,7 @@ COLOURS = {OK: "green", MISSING: "red", OPTIONAL: "yellow"}
 
 
 def print_report(loaded: LoadedConfig) -> int:
-    """Print all findings; 1 when something needed is missing, else 0."""
+    """Print all findings; return 1 if a required part is missing, else 0."""
     findings = [check(loaded.settings) for check in CHECKS]
     for finding in findings:
         typer.secho(f"{finding.state:<9}", fg=COLOURS[finding.state], nl=False)
@@ -192,12 +192,12 @@ def print_report(loaded: LoadedConfig) -> int:
 
 
 def check_python(settings: Settings) -> Finding:
-    """Which Python runs (the package itself refuses versions before 3.11)."""
+    """Report the version of Python (the package itself refuses versions before 3.11)."""
     return Finding("python", OK, ".".join(map(str, sys.version_info[:3])))
 
 
 def check_torch(settings: Settings) -> Finding:
-    """Torch, for hosts that compute."""
+    """Check torch, for hosts that compute."""
     if importlib.util.find_spec("torch") is None:
         return Finding(
             "torch",
@@ -209,7 +209,7 @@ def check_torch(settings: Settings) -> Finding:
 
 
 def check_gpu(settings: Settings) -> Finding:
-    """A CUDA device; without one compute runs on the CPU."""
+    """Check for a CUDA device; without a device compute nodes use the CPU."""
     devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
     if devices:
         return Finding("gpu", OK, ", ".join(device.name for device in devices))
@@ -217,7 +217,7 @@ def check_gpu(settings: Settings) -> Finding:
 
 
 def check_ports(settings: Settings) -> Finding:
-    """The front's two ports are free, or a cluster of ours is using them."""
+    """Check the front's two ports: free, or used by a cluster of TierKV."""
     taken = [
         port
         for port in (settings.front.pg_port, settings.front.http_port)
@@ -240,7 +240,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def check_psql(settings: Settings) -> Finding:
-    """The psql client, for people."""
+    """Check the psql client, for people."""
     found = shutil.which("psql")
     if found:
         return Finding("psql", OK, found)
@@ -248,7 +248,7 @@ def check_psql(settings: Settings) -> Finding:
 
 
 def check_files(settings: Settings) -> Finding:
-    """Enough file descriptors for many connections."""
+    """Check the limit of file descriptors, for many connections."""
     limit = raise_descriptor_limit()  # as every role does at start
     if limit >= 4096:
         return Finding("open files", OK, str(limit))
@@ -256,7 +256,7 @@ def check_files(settings: Settings) -> Finding:
 
 
 def check_run_dir(settings: Settings) -> Finding:
-    """A place for logs and databases."""
+    """Check the folder for logs and databases."""
     folder = settings.cluster.run_dir.expanduser()
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if os.access(parent, os.W_OK):
@@ -266,7 +266,7 @@ def check_run_dir(settings: Settings) -> Finding:
 
 
 def check_model(settings: Settings) -> Finding:
-    """Model folders that can be read, under different names."""
+    """Check the model folders: readable, and with different names."""
     from tierkv.parts.shipped_model import model_folder, split_by_model
     from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 

@@ -1,7 +1,7 @@
-"""``tierkv namespace``: who shares KV with whom, and how far answers may depart from exact ones.
+"""``tierkv namespace``: which tenants share KV, and how far answers may depart from exact ones.
 
-It speaks to the meta server of the cluster that ``tierkv status`` would show; the same rows are in
-the view ``tierkv.namespaces``. Changing one thing leaves everything else of a namespace as it is.
+The command uses the same cluster as ``tierkv status``. The view ``tierkv.namespaces`` has the same
+rows. A change leaves the namespace's remaining values as they were.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ G = TypeVar("G")
 T = TypeVar("T")
 
 DEFAULT_CODEC = "default"
-"""What ``--kv-codec`` takes for "each node's own"."""
+"""The value of ``--kv-codec`` for "each node's own"."""
 
 COLUMNS = (
     Column("name", "VARCHAR"),
@@ -44,7 +44,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class NamespaceChange:
-    """What ``tierkv namespace set`` was told; None leaves a value as it is."""
+    """The changes of ``tierkv namespace set``; None leaves a value unchanged."""
 
     tenants: tuple[str, ...] | None = None
     cache: bool | None = None
@@ -55,10 +55,10 @@ class NamespaceChange:
     kv_codec: str | None = None
 
     def applied_to(self, namespace: Namespace) -> Namespace:
-        """Return the namespace with what was given changed.
+        """Return the namespace with the changes applied.
 
         Raises:
-            UserError: a ratio out of range, or a selector or codec there is not.
+            UserError: a ratio is out of range, or a selector or codec is unknown.
         """
         old = namespace.policy
         try:
@@ -80,10 +80,10 @@ class NamespaceChange:
 
 
 async def print_namespaces(settings: Settings, output: OutputFormat, name: str = "") -> None:
-    """Print one row per namespace, or only the one so named.
+    """Print one row per namespace, or only the row of namespace ``name``.
 
     Raises:
-        UserError: there is no such namespace.
+        UserError: the namespace does not exist.
         NoNodeError: the meta server does not answer.
     """
     async with _meta(settings) as meta:
@@ -102,10 +102,10 @@ async def print_namespaces(settings: Settings, output: OutputFormat, name: str =
 async def set_namespace(
     settings: Settings, name: str, change: NamespaceChange, output: OutputFormat
 ) -> None:
-    """Make or change a namespace and print it.
+    """Create or change a namespace and print the result.
 
     Raises:
-        UserError: a name, tenant or value that can't be.
+        UserError: a name, tenant or value is invalid.
         NoNodeError: the meta server does not answer.
     """
     async with _meta(settings) as meta:
@@ -123,7 +123,7 @@ async def _meta(settings: Settings) -> AsyncIterator[MetaClient]:
     try:
         yield meta
     except DirectoryUnavailableError as error:
-        if error.hint:  # It answered, but would not, as with a full disk.
+        if error.hint:  # The server answered but refused, for example with a full disk.
             raise NoNodeError(error.message, hint=error.hint) from error
         raise NoNodeError(
             f"no meta server answers at {address}",

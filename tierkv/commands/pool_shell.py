@@ -1,7 +1,7 @@
 """``tierkv pool``: put, get and stats of a memory pool from the command line.
 
-A thin layer over tierkv.dmp.client.pool.Pool; the token is ``cluster.token``. It is for people who
-look around, programs use the class.
+A thin layer over tierkv.dmp.client.pool.Pool; the token is ``cluster.token``. For manual
+inspection; programs use the class.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def print_stats(settings: Settings, addresses: str, output: OutputFormat) -> Non
 
 
 def put(settings: Settings, addresses: str, key: str, file: Path) -> int:
-    """Store a file; 1 when no node took it."""
+    """Store a file; return 1 if no node accepted the file."""
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -65,7 +65,7 @@ def put(settings: Settings, addresses: str, key: str, file: Path) -> int:
 
 
 def get(settings: Settings, addresses: str, key: str, file: Path | None) -> int:
-    """Write a value to a file or standard output; 1 when it is not there."""
+    """Write a value to a file or standard output; return 1 if the key is missing."""
     with _connect(settings, addresses) as pool:
         data = pool.get(key)
     if data is None:

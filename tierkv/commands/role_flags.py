@@ -1,6 +1,6 @@
-"""Options of the command line that become settings of the roles: nodes, engines, models.
+"""Conversion of command line options to settings of the roles: nodes, engines, models.
 
-Called by tierkv/cli.py; what does not go together is refused here, before anything is loaded.
+Called by tierkv/cli.py. Contradictory options are refused here, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 
 
 class Role(StrEnum):
-    """What ``tierkv serve`` can start."""
+    """A role that ``tierkv serve`` can start."""
 
     FRONT = "front"
     META = "meta"
@@ -24,7 +24,7 @@ class Role(StrEnum):
 
 
 class AnsweringEngine(StrEnum):
-    """Which other engine may answer for a compute node."""
+    """A foreign engine behind a compute node."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -32,7 +32,7 @@ class AnsweringEngine(StrEnum):
 
 
 def model_flags(models: list[str] | None) -> dict[str, Any]:
-    """Turn --model, given any number of times, into settings."""
+    """Convert --model, given any number of times, to settings."""
     if not models:
         return {}
     return {"compute__model": models[0], "compute__more_models": models[1:]}
@@ -41,7 +41,7 @@ def model_flags(models: list[str] | None) -> dict[str, Any]:
 def role_flags(
     role: Role, port: int | None, capacity: str | None, postgres: str | None
 ) -> dict[str, Any]:
-    """Turn --port, --capacity and --postgres into settings of the role's section."""
+    """Convert --port, --capacity and --postgres to settings of the role's section."""
     if postgres is not None and role is not Role.FRONT:
         raise typer.BadParameter("--postgres is for fronts")
     if capacity is not None and role is not Role.DMP:
@@ -56,7 +56,7 @@ def role_flags(
 def engine_flags(
     role: Role, engine: AnsweringEngine | None, url: str | None, key: Path | None, model: str | None
 ) -> dict[str, Any]:
-    """Turn --engine and what belongs to it into settings; --model is the engine's with it."""
+    """Convert --engine and its options to settings; with --engine, --model is the engine's."""
     if (engine or model) and role not in (Role.COMPUTE, Role.PREFILL, Role.DECODE):
         raise typer.BadParameter("--engine and --model are for compute, prefill and decode nodes")
     if engine is None:

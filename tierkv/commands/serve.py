@@ -1,7 +1,7 @@
 """``tierkv serve ROLE``: one part of a cluster as a process.
 
-It starts the part, says so with one JSON line on standard output, and runs until SIGTERM, SIGINT
-or, under ``tierkv up``, until its standard input closes.
+The process starts the part and reports the start with one JSON line on standard output. The process
+ends on SIGTERM or SIGINT and, under ``tierkv up``, when standard input closes.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ log = structlog.get_logger(__name__)
 async def serve_role(
     config: LoadedConfig, role: str, *, node_id: str = "", supervised: bool = False
 ) -> int:
-    """Run one role until told to stop; the exit status.
+    """Run one role until stopped; return the exit status.
 
     Raises:
-        ConfigError: a setting that can't be used; the message says which and what to do.
+        ConfigError: a setting can't be used; the message names the setting and the cure.
     """
     settings = config.settings
     name = NodeId(node_id or f"{role}-{socket.gethostname()}")
@@ -73,7 +73,7 @@ async def serve_role(
 
 
 def _stop_at_end(stop: asyncio.Event) -> None:
-    """Stop when the supervisor is gone: it never writes, so anything readable is the end."""
+    """Stop when the supervisor is gone: it never writes, so readable input means the end."""
     if not os.read(sys.stdin.fileno(), 1):
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         stop.set()
@@ -148,13 +148,13 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
 
 
 def _segment_path(config: LoadedConfig, name: NodeId) -> Path:
-    """Name the segment after the node and its cluster, whose run directory tells it apart."""
+    """Name the segment after the node and the cluster's run directory."""
     prefix = segment_prefix(config.settings.cluster.run_dir)
     return Path(config.settings.dmp.segment_dir) / f"{prefix}{name}.seg"
 
 
 def _owner_folder(config: LoadedConfig) -> str:
-    """Return the cluster's folder, whose end is the end of the segment; empty without one."""
+    """Return the cluster's folder, the segment's owner; empty without a folder."""
     folder = config.settings.cluster.run_dir.expanduser().resolve()
     return str(folder) if folder.is_dir() else ""
 
@@ -213,7 +213,7 @@ async def _start_decode(
 
 async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
     from tierkv.parts.front_part import FrontPart  # DuckDB, FastAPI: only this role
-    from tierkv.parts.known_nodes import NodeFile  # protobuf, likewise
+    from tierkv.parts.known_nodes import NodeFile  # protobuf: only this role too
 
     meta = _meta(config, name, stack)
     cluster = config.settings.cluster

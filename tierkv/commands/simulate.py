@@ -1,7 +1,7 @@
 """``tierkv simulate``: replay a trace through one cache or a whole cluster in virtual time.
 
-Registered by tierkv/cli.py. What the options mean together is checked in simulator/request.py, the
-same for the SQL function; here they are only named, and the answer is printed.
+Registered by tierkv/cli.py. simulator/request.py checks combinations of options, also for the SQL
+function. This file only declares the options and prints the answer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class TextOrJson(StrEnum):
-    """How the answer is printed."""
+    """Format of the printed answer."""
 
     TEXT = "text"
     JSON = "json"
 
 
 PLOT_SHARES = (1 / 8, 1 / 4, 1 / 2, 1, 2)
-"""Sizes that --plot tries for one cache, as shares of the one asked for."""
+"""Sizes in the plot of --plot for one cache, as shares of the requested size."""
 
 Trace = Annotated[
     Path, typer.Argument(help="JSON lines in Mooncake's format, plain or .zst.", metavar="TRACE")
@@ -132,11 +132,11 @@ def simulate(
 
         tierkv simulate trace.jsonl.zst --cost --slo 5 --pool-gb 4000 --pool-gbps 20
 
-    Agents wait for an answer before they ask again: give --closed-loop. docs/simulate.md explains
+    Agents wait for an answer before the next request: give --closed-loop. docs/simulate.md explains
     the model and its limits.
     """
     given = {name: value for name, value in locals().items() if name not in _OWN}
-    # Whoever did not name a switch gave nothing: a cache has no reservations to turn off.
+    # A switch at its default counts as not given: a cache has no reservations to turn off.
     for switch, default in (("closed_loop", False), ("cost", False), ("reserve", True)):
         if given[switch] is default:
             del given[switch]
@@ -147,7 +147,7 @@ _OWN = frozenset({"trace", "plot", "output"})
 
 
 def run(trace: Path, given: Mapping[str, Any], *, plot: Path | None, output: TextOrJson) -> None:
-    """Answer one question and print it.
+    """Answer one question and print the answer.
 
     Raises:
         UserError: an option, the trace or a file can't be used.
@@ -178,7 +178,7 @@ def run(trace: Path, given: Mapping[str, Any], *, plot: Path | None, output: Tex
 
 
 def render(metrics: Mapping[str, Metric]) -> str:
-    """Return metrics as lines of name and value; what there is none of is a dash."""
+    """Return metrics as lines of name and value; a missing value is a dash."""
     width = max(map(len, metrics))
     return "".join(f"{name:<{width}}  {_shown(value)}\n" for name, value in metrics.items())
 
@@ -190,7 +190,7 @@ def _shown(value: Metric) -> str:
 
 
 def _given(value: Any) -> Any:
-    """An empty list of a repeatable option was not given."""
+    """Return None for an empty list: a repeatable option was not given."""
     return None if value == [] else value
 
 
@@ -210,7 +210,7 @@ def _bar(label: str) -> Iterator[Progress | None]:
 
 
 def _check_plot(file: Path, request: SimulationRequest) -> None:
-    """Refuse at once what could not be drawn after minutes."""
+    """Refuse at once a plot that would fail after minutes."""
     from tierkv.simulator.plot import check_format
 
     if request.cluster is not None and not request.simulates_nodes:

@@ -1,7 +1,8 @@
-"""``tierkv status``: who is in the cluster, how loaded, and what the cache did.
+"""``tierkv status``: the nodes of the cluster, their load, and the cache's results.
 
-It reads the address file that ``tierkv up`` leaves in run_dir, or ``cluster.meta_address``, and
-asks the meta server; the same rows are in ``tierkv.nodes`` and ``tierkv.stat_kvcache_node``.
+The command takes the meta server's address from the file that ``tierkv up`` leaves in run_dir, or
+from ``cluster.meta_address``. The views ``tierkv.nodes`` and ``tierkv.stat_kvcache_node`` have the
+same rows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ COLUMNS = (
 
 
 async def print_status(settings: Settings, output: OutputFormat) -> int:
-    """Print one row per node; 1 when no cluster answers.
+    """Print one row per node; return 1 if no cluster answers.
 
     Raises:
         ConfigError: no cluster is known here.
@@ -52,7 +53,7 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
     try:
         nodes = await meta.list_nodes()
     except DirectoryUnavailableError as error:
-        # A hint is there when it answered, but would not, as with a wrong token.
+        # The error has a hint if the server answered but refused, for example with a wrong token.
         why = error.message if error.hint else f"no meta server answers at {address}"
         typer.secho(f"tierkv: {why}", fg="red", err=True)
         if error.hint:
@@ -75,7 +76,7 @@ def _tell_left(settings: Settings) -> None:
 
 
 def find_cluster(settings: Settings) -> tuple[Settings, dict[str, Any]]:
-    """Use the given meta address, or what ``tierkv up`` left in run_dir."""
+    """Use the given meta address, or the files left by ``tierkv up`` in run_dir."""
     if settings.cluster.meta_address:
         return settings, {}
     run_dir = settings.cluster.run_dir.expanduser()
@@ -109,5 +110,5 @@ def _row(node: DirectoryNode) -> tuple[Any, ...]:
 
 
 def _tier(tier: TierStats) -> str:
-    """Say how full a tier is, and what its medium has to say (quarantined slots, a broken disk)."""
+    """Return a tier's name, medium (with quarantined slots or a broken disk) and filled share."""
     return f"{tier.tier} {tier.medium} {tier.used_bytes / tier.capacity_bytes:.0%}"

@@ -1,8 +1,8 @@
 """``tierkv up``: a whole cluster on one machine, as supervised child processes.
 
-It picks ports, starts all side by side (tierkv/processes/start_order.py), prints where they listen
-and what to type next, and stops them on Ctrl-C. With several dmp nodes each acts as a host of its
-own, so that L3 is real.
+The command picks ports, starts all processes in parallel (tierkv/processes/start_order.py), prints
+addresses and next commands, and stops all processes on Ctrl-C. With several dmp nodes each node
+acts as a host of its own, so L3 is real.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from tierkv.settings import ComputeSettings, Settings
 START_S: Final = 300.0
 """Longest start of a cluster: a large model takes minutes."""
 SCRAM: Final = "SCRAM-SHA-256$"
-"""How a verifier begins; its password is not known here."""
+"""Prefix of a SCRAM verifier, whose password is unknown here."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """How many nodes of each role ``tierkv up`` starts."""
+    """Number of nodes of each role in ``tierkv up``."""
 
     dmp: int = 1
     compute: int = 1
@@ -59,13 +59,13 @@ class ClusterShape:
 
     @property
     def hosts(self) -> int:
-        """Hosts this machine plays: one per dmp node."""
+        """Hosts simulated by this machine: one per dmp node."""
         return max(1, self.dmp)
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One child: its role, name and the settings that differ from the cluster's."""
+    """One child process: role, name, and differences from the cluster's settings."""
 
     role: str
     node_id: str
@@ -75,7 +75,7 @@ class NodePlan:
 def plan_nodes(
     shape: ClusterShape, hostname: str, models: Sequence[ComputeSettings]
 ) -> list[NodePlan]:
-    """List the dmp and compute children in start order; hosts are dealt out in turn."""
+    """List the dmp and compute children in start order; hosts are assigned in turn."""
     names = [hostname if shape.hosts == 1 else f"{hostname}-{i}" for i in range(shape.hosts)]
     plans = [NodePlan("dmp", f"dmp-{i}", (f"cluster.host={names[i]}",)) for i in range(shape.dmp)]
     hosts = cycle(names)
@@ -84,7 +84,7 @@ def plan_nodes(
         ("decode", shape.decode),
         ("compute", shape.compute),
     ):
-        # Of several models each has as many nodes; nodes of one model have no override for it.
+        # Each model has ``count`` nodes; a single model needs no override.
         for i, model in enumerate(model for model in models for _ in range(count)):
             overrides = (f"cluster.host={next(hosts)}", *_model_overrides(model, models))
             plans.append(NodePlan(role, f"{role}-{i}", overrides))
@@ -98,7 +98,7 @@ def _model_overrides(model: ComputeSettings, models: Sequence[ComputeSettings]) 
 
 
 async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
-    """Run a cluster until SIGINT or SIGTERM; the exit status."""
+    """Run a cluster until SIGINT or SIGTERM; return the exit status."""
     models = split_by_model(loaded.settings.compute)
     settings = with_default_model(loaded).settings
     for name, port in (("pg", settings.front.pg_port), ("http", settings.front.http_port)):
@@ -134,7 +134,7 @@ async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
 
 
 def _complete(settings: Settings, run_dir: Path) -> Settings:
-    """Fill in what a cluster needs and nobody chose: token, meta port, files."""
+    """Fill in required settings not chosen by the user: token, meta port, files."""
     port = settings.meta.port or _free_port(settings.meta.bind)
     meta = settings.meta.model_copy(
         update={"port": port, "database": settings.meta.database or str(run_dir / "meta.sqlite")}
@@ -193,7 +193,7 @@ def _argv(plan: NodePlan, config: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _own(run_dir: Path) -> Iterator[None]:
-    """Hold the run directory, so that two clusters never share one."""
+    """Lock the run directory, so two clusters never share a directory."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         opened = (run_dir / "lock").open("w")
@@ -234,7 +234,7 @@ def _free_port(host: str) -> int:
 def _write_state(
     run_dir: Path, settings: Settings, ready: dict[str, dict[str, Any]], shape: ClusterShape
 ) -> None:
-    """Leave addresses where ``tierkv status`` finds them."""
+    """Write the addresses for ``tierkv status``."""
     state = {"pid": os.getpid(), "meta": settings.cluster.meta_address, "nodes": ready}
     (run_dir / STATE_FILE).write_text(json.dumps(state, indent=2))
 
@@ -245,18 +245,18 @@ def _tell_restart(name: str, code: int, delay_s: float, by_memory: bool) -> None
 
 
 def dialable(address: str) -> tuple[str, str]:
-    """Split ``host:port`` into what a client here may dial: loopback where all are listened on."""
+    """Split ``host:port`` into an address for local clients: loopback for a wildcard host."""
     host, _, port = address.rpartition(":")
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}.get(host, host), port
 
 
 def sql_login(settings: Settings) -> tuple[str, str, str]:
-    """Return a user, their database and password; no password where none is wanted or known."""
+    """Return user, database and password; the password is empty if not needed or unknown."""
     front = settings.front
     if not front.postgres:
         user, password = next(iter(front.users.items()), ("tierkv", ""))
         return user, "main", "" if password.startswith(SCRAM) else password
-    from psycopg.conninfo import conninfo_to_dict  # only with a PostgreSQL behind
+    from psycopg.conninfo import conninfo_to_dict  # only with a PostgreSQL server behind
 
     given = conninfo_to_dict(front.postgres)
     user = str(given.get("user") or "postgres")
@@ -266,7 +266,7 @@ def sql_login(settings: Settings) -> tuple[str, str, str]:
 def sql_words(
     user: str, database: str, address: tuple[str, str], passwords: Path | None
 ) -> tuple[str, str]:
-    """Return a URL for drivers and a psql command; both are right as pasted, whatever the names."""
+    """Return a URL for drivers and a psql command, quoted for pasting with any names."""
     host, port = address
     argv = ["psql", "-h", host.strip("[]"), "-p", port, "-U", user, database]
     url = f"postgresql://{quote(user, safe='')}@{host}:{port}/{quote(database, safe='')}"
