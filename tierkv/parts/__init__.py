@@ -1,1 +1,1 @@
-"""The parts that processes are made of: front, compute node, pool node."""
+"""The parts of processes: front, compute node, pool node."""

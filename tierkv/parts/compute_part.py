@@ -1,7 +1,7 @@
 """A compute node as a part of a process. Importing this file imports torch.
 
-``tierkv serve compute|prefill|decode`` gives it a gRPC service and watches the pool; the embedded
-cluster hands it the pool node of its own process.
+``tierkv serve compute|prefill|decode`` adds a gRPC service and a watcher of the pool. The embedded
+cluster passes the pool node of its own process.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tierkv.parts.parts import PoolWatcher
 
 
 class ComputePart:
-    """A compute node, its agent and, when it listens, its gRPC service and pool watcher.
+    """A compute node and its agent and, when listening, its gRPC service and pool watcher.
 
     Attributes:
         node: the compute node.
-        address: ``host:port`` of its service; empty without one.
+        address: ``host:port`` of the service; empty without a service.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class ComputePart:
 
         Args:
             listen: ``host:port`` of the service; empty for a node in this process.
-            advertise: host that others reach it by; empty means the bound one.
+            advertise: host name for other nodes; empty means the bound host.
             token: the cluster token.
-            paths: how bytes shall travel to and from the pool.
+            paths: options for transfers to and from the pool.
 
         Raises:
             ConfigError: the port is taken.

@@ -1,7 +1,7 @@
-"""Tier L4 of a pool node: from the settings to the store that the node opens below its memory.
+"""Tier L4 of a pool node: from the settings to the store below the node's memory.
 
 Called where a DMP node is composed (tierkv/commands/serve.py, tierkv/embedded.py). Without
-``dmp.disk_path`` there is no such tier, and blocks that memory has no room for are forgotten.
+``dmp.disk_path`` there is no tier L4, and evicted blocks are lost.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tierkv.storage.disk.segment_format import PAGE
 def disk_tier(
     settings: DmpSettings, node: NodeId, *, extent_bytes: int
 ) -> Callable[[], LowerTier] | None:
-    """Return what opens the node's disk pool, None when it has none.
+    """Return the function that opens the node's disk pool; None without a disk pool.
 
-    Each node has a folder of its own below ``dmp.disk_path``, so that several nodes of one machine
-    can share the setting.
+    Each node has a separate folder below ``dmp.disk_path``, so several nodes of one machine can
+    share the setting.
 
     Args:
-        settings: where the disk pool lies, and its size.
-        node: whose it is.
-        extent_bytes: of the node's memory: no block is larger, and each must fit a file, because
-            one that is refused would be offered again and again.
+        settings: folder and size of the disk pool.
+        node: the node with the disk pool.
+        extent_bytes: extent size of the node's memory, the limit of a block's size. Each block must
+            fit a file, because a refused block would be offered again and again.
 
     Raises:
         ConfigError: an archive without a disk pool above it, or too small a disk pool.
@@ -52,7 +52,7 @@ def disk_tier(
     folder = Path(settings.disk_path).expanduser() / node
 
     def open_store() -> LowerTier:
-        from tierkv.storage.l4 import L4Store  # Only nodes with a disk pool load it.
+        from tierkv.storage.l4 import L4Store  # Only nodes with a disk pool load this module.
 
         return L4Store.open(
             folder,

@@ -1,8 +1,8 @@
 """Another engine as a compute node of the cluster: ``tierkv serve compute --engine``.
 
-It serves the same gRPC as our own node (tierkv/parts/compute_part.py) and asks the engine over
-HTTP. The engine may be down at the start, and come and go: the node is in the cluster while it is
-there.
+The part serves the same gRPC as TierKV's own node (tierkv/parts/compute_part.py) and queries the
+engine over HTTP. The engine may be down at the start, and may restart. The node is in the cluster
+while the engine runs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tierkv.settings import EngineSettings
 def engine_config(
     settings: EngineSettings, *, node_id: NodeId, host: HostId, role: NodeRole
 ) -> RemoteConfig:
-    """Translate settings into what the room may be told.
+    """Convert settings to the room's configuration.
 
     Raises:
-        ConfigError: there is no URL, the key's file can't be read, or a folder is given that
-            nobody would read.
+        ConfigError: the URL is missing, the key's file can't be read, or an unused model folder is
+            given.
     """
     if not settings.url:
         raise ConfigError(
@@ -73,18 +73,18 @@ def _key(file: str) -> str:
 
 
 class EnginePart:
-    """The node of an engine, what watches the engine, and the node's gRPC service.
+    """The node of an engine, the engine's keeper, and the node's gRPC service.
 
     Attributes:
         node: the node.
-        address: ``host:port`` of its service.
+        address: ``host:port`` of the service.
     """
 
     def __init__(self, config: RemoteConfig, settings: EngineSettings, meta: MetaClient) -> None:
-        """Make the part.
+        """Create the part.
 
         Raises:
-            ConfigError: an address that can't be used.
+            ConfigError: an address can't be used.
         """
         door = open_door(config)
         self.node = RemoteNode(config, door)
@@ -102,20 +102,20 @@ class EnginePart:
 
     @property
     def model(self) -> str:
-        """What the node serves now; empty while its engine is down."""
+        """The model that the node serves now; empty while the engine is down."""
         return self.node.life.model.name if self.node.life is not None else ""
 
     async def start(self, *, listen: str, advertise: str = "", token: str = "") -> None:
-        """Serve gRPC and begin to watch the engine, which need not be there yet.
+        """Serve gRPC and begin to watch the engine, which may start later.
 
         Args:
             listen: ``host:port`` of the service.
-            advertise: host that others reach it by; empty means the bound one.
+            advertise: host name for other nodes; empty means the bound host.
             token: the cluster token.
 
         Raises:
-            ConfigError: the port is taken, or the engine refuses us for good.
-            ModelFolderError: the folder of its model can't be used.
+            ConfigError: the port is taken, or the engine refuses access for good.
+            ModelFolderError: the model's folder can't be used.
         """
         self._bound = await serve_node(self.node, listen, token=token or None)
         host, _, port = self._bound.address.rpartition(":")
@@ -124,7 +124,7 @@ class EnginePart:
         await self._keeper.start()
 
     async def flush(self) -> None:
-        """Wait until the directory knows what is known of the engine's cache."""
+        """Wait until the directory has all known changes of the engine's cache."""
         await self._keeper.flush()
 
     async def stop(self) -> None:

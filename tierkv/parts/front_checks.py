@@ -1,6 +1,6 @@
-"""What ``/readyz?verbose`` looks at: what a front can serve without, but should not have to.
+"""The checks of ``/readyz?verbose``: parts that a front can run without, but should have.
 
-Used by tierkv/parts/front_part.py. Each check answers an empty string, or what is wrong.
+Used by tierkv/parts/front_part.py. Each check returns an empty string, or the problem.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tierkv.metaserver.client import MetaClient
 from tierkv.scheduler.dispatcher import Dispatcher
 
 LEAST_FREE_BYTES: Final = 64 << 20
-"""With less than this a commit may soon fail."""
+"""With fewer free bytes a commit may soon fail."""
 
 Check = Callable[[], Awaitable[str]]
 
@@ -29,7 +29,7 @@ def front_checks(
     Args:
         meta: the directory.
         dispatcher: knows the nodes.
-        folder: where tables and statistics are; None when they are in memory.
+        folder: folder of tables and statistics; None if both are in memory.
     """
 
     clock = SystemClock()

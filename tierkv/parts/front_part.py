@@ -1,7 +1,7 @@
-"""The front as a part of a process: scheduler, text generation, statistics, SQL engine, two doors.
+"""The front as a part of a process: scheduler, generation, statistics, SQL engine, two doors.
 
-``tierkv serve front`` opens both doors over a cluster that the meta server knows. The embedded
-cluster uses the same part with its compute node in the process and opens no door.
+``tierkv serve front`` opens both doors over a cluster known to the meta server. The embedded
+cluster uses the same part with a compute node in the process and opens no door.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def statement_log(settings: FrontSettings) -> StatementLog:
-    """Open the statistics; a file that can't be used never stops the front."""
+    """Open the statistics; an unusable file never stops the front."""
     clock = SystemClock()
     path = settings.stats_path
     store = StatisticStore(
@@ -60,12 +60,12 @@ def statement_log(settings: FrontSettings) -> StatementLog:
 
 
 _REPORT_WITHIN_S: Final = 1.0
-"""A view waits so long for a compute node's counters, then shows those of its last heartbeat."""
+"""Longest wait of a view for a compute node's counters, before it shows the last heartbeat's."""
 
 
 @contextmanager
 def _no_directory_is_no_view() -> Iterator[None]:
-    """Tell a DBA to try again: AI calls go on without the meta server, its views can't."""
+    """Tell a DBA to try again: AI calls run without the meta server, admin views can't."""
     try:
         yield
     except DirectoryUnavailableError as error:
@@ -78,10 +78,10 @@ def _no_directory_is_no_view() -> Iterator[None]:
 
 @dataclass(slots=True)
 class MetaSource:
-    """What the admin views show, asked of the meta server and of compute nodes.
+    """Content of the admin views, from the meta server and the compute nodes.
 
     Attributes:
-        own_id: the name this front is listed by; None while it is not listed.
+        own_id: this front's name in the list of nodes; None while not listed.
     """
 
     meta: MetaClient
@@ -91,9 +91,9 @@ class MetaSource:
     own_id: NodeId | None = None
 
     async def nodes(self) -> tuple[DirectoryNode, ...]:
-        """Every node the meta server knows; compute nodes and this front with what they say now.
+        """Return every known node; compute nodes and this front with current counters.
 
-        The counters of a statement that has just ended are not in any heartbeat yet.
+        No heartbeat contains the counters of a statement that has just ended.
         """
         await self._need_nodes()
         with _no_directory_is_no_view():
@@ -109,45 +109,45 @@ class MetaSource:
         )
 
     async def _need_nodes(self) -> None:
-        """Have nodes that start when they are needed: a view of them is a need."""
+        """Start nodes that start on demand: a view of the nodes is a demand."""
         if self.dispatcher.view.asleep:
             await self.dispatcher.wake()
 
     def own_report(self) -> NodeReport:
-        """What this front says of itself with each heartbeat."""
+        """Return this front's report for a heartbeat."""
         return NodeReport(cache_errors=self.dispatcher.snapshot().cache_errors)
 
     async def blocks(self, limit: int) -> BlockListing:
-        """Copies of blocks, at most ``limit``."""
+        """Return copies of blocks, at most ``limit``."""
         await self._need_nodes()
         with _no_directory_is_no_view():
             return await self.meta.list_blocks(limit)
 
     async def directory(self) -> tuple[tuple[str, int], ...]:
-        """What the meta server counts of its blocks and leases."""
+        """Return the meta server's counters of blocks and leases."""
         await self._need_nodes()
         with _no_directory_is_no_view():
             return await self.meta.directory_counts()
 
     async def namespaces(self) -> tuple[Namespace, ...]:
-        """Namespaces that were made; tenants without one have the defaults."""
+        """Return the configured namespaces; tenants without a namespace have the defaults."""
         with _no_directory_is_no_view():
             return await self.meta.list_namespaces()
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """Models that nodes serve."""
+        """Return the models that nodes serve."""
         return await self.generation.models()
 
     async def queue(self) -> tuple[WaitingRequest, ...]:
-        """Calls of this front that wait for a node."""
+        """Return the calls of this front that wait for a node."""
         return self.dispatcher.waiting()
 
     async def routing(self) -> RoutingView:
-        """What this front's scheduler decided, and from what."""
+        """Return the decisions of this front's scheduler, with their inputs."""
         return self.dispatcher.routing()
 
     async def settings(self) -> tuple[SettingRow, ...]:
-        """This process's configuration, secrets masked."""
+        """Return this process's configuration, secrets masked."""
         return tuple(
             SettingRow(entry.key, entry.value, entry.source, entry.description)
             for entry in list_entries(self.config)
@@ -155,15 +155,15 @@ class MetaSource:
 
 
 class FrontPart:
-    """Scheduler, generation, SQL; and the doors once ``open_doors`` was called.
+    """Scheduler, generation, SQL; and the doors after ``open_doors``.
 
     Attributes:
         dispatcher: sends calls to nodes.
         generation: from text to text.
         database: the engine that runs statements.
-        sql: opens SQL sessions over it, for every door.
-        source: what the admin views show.
-        statements: what is counted of statements; closed with ``sql``.
+        sql: opens SQL sessions over ``database``, for every door.
+        source: content of the admin views.
+        statements: statistics of statements; closed with ``sql``.
     """
 
     def __init__(
@@ -175,15 +175,15 @@ class FrontPart:
         memory: NodeMemory | None = None,
         external_access: bool,
     ) -> None:
-        """Make the parts; nothing runs before ``start``.
+        """Create the parts; nothing runs before ``start``.
 
         Args:
             config: the process's configuration.
             meta: the directory.
-            start_nodes: starts the compute nodes in this process when they are needed; None: they
-                are those the directory lists.
+            start_nodes: starts the compute nodes in this process on demand; None: use the nodes in
+                the directory.
             memory: the nodes of the last run, for a start without a meta server.
-            external_access: what ``front.external_access = auto`` means here.
+            external_access: the meaning of ``front.external_access = auto`` here.
 
         Raises:
             ConfigError: the database can't be opened.
@@ -241,7 +241,7 @@ class FrontPart:
         return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}
 
     async def _sql_door(self, settings: FrontSettings) -> PgWireServer | RelayServer:
-        # `tierkv sql` opens no door and should not wait for their import.
+        # `tierkv sql` opens no door and should not wait for the imports.
         if settings.postgres:
             from tierkv.parts.postgres_door import relay_door
 
@@ -251,7 +251,7 @@ class FrontPart:
         return PgWireServer(_pg_config(settings), self.sql, SystemClock())
 
     async def open_http(self) -> int:
-        """Listen for REST clients only; answers the port."""
+        """Listen for REST clients only; return the port."""
         from tierkv.dbfront.http.config import HttpConfig
         from tierkv.dbfront.http.endpoints.metrics import Metrics
         from tierkv.dbfront.http.server import HttpServer  # as above: FastAPI
@@ -274,7 +274,7 @@ class FrontPart:
             self.generation,
             metrics=metrics,
             checks=front_checks(self._meta, self.dispatcher, folder=_folder(settings)),
-            # With PostgreSQL behind, SQL over REST would show another database's tables.
+            # With a PostgreSQL server behind, SQL over REST would show another database's tables.
             sql=None if settings.postgres else self.sql,
         )
         return await self._http.start()
@@ -290,7 +290,7 @@ class FrontPart:
 
 
 def _folder(settings: FrontSettings) -> Path | None:
-    """Return the folder of this front's tables or statistics; None when both are in memory."""
+    """Return the folder of this front's tables or statistics; None if both are in memory."""
     path = ("" if settings.postgres else settings.database) or settings.stats_path
     return Path(path).expanduser().absolute().parent if path else None
 

@@ -1,7 +1,8 @@
-"""The nodes a front knew, in a file: a front that starts while the meta server is away asks these.
+"""A file with the known nodes, for a front that starts while the meta server is away.
 
-Made by ``tierkv serve front``; scheduler/nodes/cluster_view.py reads and notes. The file is a
-cache: one that is missing, damaged or of another cluster counts as empty. It holds no secret.
+Created by ``tierkv serve front``; scheduler/nodes/cluster_view.py reads and writes. The file is a
+cache: a missing or damaged file, or a file of another cluster, counts as empty. The file contains
+no secret.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ class NodeFile:
     """A file of nodes; satisfies tierkv.scheduler.nodes.cluster_view.NodeMemory."""
 
     def __init__(self, path: Path, *, meta_address: str) -> None:
-        """Does no I/O.
+        """Create without I/O.
 
         Args:
             path: replaced as a whole when the nodes change.
-            meta_address: tells clusters apart that share a folder.
+            meta_address: distinguishes clusters that share a folder.
         """
         self._path = path
         self._meta_address = meta_address
         self._written = ""
 
     def load(self) -> tuple[tuple[DirectoryNode, ...], str]:
-        """Return the nodes and the name of the default model, as they were noted last."""
+        """Return the nodes and the name of the default model from the last ``note``."""
         try:
             found: dict[str, Any] = json.loads(self._path.read_text())
             if found["meta_address"] != self._meta_address:
@@ -54,11 +55,11 @@ class NodeFile:
             return (), ""
 
     def note(self, nodes: Sequence[DirectoryNode], default_model: str) -> None:
-        """Write the nodes down, if they are not what is written; a full disk is only logged."""
+        """Write the nodes to the file after a change; a failed write is only logged."""
         text = self._text(nodes, default_model)
         if text == self._written:
             return
-        self._written = text  # A failure is not tried again before the nodes change.
+        self._written = text  # A failed write is not retried before the nodes change.
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             draft = self._path.with_suffix(".new")
@@ -80,7 +81,7 @@ class NodeFile:
 
 
 def _lasting(node: DirectoryNode) -> meta_pb2.DirectoryNode:
-    """Leave out what changes with each heartbeat."""
+    """Remove the fields that change with each heartbeat."""
     message = wire.NODE_STATE.to_proto(node)
     message.ClearField("report")
     message.ClearField("heartbeat_age_s")

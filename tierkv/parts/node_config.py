@@ -1,4 +1,4 @@
-"""From settings to what the compute room may be told; imports no torch."""
+"""Conversion of settings to the compute room's configuration; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tierkv.settings import ComputeSettings
 def compute_config(
     settings: ComputeSettings, *, node_id: NodeId, host: HostId, role: NodeRole
 ) -> ComputeConfig:
-    """Translate settings into what the room may be told."""
+    """Convert settings to the room's configuration."""
     return ComputeConfig(
         node_id=node_id,
         host=host,

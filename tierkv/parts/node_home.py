@@ -1,8 +1,8 @@
-"""Where a node is at home, so that its restart is told from another process with the same name.
+"""The home of a node, which distinguishes a restart from another process with the same name.
 
-Called by tierkv/commands/serve.py; the meta server compares (metaserver/membership.py). Only one
-process at a time has a home: a lock on a file says so, which the kernel frees however the process
-ends.
+Called by tierkv/commands/serve.py; the meta server compares homes (metaserver/membership.py). Only
+one process at a time has a home. A lock on a file ensures this, and the kernel frees the lock
+however the process ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BYTES: Final = 16
 
 
 def claim_home(folder: Path, name: str, stack: AsyncExitStack) -> str:
-    """Return the home of the node of that name in a folder; a new one when another process has it.
+    """Return the home of a node in a folder; a new home if another process has the lock.
 
     The home is a random number, which the folder keeps in ``NAME.home``.
     """
@@ -38,7 +38,7 @@ def claim_home(folder: Path, name: str, stack: AsyncExitStack) -> str:
             return known
         os.pwrite(fd, fresh.encode(), 0)
     except OSError:
-        pass  # Its next start is another home to the meta server, and waits for this one's end.
+        pass  # The next start has another home, and waits for the end of this process.
     return fresh
 
 

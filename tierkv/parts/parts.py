@@ -1,7 +1,7 @@
-"""The parts a process is made of, ready to start and stop: memory pool node, compute node.
+"""The parts of a process, ready to start and stop: memory pool node, pool watcher.
 
-``tierkv serve`` starts one part per process and reaches the meta server over gRPC; the embedded
-cluster starts all of them in one process. Each part owns its connection to the directory.
+``tierkv serve`` starts one part per process and reaches the meta server over gRPC. The embedded
+cluster starts all parts in one process. Each part owns a connection to the directory.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ WATCH_INTERVAL_S = 1.0
 
 
 class LateReporter:
-    """Passes block events on to a reporter that is made later.
+    """Passes block events on to a reporter that is created later.
 
-    A DMP node learns its incarnation only when it starts, and its reporter needs that. Events
-    before ``target`` is set are dropped: a reporter begins with a whole inventory anyway.
+    A DMP node learns its incarnation only at the start, and the reporter needs the incarnation.
+    Events before ``target`` is set are dropped: a reporter begins with a whole inventory anyway.
     """
 
     def __init__(self) -> None:
         self.target: BlockReporter = NullReporter()
 
     def report(self, events: Sequence[BlockEvent]) -> None:
-        """Hand events to the target."""
+        """Pass events to the target."""
         self.target.report(events)
 
 
 class HasPoolNodes(Protocol):
-    """What PoolWatcher needs of a compute node."""
+    """The methods of a compute node that PoolWatcher calls."""
 
     def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None: ...
 
 
 class DmpPart:
-    """A memory pool node, its data plane and, in a cluster, its agent.
+    """A memory pool node and its data plane and, in a cluster, its agent.
 
     Attributes:
         node: the pool node.
-        address: ``host:port`` of the data plane; empty without one.
+        address: ``host:port`` of the data plane; empty without a data plane.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class DmpPart:
         await self._agent.start()
 
     def report(self) -> NodeReport:
-        """Return what goes into a heartbeat: the node's counters and its doors."""
+        """Return the content of a heartbeat: the node's counters and doors."""
         return replace(self.node.reports.report(), paths=self._doors())
 
     def _doors(self) -> tuple[PathReport, ...]:
@@ -124,17 +124,17 @@ class DmpPart:
         return PathReport("", "tcp", f"{self.address}{secured}")
 
     async def joined(self) -> None:
-        """Wait until the directory, where there is one, knows this node."""
+        """Wait until the directory, if any, knows this node."""
         if self._agent is not None:
             await self._agent.registered.wait()
 
     async def flush(self) -> None:
-        """Wait until the directory knows everything this node holds."""
+        """Wait until the directory knows all blocks of this node."""
         if self._agent is not None:
             await self._agent.flush()
 
     async def stop(self) -> None:
-        """Drain, leave the cluster and close the segment; sealed blocks stay in its file."""
+        """Drain, leave the cluster and close the segment; sealed blocks stay in the file."""
         ended = await asyncio.to_thread(self.node.drain)
         rest = "nothing is under way" if ended else "what is under way after dmp.drain_s is dropped"
         _log.info("pool node %s stops: %s", self.node.config.node_id, rest)
@@ -146,16 +146,16 @@ class DmpPart:
 
 
 def path_options(settings: Settings) -> PathOptions:
-    """Translate the settings that say how pool nodes are reached."""
+    """Convert the settings for transports to pool nodes."""
     devices = name_list(settings.pool.rdma_devices)
     return PathOptions(Transport(settings.pool.transport), devices, pool_tls(settings))
 
 
 def pool_tls(settings: Settings) -> TlsFiles | None:
-    """Return the certificate files with which this machine speaks to pool nodes; None: no TLS.
+    """Return the certificate files for connections to pool nodes; None: no TLS.
 
     Raises:
-        ConfigError: one of them can't be used. Later it would only look like a dead node.
+        ConfigError: a file can't be used. Later the error would only look like a dead node.
     """
     pool = settings.pool
     if not pool.tls_ca:
@@ -168,7 +168,7 @@ def pool_tls(settings: Settings) -> TlsFiles | None:
 async def announce(
     meta: MetaClient, info: NodeInfo, report: Callable[[], NodeReport] = NodeReport
 ) -> NodeAgent:
-    """Make a process that holds no blocks known, so that a DBA sees it; stop the agent to leave."""
+    """Register a process without blocks, for the admin views; stop the agent to leave."""
     reporter = MetaReporter(info.node_id, info.incarnation)
     agent = NodeAgent(meta, info, reporter, report)
     await agent.start()
@@ -176,7 +176,7 @@ async def announce(
 
 
 class PoolWatcher:
-    """Keeps a compute node connected to every live DMP node the meta server lists."""
+    """Keeps a compute node connected to every live DMP node in the directory."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class PoolWatcher:
             await self._look()
 
     async def _look(self) -> None:
-        """Connect new nodes, close gone ones; without a directory keep what there is."""
+        """Connect new nodes, close gone nodes; without a directory keep the current connections."""
         try:
             states = await self._meta.list_nodes()
         except DirectoryUnavailableError:

@@ -1,7 +1,7 @@
-"""The SQL door of a front with PostgreSQL behind it (``front.postgres``).
+"""The SQL door of a front with a PostgreSQL server behind it (``front.postgres``).
 
-The front installs its schema there and relays clients; ``tierkv postgres-sql`` prints what it
-would install.
+The front installs the schema in PostgreSQL and relays clients. ``tierkv postgres-sql`` prints the
+SQL for the schema.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tierkv.settings import FrontSettings
 async def relay_door(
     settings: FrontSettings, generator: TextGenerator, sql: DuckDbSqlServer
 ) -> RelayServer:
-    """Install schema ``tierkv`` and make the door; it does not listen yet.
+    """Install schema ``tierkv`` and create the door, which does not listen yet.
 
     Args:
-        settings: of the front.
+        settings: settings of the front.
         generator: answers AI calls.
-        sql: what knows the rows of the admin views; no client reaches it.
+        sql: provides the rows of the admin views; clients do not reach it.
 
     Raises:
-        ConfigError: the server can't be reached, or its user may not install.
+        ConfigError: the server can't be reached, or the user may not install.
     """
     viewer = await sql.open_session(ClientInfo())
 

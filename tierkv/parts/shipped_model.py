@@ -1,6 +1,6 @@
-"""Where the models to serve lie, what they are called, and which one calls mean that name none.
+"""The served models: their folders and names, and the default model.
 
-The small model that comes with TierKV is the default, so that everything works without a download.
+The small model shipped with TierKV is the default, so everything works without a download.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SHIPPED_NAME = "tierkv-demo"
 
 
 def model_folder(settings: ComputeSettings) -> Path:
-    """Return the configured model folder, or the shipped one."""
+    """Return the configured model folder, or the shipped folder."""
     if _is_shipped(settings.model):
         return Path(compute.__file__).parent / "demo_model" / "weights"
     return Path(settings.model).expanduser()
 
 
 def model_name(settings: ComputeSettings) -> str:
-    """Return the name requests call the model by."""
+    """Return the model's name in requests."""
     if settings.model_name:
         return settings.model_name
     shipped = _is_shipped(settings.model)
@@ -54,7 +54,7 @@ def split_by_model(settings: ComputeSettings) -> list[ComputeSettings]:
 
 
 def with_default_model(config: LoadedConfig) -> LoadedConfig:
-    """Make the first of several models the one that calls mean which name none."""
+    """Make the first of several models the default for calls that name no model."""
     settings = config.settings
     if settings.front.default_model or not settings.compute.more_models:
         return config
@@ -63,5 +63,5 @@ def with_default_model(config: LoadedConfig) -> LoadedConfig:
 
 
 def _is_shipped(model: str) -> bool:
-    """True for the shipped model's name too, unless a folder here is called so."""
+    """True also for the shipped model's name, unless a folder here has the same name."""
     return not model or (model == SHIPPED_NAME and not Path(model).exists())
