@@ -1,7 +1,7 @@
-"""How many files and sockets a process may have open, and for which accounts it makes files.
+"""Limits of a process's open files and sockets, and access to the files of a process.
 
-Service managers start processes with a soft limit of 1,024, for programs that use select(); ours
-don't, so every role raises it to the hard limit at start.
+Service managers start processes with a soft limit of 1,024, for programs that use select(). TierKV
+does not use select(), so every role raises the limit to the hard limit at start.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import resource
 from typing import Final
 
 MOST: Final = 1 << 20
-"""Where the hard limit is higher, or none: some programs walk through all of them."""
+"""Limit if the hard limit is higher or infinite: some programs walk through all descriptors."""
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit as far as this process may; answers what it is now."""
+    """Raise the soft limit as far as this process may; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -25,5 +25,5 @@ def raise_descriptor_limit() -> int:
 
 
 def keep_files_private() -> None:
-    """Let only this account read what is made from now on: tables, logs, segments."""
+    """Restrict files created from now on to this account: tables, logs, segments."""
     os.umask(0o077)

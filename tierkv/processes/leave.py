@@ -1,7 +1,7 @@
-"""The end of a command: like sys.exit, without taking the interpreter apart.
+"""The end of a command: like sys.exit, without tearing down the interpreter.
 
-Called by tierkv/cli.py as the last thing of a process. Unloading what torch and gRPC brought takes
-up to a second, for memory that goes back to the system anyway.
+Called by tierkv/cli.py as the last action of a process. Unloading torch and gRPC takes up to a
+second, only to free memory that the system frees anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NoReturn
 def leave(code: int | str | None) -> NoReturn:
     """End the process as sys.exit does: threads are awaited, exit hooks run, output is flushed.
 
-    A reader that is gone is no error here: who writes has learned of it.
+    A closed reader is no error here, because the writer has already received the error.
 
     Args:
         code: the exit status; None is 0, a text is printed and means 1.
@@ -25,7 +25,7 @@ def leave(code: int | str | None) -> NoReturn:
         print(code, file=sys.stderr)
         code = 1
     status = code or 0
-    # The first two steps of the interpreter's own end; only they have no public name.
+    # The first two steps of the interpreter's own end; neither has a public name.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,8 +1,8 @@
-"""Files of clusters on this machine, and memory that stopped clusters left in the pool's folder.
+"""Files of clusters on this machine, and memory of stopped clusters in the pool's folder.
 
 Called by ``tierkv up`` (at start and end), ``tierkv status``, ``tierkv doctor`` and ``tierkv pool
-clean``. A clean stop keeps the pool's sealed blocks for the next start. This module imports no
-other part of TierKV, so commands that only look stay quick.
+clean``. A clean stop keeps the pool's sealed blocks for the next start. This module imports few
+other parts of TierKV, so read-only commands stay quick.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONFIG_FILE: Final = "cluster.toml"
 
 
 def segment_prefix(run_dir: Path) -> str:
-    """Begin the names of a cluster's segments: its run directory tells it apart from others."""
+    """Return the prefix of a cluster's segments, derived from the run directory."""
     cluster = blake2b(str(run_dir.expanduser().resolve()).encode(), digest_size=4).hexdigest()
     return f"tierkv-{cluster}-"
 
@@ -40,9 +40,9 @@ class LeftSegment:
 
     Attributes:
         path: the file.
-        held_bytes: memory it takes.
-        owner: folder of its cluster; None where the file does not say.
-        mine: it belongs to the cluster that was asked about.
+        held_bytes: memory taken by the file.
+        owner: folder of the file's cluster; None if the file does not say.
+        mine: True if the segment belongs to the cluster in question.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class LeftSegment:
 
     @property
     def orphaned(self) -> bool:
-        """Whether nothing will ever attach it: its cluster's folder is gone, or it is damaged."""
+        """True for a segment of no further use: damaged, or the cluster's folder is gone."""
         if self.path.suffix != ".seg":
             return True
         return self.owner is not None and not self.owner.is_dir()
@@ -67,7 +67,7 @@ def left_segments(settings: Settings) -> list[LeftSegment]:
 
 
 def clean(settings: Settings) -> None:
-    """Remove what is orphaned and what this cluster keeps; say what and how much."""
+    """Remove orphaned segments and this cluster's segments; print names and sizes."""
     freed = 0
     for segment in left_segments(settings):
         if segment.mine or segment.orphaned:
@@ -83,7 +83,7 @@ def clean(settings: Settings) -> None:
 
 
 def orphans_text(settings: Settings) -> str:
-    """Name the segments whose cluster's folder is gone; empty when there are none."""
+    """Describe the orphaned segments; empty if none."""
     orphans = [segment for segment in left_segments(settings) if segment.orphaned]
     if not orphans:
         return ""
@@ -94,7 +94,7 @@ def orphans_text(settings: Settings) -> str:
 
 
 def kept_text(settings: Settings) -> str:
-    """Say what a stopped cluster keeps in memory, where, and what frees it."""
+    """Describe the memory kept by a stopped cluster: size, files, and the command that frees it."""
     kept = [segment for segment in left_segments(settings) if segment.mine]
     if not kept:
         return "nothing stays in memory"
@@ -108,10 +108,10 @@ def kept_text(settings: Settings) -> str:
 
 
 def require_memory(settings: Settings, nodes: int) -> None:
-    """Refuse to start pool nodes whose memory is not there.
+    """Refuse to start pool nodes if memory is insufficient.
 
     Raises:
-        ConfigError: with what they may take, and what is available.
+        ConfigError: names the needed and the available memory.
     """
     folder = Path(settings.dmp.segment_dir)
     available = memory_available() if folder.is_dir() and is_memory(folder) else None
@@ -126,12 +126,12 @@ def require_memory(settings: Settings, nodes: int) -> None:
 
 
 def mebibytes(size: int) -> str:
-    """Print a size."""
+    """Return a size as text."""
     return f"{size / (1 << 20):.0f} MiB"
 
 
 def _look(path: Path, mine: str) -> LeftSegment | None:
-    """Return what is known of a file; None when it is in use, another user's, or gone."""
+    """Return the facts about a file; None if in use, another user's, or gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,9 +1,9 @@
-"""Who waits for whom when the roles of a cluster are started side by side.
+"""Waiting between the roles of a cluster that start in parallel.
 
-Called by tierkv/commands/serve.py; imports, which take most of a start, come before the wait. Roles
-need no order: each goes on without the others. But a node that comes before the directory logs that
-there is none, and a front that comes before the compute nodes can't answer yet. ``tierkv up`` says
-how long they wait, at their first start only.
+Called by tierkv/commands/serve.py. Imports take most of a start and come before the wait. Roles
+need no order, because each role runs without the others. But a node that starts before the
+directory logs a missing directory, and a front that starts before the compute nodes can't answer
+yet. ``tierkv up`` sets the waiting time, for the first start only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENGINE: Final = ("tierkv.parts.engine_part",)
 
 
 def import_role(settings: Settings, role: str) -> None:
-    """Import what a role runs on, before it waits for others."""
+    """Import the modules of a role, before waiting for other roles."""
     compute = _ENGINE if settings.engine.kind else _COMPUTE
     names = _PARTS.get(role, compute)
     if role == "front" and not settings.front.postgres:
@@ -66,7 +66,7 @@ async def _await_port(address: str, stop: asyncio.Event) -> None:
 
 
 async def _await_nodes(cluster: ClusterSettings, stop: asyncio.Event) -> None:
-    await _await_port(cluster.meta_address, stop)  # A refused channel would back off.
+    await _await_port(cluster.meta_address, stop)  # A refused gRPC channel would back off.
     meta = connect_meta(cluster.meta_address, token=cluster.token or None)
     try:
         while not stop.is_set() and await _count(meta) < cluster.start_nodes:
@@ -82,7 +82,7 @@ async def _pause(stop: asyncio.Event) -> None:
 
 
 async def _count(meta: MetaClient) -> int:
-    """Return how many live nodes compute."""
+    """Return the number of live nodes that compute."""
     with suppress(DirectoryUnavailableError):
         nodes = await meta.list_nodes()
         roles = [node.info.role for node in nodes if node.state == "alive"]

@@ -1,8 +1,8 @@
 """Child processes that stay up: start, wait until ready, restart with backoff, stop in order.
 
-``tierkv up`` passes one ChildSpec per role. A child prints one JSON line when it is ready and ends
-when its standard input closes, so no child outlives a killed supervisor. Logs stay bounded: a child
-keeps its log file open for appending, so older lines are copied to LOG.1 and the file is cut.
+``tierkv up`` passes one ChildSpec per role. A child prints one JSON line when ready and ends when
+standard input closes, so no child outlives a killed supervisor. Logs stay bounded: a child keeps
+its log file open for appending, so older lines are copied to LOG.1 and the file is truncated.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from typing import IO, Any, BinaryIO, Final
 from tierkv.kvcore.errors import NoNodeError
 
 LOG_BYTES: Final = 64 << 20
-"""A log that is longer is moved; with LOG.1 a process has twice as much at most."""
+"""A longer log is moved; together with LOG.1 a process has at most twice as much."""
 
 
 def keep_short(path: Path, most_bytes: int = LOG_BYTES) -> bool:
-    """Move what a log holds to LOG.1 when it is too long; whether that was done.
+    """Move the content of a log to LOG.1 if too long; return True if moved.
 
-    What is written between the last look and the cut is lost: a few lines at most.
+    Lines written between the copy and the cut are lost: a few lines at most.
 
     Raises:
-        OSError: the file can't be copied, for example because the disk is full; it stays as it is.
+        OSError: the file can't be copied, for example because the disk is full; the log stays
+            unchanged.
     """
     with contextlib.suppress(FileNotFoundError), path.open("rb") as log:
         if os.fstat(log.fileno()).st_size <= most_bytes:
@@ -49,7 +50,7 @@ def _copy(log: BinaryIO, older: Path) -> None:
         fd = os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "wb") as copy:
             shutil.copyfileobj(log, copy)
-            shutil.copyfileobj(log, copy)  # What came meanwhile.
+            shutil.copyfileobj(log, copy)  # Lines written during the first copy.
         fresh.replace(older)
     except OSError:
         fresh.unlink(missing_ok=True)
@@ -63,9 +64,9 @@ BACKOFF_MOST_S = 10.0
 STABLE_S = 30.0
 """A child that ran this long starts its next backoff from the beginning."""
 KILL_COUNTS = ("/proc/vmstat", "/sys/fs/cgroup/memory.events")
-"""Where the kernel counts those that it killed for memory."""
+"""Files with the kernel's counts of processes killed for memory."""
 LOG_LOOK_S = 10.0
-"""How often the lengths of the logs are looked at."""
+"""Time between checks of the logs' lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,10 @@ class ChildSpec:
     """One process to keep alive.
 
     Attributes:
-        name: shown in messages and the log file's name.
+        name: name in messages and of the log file.
         argv: command line.
-        log_path: where its standard error goes (appended).
-        stop_timeout_s: from SIGTERM to SIGKILL.
+        log_path: file for standard error (appended).
+        stop_timeout_s: time from SIGTERM to SIGKILL.
         first: more arguments, for the first start only.
     """
 
@@ -93,9 +94,9 @@ class Child:
 
     Attributes:
         process: the current process; None between restarts.
-        ready: what its ready line said; empty until ready.
-        restarts: how often it was started again.
-        memory_kills: processes that the kernel had killed for memory when this one began.
+        ready: content of the ready line; empty until ready.
+        restarts: number of restarts.
+        memory_kills: number of memory kills by the kernel before this process began.
     """
 
     spec: ChildSpec
@@ -107,10 +108,10 @@ class Child:
 
 
 class Supervisor:
-    """Keeps children alive until told to stop.
+    """Keeps children alive until stopped.
 
     Args:
-        on_restart: called with (name, exit code, delay in seconds, killed for memory) when a child
+        on_restart: called with (name, exit code, delay in seconds, killed for memory) after a child
             died.
     """
 
@@ -122,13 +123,13 @@ class Supervisor:
         self._stopping = False
 
     async def start(self, spec: ChildSpec, *, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Start a child and wait for its ready line.
+        """Start a child and wait for the ready line.
 
         Returns:
-            ready: what the child said about itself, such as its addresses.
+            ready: the child's report, for example addresses.
 
         Raises:
-            NoNodeError: it ended or stayed silent; the message carries the end of its log.
+            NoNodeError: the child ended or stayed silent; the message carries the end of the log.
         """
         child = Child(spec)
         self.children[spec.name] = child
@@ -234,7 +235,7 @@ async def _create(argv: tuple[str, ...], errors: IO[bytes]) -> asyncio.subproces
 
 
 def exit_text(code: int, *, by_memory: bool) -> str:
-    """Say how a process ended."""
+    """Describe the end of a process."""
     if by_memory:
         return (
             f"with {code}: the kernel killed it because memory ran out (`tierkv doctor` says what "
@@ -244,7 +245,7 @@ def exit_text(code: int, *, by_memory: bool) -> str:
 
 
 def memory_kills() -> int:
-    """Return how many processes the kernel has killed for memory, here and in our control group."""
+    """Return the kernel's count of memory kills, on this machine and in our control group."""
     total = 0
     for path in KILL_COUNTS:
         with contextlib.suppress(OSError):
@@ -254,12 +255,12 @@ def memory_kills() -> int:
 
 
 def killed_for_memory(child: Child, code: int) -> bool:
-    """Whether the kernel ended a child because memory ran out."""
+    """True if the kernel ended a child because memory ran out."""
     return code == -signal.SIGKILL and memory_kills() > child.memory_kills
 
 
 def _why_not(child: Child, earlier: int) -> str:
-    """Say why a child is not ready: what it wrote, and whether it was killed for memory."""
+    """Describe why a child is not ready: last log lines, or killed for memory."""
     code = child.process.returncode if child.process is not None else None
     if code is not None and killed_for_memory(child, code):
         return f"it ended {exit_text(code, by_memory=True)}"
@@ -267,9 +268,9 @@ def _why_not(child: Child, earlier: int) -> str:
 
 
 def _last_words(path: Path, start: int, count: int = 5) -> str:
-    """Return the last lines logged from byte ``start`` on; those for people, if there are any.
+    """Return the last log lines from byte ``start`` on; only lines for people, if any.
 
-    A role ends with an error in plain words after its JSON records.
+    A role ends with an error in plain words after the JSON records.
     """
     text = path.read_bytes()[start:].decode(errors="replace") if path.exists() else ""
     lines = text.strip().splitlines()
