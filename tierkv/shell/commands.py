@@ -1,6 +1,6 @@
-"""The backslash commands of the prompt of ``tierkv sql``, named as psql's.
+"""The backslash commands of the prompt of ``tierkv sql``, named as in psql.
 
-Pure: from what was typed to SQL that answers it, a listing, or text to show.
+Pure: converts typed text to SQL, a listing, or text to show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "\\q": "leave; quit, exit and Ctrl-D too",
 }
 LEAVING: Final = frozenset({"\\q", "\\quit", "quit", "exit"})
-"""Words that end the prompt, also with a semicolon behind; no statement is one of them."""
+"""Words that end the prompt, also with a final semicolon; none of the words is a statement."""
 
 HELPING: Final = frozenset({"\\?", "\\h", "\\help", "help", "?"})
 
@@ -31,7 +31,7 @@ _RELATIONS: Final = (
     "SELECT schema_name AS schema, {kind}_name AS name, '{kind}' AS type FROM duckdb_{kind}s() "
     "WHERE NOT internal AND database_name <> 'tierkv_pg'{more}"
 )
-"""PostgreSQL's catalog is a database of its own, tierkv_pg, once a statement has named it."""
+"""PostgreSQL's catalog is a separate database, tierkv_pg, once a statement has named it."""
 _TABLES: Final = _RELATIONS.format(kind="table", more="")
 _VIEWS: Final = _RELATIONS.format(kind="view", more="")
 _OWN_VIEWS: Final = _RELATIONS.format(kind="view", more=" AND schema_name <> 'tierkv'")
@@ -48,14 +48,14 @@ _LISTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a command leads to: one of SQL to run, rows to print, text, or the new timing.
+    """The result of a command: SQL to run, rows to print, text, or a new timing.
 
     Attributes:
-        sql: a statement that answers it.
+        sql: a statement that answers the command.
         names: columns of ``rows``.
         rows: a listing.
-        text: what to say.
-        timing: whether times are shown from now on; None leaves it.
+        text: text to show.
+        timing: True or False to switch the display of times; None for no change.
     """
 
     sql: str = ""
@@ -66,17 +66,17 @@ class Reply:
 
 
 def is_command(typed: str) -> bool:
-    """Say whether what was typed is the prompt's own, not SQL."""
+    """True if the typed text is a command of the prompt, not SQL."""
     word = typed.strip().rstrip(";").lower()
     return word.startswith("\\") or word in LEAVING or word in HELPING
 
 
 def answer(typed: str, *, timing: bool) -> Reply:
-    """Say what a command leads to.
+    """Return the result of a command.
 
     Args:
-        typed: the command, with its argument.
-        timing: whether times are shown now.
+        typed: the command, with an argument.
+        timing: True if times are shown now.
     """
     word, _, argument = typed.strip().rstrip(";").partition(" ")
     word, argument = word.lower().removesuffix("+"), argument.strip()
@@ -94,7 +94,7 @@ def answer(typed: str, *, timing: bool) -> Reply:
 
 
 def help_text() -> str:
-    """Return what ``help`` says."""
+    """Return the text of ``help``."""
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {name:<{width}}  {meaning}" for name, meaning in COMMANDS.items()]
     return "\n".join(

@@ -1,7 +1,7 @@
-"""What Tab completes at the prompt of ``tierkv sql``.
+"""Tab completion at the prompt of ``tierkv sql``: keywords, tables, columns, functions, settings.
 
-Keywords, tables, columns, functions and settings. A pure choice of words from the text before the
-cursor and a catalog; the catalog is read again after each statement, when Tab is pressed next.
+A pure choice of words from the text before the cursor and a catalog. After each statement the
+catalog is read again at the next Tab.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ENGINE_FUNCTIONS: Final = """
     min now nullif range read_csv read_json read_parquet regexp_matches replace round row_number
     split_part string_agg substring sum trim unnest upper
 """
-"""Those most used; DuckDB has about a thousand."""
+"""The most common functions; DuckDB has about a thousand."""
 _TABLE_COMES: Final = frozenset(
     {"FROM", "JOIN", "INTO", "UPDATE", "TABLE", "DESCRIBE", "TRUNCATE", "COPY"}
 )
@@ -55,7 +55,7 @@ class Catalog:
 
 
 def catalog_of(rows: Iterable[Sequence[Any]]) -> Catalog:
-    """Make a catalog of rows of CATALOG_SQL; tables of schema ``main`` need no schema."""
+    """Build a catalog from rows of CATALOG_SQL; tables of schema ``main`` need no schema."""
     tables: dict[str, list[str]] = {}
     for schema, table, column in rows:
         tables.setdefault(table if schema == "main" else f"{schema}.{table}", []).append(column)
@@ -63,10 +63,10 @@ def catalog_of(rows: Iterable[Sequence[Any]]) -> Catalog:
 
 
 def words_for(text: str, catalog: Catalog, *, commands: Sequence[str] = ()) -> list[str]:
-    """Return what may stand where ``text`` ends, sorted; nothing inside a string or comment.
+    """Return the words that may continue ``text``, sorted; empty inside a string or comment.
 
     Args:
-        text: what stands before the cursor.
+        text: text before the cursor.
         catalog: tables and columns.
         commands: backslash commands of the prompt.
     """
@@ -104,7 +104,7 @@ def _known(tokens: Sequence[Token], word: str, catalog: Catalog) -> Iterator[str
 
 
 def _columns(tokens: Sequence[Token], word: str, catalog: Catalog) -> Iterator[str]:
-    """Columns of the tables that are named; of all tables of ``main`` before any is."""
+    """Yield columns of the named tables; of all tables of ``main`` if no table is named."""
     names = {name_value(t) for t in tokens if t.kind in (TokenKind.WORD, TokenKind.QUOTED)}
     named = [table for table in catalog.tables if table.rpartition(".")[2] in names]
     for table in named or (table for table in catalog.tables if "." not in table):
@@ -115,7 +115,7 @@ def _columns(tokens: Sequence[Token], word: str, catalog: Catalog) -> Iterator[s
 
 
 def _in_from(tokens: Sequence[Token]) -> bool:
-    """True behind a comma of a FROM list."""
+    """True after a comma of a FROM list."""
     for token in reversed(tokens):
         if token.upper in ("SELECT", "WHERE", "BY", "HAVING", "ON", "SET", "VALUES", "("):
             return False
@@ -125,7 +125,7 @@ def _in_from(tokens: Sequence[Token]) -> bool:
 
 
 def _like(word: str, keyword: str) -> str:
-    """Spell a keyword the way its first letter was typed; upper case before that."""
+    """Spell a keyword in the case of the first typed letter; upper case before any letter."""
     return keyword.lower() if word[:1].islower() else keyword
 
 
@@ -135,16 +135,16 @@ def _beginning(known: Iterable[str], word: str) -> list[str]:
 
 
 class SqlCompleter(Completer):
-    """Completes at the prompt; ``forget`` after each statement, which may have made tables."""
+    """Completes at the prompt; call ``forget`` after each statement that may create tables."""
 
     def __init__(self, read: Callable[[], Catalog], commands: Sequence[str]) -> None:
-        """Complete from what ``read`` returns, and ``commands``."""
+        """Complete from the catalog of ``read``, and ``commands``."""
         self._read = read
         self._commands = commands
         self._catalog: Catalog | None = None
 
     def forget(self) -> None:
-        """Read the catalog again when it is needed next."""
+        """Read the catalog again at the next use."""
         self._catalog = None
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterator[Completion]:

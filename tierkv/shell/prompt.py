@@ -1,8 +1,8 @@
-"""The prompt of ``tierkv sql``: reads whole statements from a terminal and keeps their history.
+"""The prompt of ``tierkv sql``: reads whole statements from a terminal and keeps a history.
 
-prompt_toolkit edits, completes and remembers statements; Enter ends a complete statement and begins
-a new line in an incomplete one. The history file is bounded and private to its owner; statements
-that may hold a secret stay in memory. Importing this module imports prompt_toolkit.
+prompt_toolkit edits, completes and remembers statements. Enter ends a complete statement and begins
+a new line in an incomplete one. The history file is bounded and private. Statements that may hold a
+secret stay in memory. Importing this module imports prompt_toolkit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from prompt_toolkit.history import FileHistory
 
 MAX_ENTRIES: Final = 2_000
 MAX_ENTRY_CHARS: Final = 32_768
-"""Longer statements were pasted or generated; they are remembered for the session."""
+"""Longer statements were pasted or generated; they are remembered only for the session."""
 
 _SECRET: Final = re.compile(
     r"passw(or)?d|passphrase|\b(pwd|secret|token|credentials?|api_?key|private_?key)\b"
@@ -48,14 +48,14 @@ _SECRET: Final = re.compile(
 class StatementHistory(FileHistory):
     """prompt_toolkit's history file, private and bounded.
 
-    A file that can't be written is given up: the session goes on with what it remembers.
+    After a failed write the file is given up, and the session continues with the history in memory.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file, and drop its oldest entries where there are too many.
+        """Open or create the file, and drop the oldest entries beyond the limit.
 
         Raises:
-            OSError: the file can't be made or read.
+            OSError: the file can't be created or read.
         """
         super().__init__(str(path))
         self._path = path
@@ -81,7 +81,7 @@ class StatementHistory(FileHistory):
         self._replace(reversed(newest_first[: MAX_ENTRIES // 2]))
 
     def _replace(self, entries: Iterable[str]) -> None:
-        """Write all entries anew; another session that appends meanwhile may lose an entry."""
+        """Rewrite all entries; a concurrent append by another session may be lost."""
         path, whole = self._path, self._path.with_name(f"{self._path.name}.{os.getpid()}")
         os.close(os.open(whole, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
         self.filename = str(whole)
@@ -92,7 +92,7 @@ class StatementHistory(FileHistory):
 
 
 def holds_secret(statement: str) -> bool:
-    """Say whether a statement may hold a password, a key or a token."""
+    """True if a statement may hold a password, a key or a token."""
     return _SECRET.search(statement) is not None
 
 
@@ -102,7 +102,7 @@ GREETING: Final = "TierKV. Statements end with ';'. Tab completes, \\? helps, \\
 
 
 class RunsText(Protocol):
-    """What runs statements and prints what they gave."""
+    """Runs statements and prints the results."""
 
     timing: bool
 
@@ -117,14 +117,14 @@ def prompt(
     output: OutputFormat,
     terminal: tuple[Input, Output] | None = None,
 ) -> int:
-    """Read and run until the user leaves; the exit status.
+    """Read and run statements until the user leaves; return the exit status.
 
     Args:
-        shell: what runs statements.
-        connection: asked for names to complete.
-        history: file of what was typed.
-        output: how listings are printed.
-        terminal: where to read and draw; None: the process's own.
+        shell: runs the statements.
+        connection: provides names to complete.
+        history: file of the history.
+        output: format of listings.
+        terminal: terminal to read and draw on; None: the process's own.
     """
     completer = SqlCompleter(lambda: _catalog(connection), list(COMMANDS))
     keys, screen = terminal or (None, None)
@@ -151,12 +151,12 @@ def prompt(
 
 
 def is_finished(text: str) -> bool:
-    """Say whether Enter ends what was typed: a command, nothing, or complete statements."""
+    """True if Enter ends the typed text: a command, nothing, or complete statements."""
     return not text.strip() or is_command(text) or is_complete(text)
 
 
 def is_complete(text: str) -> bool:
-    """Say whether typed text may run: it ends with ';', which no string or comment holds."""
+    """True if typed text may run: the text ends with ';' outside of strings and comments."""
     try:
         tokens = tokenize(text)
     except SqlSyntaxError:
@@ -196,7 +196,7 @@ def _history(path: Path) -> History:
 
 
 def _catalog(connection: dbapi.Connection) -> Catalog:
-    """Ask for tables and columns, in a session of its own; none while that is refused."""
+    """Return tables and columns, read in a separate session; empty if the query is refused."""
     try:
         with closing(connection.cursor()) as cursor:
             cursor.execute(CATALOG_SQL)

@@ -1,8 +1,8 @@
-"""``tierkv sql``: run statements in this process and print what they gave.
+"""``tierkv sql``: run statements in this process and print the results.
 
-One command, a file, a pipe or a prompt; rows go to standard output as they come, progress,
-warnings and the summary of AI calls to standard error. What AI calls need is loaded with the first
-of them.
+The input is a command, a file, a pipe or a prompt. Rows go to standard output as they come;
+progress, warnings and the summary of AI calls go to standard error. Torch and the model are loaded
+at the first AI call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tierkv.progress import StatementBar
 
 
 def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: bool) -> int:
-    """Run ``text``, standard input or a prompt; the exit status (1 after an error)."""
+    """Run ``text``, standard input or a prompt; return the exit status (1 after an error)."""
     interactive = text is None and sys.stdin.isatty()
     if text is None and not interactive:
         text = sys.stdin.read()
@@ -41,20 +41,19 @@ def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: 
             watch_reader(sys.stdout.fileno(), shell.reader_left)
         if text is not None:
             return 0 if shell.run_text(text) else 1
-        # Only the prompt needs it, and it takes a while to import.
+        # Only the prompt needs this module, and the import takes a while.
         from tierkv.shell.prompt import prompt
 
         return prompt(shell, connection, state_folder() / "sql_history", output=output)
 
 
 class Shell:
-    """Runs statements on one connection and prints their results.
+    """Runs statements on one connection and prints the results.
 
-    Writing raises BrokenPipeError when nobody reads any more; whoever runs the command line ends
-    quietly then.
+    Writing to a closed reader raises BrokenPipeError; the command line then ends quietly.
 
     Attributes:
-        timing: the time of each statement is told.
+        timing: True if the time of each statement is printed.
     """
 
     def __init__(self, connection: dbapi.Connection, *, output: OutputFormat, quiet: bool) -> None:
@@ -67,16 +66,16 @@ class Shell:
         self._giving_rows = self._reader_gone = False
 
     def reader_left(self) -> None:
-        """Stop a statement whose rows nobody reads; its own thread learns of it by BrokenPipeError.
+        """Stop a statement whose rows have no reader; its own thread gets a BrokenPipeError.
 
-        One that gave no rows yet goes on: it may have been run for what it does.
+        A statement without rows so far continues, because it may have been run for its effects.
         """
         self._reader_gone = True
         if self._giving_rows:
             self._cursor.cancel()
 
     def run_text(self, text: str) -> bool:
-        """Run statements until one fails; whether all worked."""
+        """Run statements until one fails; return True if all succeeded."""
         try:
             statements = self._cursor.session.split(text)
         except TierKVError as error:
@@ -115,7 +114,7 @@ class Shell:
     def _next(
         self, batches: Iterator[Sequence[tuple[Any, ...]]]
     ) -> Sequence[tuple[Any, ...]] | None:
-        """Wait for rows; the bar is gone when they are printed, for it writes on the terminal."""
+        """Wait for rows. The bar, which uses the same terminal, is gone before rows are printed."""
         bar = StatementBar(
             self._cursor.session, enabled=not self._quiet, on_notice=self._tell_early
         )
@@ -131,7 +130,7 @@ class Shell:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def _tell_early(self, notice: Notice) -> None:
-        """Print what a running statement has to say; the bar begins again below it."""
+        """Print a notice of a running statement; the bar begins again below the notice."""
         self._told_early = notice
         _tell_notice(notice)
 
@@ -152,7 +151,7 @@ class Shell:
 
 
 def _tell_notice(notice: Notice) -> None:
-    # The carriage return and the erased line take away what the bar has drawn there.
+    # The carriage return and the erased line remove the bar drawn on the line.
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     typer.secho(f"{clear}{notice.severity}: {notice.message}", fg="yellow", err=True)
     for text in (notice.detail, notice.hint):
@@ -161,17 +160,17 @@ def _tell_notice(notice: Notice) -> None:
 
 
 def tell_loading(model: str) -> None:
-    """Say why the first AI call takes longer than those behind it."""
+    """Explain why the first AI call takes longer than later ones."""
     typer.secho(f"loading model {model} ...", err=True, dim=True)
 
 
 def watch_reader(descriptor: int, left: Callable[[], None]) -> None:
-    """Call ``left`` once nobody reads what is written to a pipe; writing tells only later.
+    """Call ``left`` once the reader of a pipe is gone; a write would detect that only later.
 
     The thread waits as long as the process lives.
     """
     poll = select.poll()
-    poll.register(descriptor, 0)  # Errors are told unasked, and only they are of interest.
+    poll.register(descriptor, 0)  # poll always reports errors, and only errors are of interest.
 
     def wait() -> None:
         poll.poll()
@@ -181,7 +180,7 @@ def watch_reader(descriptor: int, left: Callable[[], None]) -> None:
 
 
 def summarise(stats: AiStats) -> str:
-    """Say in one line what a statement's AI calls cost and what the cache saved."""
+    """Return one line with the cost of a statement's AI calls and the savings of the cache."""
     hits = stats.hit_tokens
     tiers = (("L1", hits.l1), ("L2", hits.l2), ("L3", hits.l3), ("L4", hits.l4))
     shown = ", ".join(f"{name} {count:,}" for name, count in tiers if count) or "none"
