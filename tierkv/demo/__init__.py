@@ -1,1 +1,1 @@
-"""``tierkv demo``: what the cache saves, shown on the shipped model."""
+"""``tierkv demo``: the cache's savings, shown on the shipped model."""

@@ -1,4 +1,4 @@
-"""The demo's chat: ten turns through the openai client, as any chat application would send them."""
+"""The demo's chat: ten turns through the openai client, as a chat application would send them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tierkv.kvcore.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """One turn as the client saw it.
+    """One turn as seen by the client.
 
     Attributes:
         answer: the whole answer.
-        prompt_tokens: of the history and the question.
-        cached_tokens: of those, loaded instead of computed.
+        prompt_tokens: tokens of the history and the question.
+        cached_tokens: tokens of the prompt that were loaded instead of computed.
         ttft_s: seconds from sending the request to the first piece of the answer.
         wall_s: seconds to the end of the answer.
     """
@@ -36,7 +36,7 @@ def play_chat(base_url: str, questions: Sequence[str], *, use_cache: bool) -> li
         ConfigError: the openai package is not installed.
     """
     try:
-        import openai  # a development dependency, and a second to import
+        import openai  # a development dependency, and takes a second to import
     except ImportError:
         raise ConfigError("the demo's chat needs openai", hint="pip install openai") from None
     messages: list[Any] = []

@@ -1,8 +1,8 @@
-"""``tierkv demo``: the story of the cache, on the shipped model, with and without it.
+"""``tierkv demo``: a demonstration of the cache on the shipped model, with and without cache.
 
-Several questions over the same generated customer notes, the first of them once more, and a chat of
-ten turns over REST. Everything runs without the cache first and then with it; answers must be
-equal. ``tierkv/demo/report.py`` prints what that took.
+Several questions over the same generated customer notes, the first question once more, and a chat
+of ten turns over REST. Everything runs without the cache first and then with the cache. The answers
+must be equal. ``tierkv/demo/report.py`` prints the results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tierkv.output import OutputFormat, render_rows
 from tierkv.progress import StatementBar
 
 L1_OF_THE_DEMO = "16MiB"
-"""Smaller than the notes' KV, so that later questions have to fetch it from the pool."""
+"""Smaller than the notes' KV, so later questions have to fetch KV from the pool."""
 
 OFF = '{"cache": false, "max_tokens": 12}'
 ON = '{"max_tokens": 12}'
@@ -38,11 +38,11 @@ class Step:
     """One statement of the demo.
 
     Attributes:
-        title: its name in the table.
-        question: what is asked of each note.
-        statement: SQL; ``%s`` is where the AI call goes.
-        fact: what the notes were made from and the answer must be; empty where there is none.
-        about: what it shows.
+        title: name in the table.
+        question: question about each note.
+        statement: SQL; ``%s`` is the place of the AI call.
+        fact: the field of the notes' records that is the right answer; empty if none.
+        about: the purpose of the statement.
     """
 
     title: str
@@ -72,7 +72,7 @@ REPEATED = replace(
 
 
 def run_demo(config: LoadedConfig, *, rows: int, seed: int) -> int:
-    """Run everything and print it; 1 when the cache changed an answer."""
+    """Run everything and print the results; return 1 if the cache changed an answer."""
     console = Console(soft_wrap=True, width=max(LEAST_WIDTH, Console().width))
     config = _with_small_l1(config)
     console.print(f"Starting TierKV in this process; {rows} notes, seed {seed} ...")
@@ -141,7 +141,7 @@ def _run(
 
 
 def _template_tokens(connection: Connection, run: DemoStatement) -> int:
-    """Tokens per prompt of the first statement that the chat template added, rounded up."""
+    """Return the chat template's tokens per prompt in the first statement, rounded up."""
     texts = [f"{INSTRUCTION}\n", f"\nQuestion: {STEPS[0].question}"]
     counted = connection.execute("SELECT sum(ai_count_tokens($1 || note || $2)) FROM notes", texts)
     row = counted.fetchone()
@@ -177,7 +177,7 @@ def _print_step(
 
 
 def _share_right(step: Step, run: DemoStatement, records: Sequence[CustomerRecord]) -> float | None:
-    """Compare with the facts the notes were made from; None where a step has no such fact."""
+    """Return the share of answers equal to the notes' facts; None for a step without a fact."""
     if not step.fact:
         return None
     if step.fact in ("positive", "negative"):

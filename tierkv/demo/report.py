@@ -1,8 +1,8 @@
-"""What ``tierkv demo`` prints: its table, its bars and the conclusions.
+"""The output of ``tierkv demo``: a table, bars and the conclusions.
 
-Every number is computed from the runs that are passed in. Time to the first token is shown for the
-chat only, because the calls of a statement are sent together and wait for each other. A bar's
-length is a share of the longest bar; each kind of bar has its own character and its own colour.
+Every number is computed from the given runs. Time to the first token is shown for the chat only,
+because the calls of a statement are sent together and wait for each other. A bar's length is a
+share of the longest bar. Each kind of bar has a separate character and colour.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ASCII = {"█": "#", "▓": "=", "▒": "+", "░": "-"}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a piece of a bar means, and how it looks."""
+    """The meaning and look of a piece of a bar."""
 
     name: str
     character: str
@@ -36,7 +36,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One line of a plot: its label, its pieces and what stands behind them."""
+    """One line of a plot: a label, pieces and a note behind the bar."""
 
     label: str
     pieces: Sequence[tuple[Kind, float]]
@@ -65,7 +65,7 @@ def plot_lines(
 
 
 def _lengths(bar: Bar, most: float) -> list[int]:
-    """Cells per piece; rounded at the pieces' ends, so that the whole bar has its length."""
+    """Return cells per piece; the ends are rounded, so the whole bar has the exact length."""
     ends, total = [0], 0.0
     for _, value in bar.pieces:
         total += value
@@ -90,7 +90,7 @@ TIERS = (
 
 @dataclass(frozen=True, slots=True)
 class DemoStatement:
-    """One statement as it went: rows, what its AI calls cost, and its wall time in seconds."""
+    """The run of one statement: rows, statistics of AI calls, and wall time in seconds."""
 
     rows: list[tuple[Any, ...]]
     columns: tuple[Column, ...]
@@ -103,23 +103,23 @@ class DemoStatement:
         return self.stats.prompt_tokens - self.stats.hit_tokens.total
 
     def loaded_of_notes(self, instruction_tokens: int) -> int:
-        """Loaded tokens that can't be the instruction's: those beyond its length in each call."""
+        """Return loaded tokens of notes: those beyond the instruction's length in each call."""
         calls = self.stats.requests
         return max(0, self.stats.hit_tokens.total - calls * instruction_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Everything the demo ran.
+    """All results of the demo.
 
     Attributes:
-        titles: of the statements.
-        off: the statements without the cache; the last one, a repetition, was not run so.
-        on: the statements with it, in the same order.
+        titles: titles of the statements.
+        off: the statements without the cache; the last statement, a repetition, has no such run.
+        on: the statements with the cache, in the same order.
         chat_off: the chat without the cache.
-        chat_on: the chat with it.
-        questions: what the chat asked.
-        instruction_tokens: length of what all prompts begin with.
+        chat_on: the chat with the cache.
+        questions: the questions of the chat.
+        instruction_tokens: length of the common beginning of all prompts.
     """
 
     titles: Sequence[str]
@@ -132,7 +132,7 @@ class Story:
 
     @property
     def equal(self) -> bool:
-        """True when the cache changed no answer."""
+        """True if the cache changed no answer."""
         before = [*self.off, self.off[0]]
         same_rows = all(
             sorted(a.rows) == sorted(b.rows) for a, b in zip(before, self.on, strict=True)
@@ -150,7 +150,7 @@ def print_story(console: Console, story: Story) -> None:
 
 
 def _table(console: Console, title: str) -> Table:
-    """Print a title, which a narrow table would break, and begin the table below it."""
+    """Print a title, which a narrow table would break, and begin the table below the title."""
     console.print(f"\n[bold]{title}[/bold]", highlight=False)
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
 
