@@ -268,7 +268,7 @@ def demo(
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Show the cache's savings: questions over the same notes and a chat, with and without cache."""
+    """Compare runs with and without the cache: questions over the same notes, and a chat."""
     from tierkv.demo.demo import run_demo
 
     raise typer.Exit(run_demo(_load(config, settings), rows=rows, seed=seed))
