@@ -1,9 +1,9 @@
 """The identity of an engine's KV: everything two engines must have in common to share blocks.
 
-The code inside an engine builds the identity from the engine's own configuration. Equal identities
-have equal fingerprints, and fingerprints key the names of blocks, and engines with different
-identities never share a block. ``differences`` lists the differing fields for people. Pure, except
-for reading the model's folder.
+The code inside an engine builds the identity from the engine's own configuration. Fingerprints key
+the names of blocks: equal identities have equal fingerprints, and engines with different identities
+never share a block. ``differences`` lists the differing fields for people. Pure, except for reading
+the model's folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tenant's key as the ``cache_salt`` of a request to another engine, and back.
 
 The engine's compute node (integrations/remote) sends the salt. The engine hashes the salt into its
-own block names, and tenants share nothing inside the engine. The engine also passes the salt to
+own block names, so tenants share nothing inside the engine. The engine also passes the salt to
 TierKV's classes in the engine's process, which can then name blocks as the scheduler does
 (kvcore/block_key.py). vLLM accepts at most 128 characters, none of ``@``, ``/``, ``\\`` or NUL.
 """

@@ -360,7 +360,7 @@ def pool_get(
 
 @pool_app.command("clean")
 def pool_clean(config: ConfigOption = None, settings: SetOption = None) -> None:
-    """Free memory left by this cluster while stopped, and by clusters whose folder is gone."""
+    """Free the memory left by this stopped cluster and by clusters whose folder is gone."""
     from tierkv.processes import left_memory
 
     left_memory.clean(_load(config, settings).settings)

@@ -166,9 +166,7 @@ class RankListener:
     async def _replay(self, context: zmq.asyncio.Context, start: int) -> None:
         """Request batches and pass them on, until the replay ends or another is requested."""
         with _socket(context, zmq.DEALER) as socket:
-            socket.set_hwm(
-                0
-            )  # A ROUTER drops messages over the limit, so only the engine's limit counts.
+            socket.set_hwm(0)  # A ROUTER drops messages over the limit: only the engine sets one.
             socket.connect(self.endpoint.replay)
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
             while self._ask_from is None:

@@ -131,7 +131,7 @@ class EngineHttp:
         """POST a JSON object; yield the events of the reply. Closing the iterator disconnects.
 
         Raises:
-            TransportError: the engine is gone, also in the middle; the stream has no end mark.
+            TransportError: the engine is gone, also mid-stream, or the stream has no end mark.
         """
         async with self._failing_well(), self._client.stream("POST", path, json=body) as response:
             if response.status_code >= 400:

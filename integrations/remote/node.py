@@ -264,7 +264,7 @@ class RemoteNode:
         if answering.tokens > 1:
             life.pace.decode_rate.add(answering.tokens - 1, answering.ended_s - answering.first_s)
 
-    # -- what it says of itself
+    # -- reports
 
     def info(self) -> NodeInfo:
         """Describe the node for its registration."""

@@ -55,7 +55,7 @@ def refusal(
         return ContextTooLongError(text, hint="shorten the prompt or lower max_tokens")
     if status != 404:
         return UserError(text)
-    # A server without the model names it; a server of another kind lacks the path.
+    # A server that lacks the model names the model; a server of another kind lacks the path.
     return UnknownModelError(text, hint="" if "model" in said.lower() else _WRONG_KIND)
 
 

@@ -178,7 +178,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Read and verify pages in the host pool; False means the memory may hold garbage."""
+        """Read pages into the host pool, verified. False: the memory may hold garbage."""
         return self._get(KV, keys, host_indices)
 
     def batch_set_v1(

@@ -115,8 +115,8 @@ class BlockReadJob:
     def good(self) -> int:
         """Wait for the end; return the number of leading blocks the engine may use.
 
-        The result is 0 if the engine did not wait for each layer, as it may have read a layer too
-        early.
+        A load within a step returns 0 if the engine did not wait for each layer: the engine may
+        have read a layer too early.
         """
         assert self.future is not None
         good = self.future.result()

@@ -127,7 +127,7 @@ class WorkerSide:
             self._submit(self._fresh)
 
     def end_step(self) -> None:
-        """End the step's work; loads of the step write to the engine's memory no longer."""
+        """End the step's work; afterwards no load of the step writes to the engine's memory."""
         spoilt = {job.load.request_id for job in self._in_step if self._end_load(job)}
         self._in_step.clear()
         if self._fresh is not None:
