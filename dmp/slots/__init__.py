@@ -1,1 +1,1 @@
-"""Which slot holds which block: the pure core of a pool node, and who is evicted."""
+"""Which slot holds which block, and which block is evicted: the pure core of a pool node."""

@@ -1,7 +1,7 @@
-"""Which new blocks are worth a place that another would have to give up.
+"""Decides whether a new block is worth the place of the block that would be evicted.
 
-A part of the pure core, used by dmp/slots/slot_table.py. The policy of a slot size compares the
-newcomer with the block that would go; what lies behind a refused block is refused too.
+A part of the pure core, used by dmp/slots/slot_table.py. The policy of a slot size compares the new
+block with its victim. Blocks that follow a refused block are refused too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Admission:
     """Refuses blocks.
 
     Attributes:
-        refused_puts: how many, ever.
+        refused_puts: number of blocks ever refused.
     """
 
     def __init__(self, order: EvictionOrder) -> None:
@@ -31,10 +31,11 @@ class Admission:
         self._refused: dict[Hashable, None] = {}
 
     def is_unreachable(self, put: BlockSpec) -> bool:
-        """Whether a block lies behind one that was refused; then it is refused as well.
+        """Return True, and refuse the block, if the parent of the block was refused.
 
-        Most chains lie on one node, their writer's. Of one that is spread over several, parts may
-        be kept elsewhere until they age.
+        Most chains lie on one node, their writer's. If a chain is spread over several nodes, other
+        nodes may keep parts of the chain until these parts age. Blocks that pending rows will read
+        are not refused.
         """
         if put.parent not in self._refused or put.outlook.expectation is Expectation.ROWS:
             return False
@@ -42,8 +43,8 @@ class Admission:
         return True
 
     def refuses(self, facts: BlockFacts, size: int, now: float) -> bool:
-        """Whether a block is worth less than the one the eviction order just named."""
-        if facts.outlook.expectation is Expectation.ROWS:  # It will be read, and soon.
+        """Return True if a block is worth less than the victim just named by the eviction order."""
+        if facts.outlook.expectation is Expectation.ROWS:  # The block will be read soon.
             return False
         if self._order.admits(facts, size, now):
             return False
@@ -51,7 +52,7 @@ class Admission:
         return True
 
     def taken(self, key: BlockKey) -> None:
-        """Take in that a block got a place: what lies behind it can be reached."""
+        """Note a stored block: its children are reachable again."""
         self._refused.pop(key, None)
 
     def _refuse(self, key: Hashable) -> None:

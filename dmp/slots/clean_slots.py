@@ -1,7 +1,8 @@
-"""Which sealed blocks have a copy in the lower tier, and which goes down next.
+"""Which sealed blocks have a copy in the lower tier, and which block is copied next.
 
-A part of the pure core, used by dmp/slots/slot_table.py. Blocks go down in the order of eviction: a
-block is due when all its children here have copies. Without a lower tier nothing is kept.
+A part of the pure core, used by dmp/slots/slot_table.py. Blocks are copied in the order of
+eviction: a block is due when all its children on this node have copies. Without a lower tier this
+module keeps no state.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ from tierkv.dmp.slots.leaf_queue import Entry, LeafQueue
 from tierkv.kvcore.ids import BlockKey
 
 _LANE: Final = 0
-"""The only one: slot sizes do not matter here."""
+"""The only lane: slot sizes do not matter here."""
 
 
 class CleanSlots:
-    """Marks slots as clean, and queues the others.
+    """Marks slots as clean, and queues the dirty slots.
 
     Attributes:
-        clean_bytes: slot bytes of sealed blocks with a copy below.
-        spare_bytes: of these, not used since they were copied, and thus older than what is dirty.
+        clean_bytes: slot bytes of sealed blocks with a copy in the lower tier.
+        spare_bytes: the part of ``clean_bytes`` that was not used since the copy was made, and thus
+            is older than every dirty slot.
     """
 
     def __init__(self, find: Callable[[BlockKey], Slot | None], *, enabled: bool) -> None:
         """Begin empty.
 
         Args:
-            find: answers the slot of a block.
-            enabled: whether there is a lower tier.
+            find: returns the slot of a block.
+            enabled: whether a lower tier exists.
         """
         self.clean_bytes = 0
         self.spare_bytes = 0
@@ -39,15 +41,15 @@ class CleanSlots:
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a lower tier."""
+        """Whether a lower tier exists."""
         return self._dirty is not None
 
     def next_dirty(self, slot_of: Callable[[int, int], Slot | None]) -> Slot | None:
-        """Return the sealed block that goes next and has no copy yet; None when all have."""
+        """Return the sealed block to copy next; None if all blocks have a copy."""
         return self._dirty.oldest(_LANE, slot_of) if self._dirty is not None else None
 
     def mark(self, slot: Slot, *, spare: bool = True) -> None:
-        """Note that a copy of a sealed block rests below; ``spare``: it goes before others."""
+        """Note a sealed block's copy in the lower tier; ``spare`` blocks are evicted first."""
         if self._dirty is not None and not slot.clean and slot.state is SlotState.SEALED:
             slot.clean = True
             self.clean_bytes += slot.extent.slot_bytes
@@ -57,24 +59,24 @@ class CleanSlots:
             self._unlink(self._dirty, slot)
 
     def used(self, slot: Slot) -> None:
-        """Take in that a spare block was used: it is young now, and what is dirty goes first."""
+        """Note the use of a spare block: it is young now, and dirty blocks are evicted first."""
         slot.spare = False
         self.spare_bytes -= slot.extent.slot_bytes
 
     def unmark(self, slot: Slot) -> None:
-        """Note that the copy below is gone."""
+        """Forget the copy in the lower tier."""
         if self._dirty is not None and slot.clean:
             self._forget_mark(slot)
             self._dirty.link(slot.block.parent)
             self._dirty.offer(slot, _LANE)
 
     def linked(self, slot: Slot) -> None:
-        """Take in a new block."""
+        """Add a new block."""
         if self._dirty is not None:
             self._dirty.link(slot.block.parent)
 
     def unlinked(self, slot: Slot) -> None:
-        """Take in that a block can't be found any more."""
+        """Forget a removed block."""
         if self._dirty is not None:
             if slot.clean:
                 self._forget_mark(slot)
@@ -82,17 +84,17 @@ class CleanSlots:
                 self._unlink(self._dirty, slot)
 
     def offer(self, slot: Slot) -> None:
-        """Queue a block if it is due."""
+        """Queue a block if the block is due."""
         if self._dirty is not None:
             self._dirty.offer(slot, _LANE)
 
     def vacated(self, index: int) -> None:
-        """Take in that a slot is free."""
+        """Note that a slot is free."""
         if self._dirty is not None:
             self._dirty.forget(index)
 
     def restore(self, children: Mapping[BlockKey, int], leaves: Iterable[Entry]) -> None:
-        """Take in a restart: nothing is known to rest below yet."""
+        """Load the queue after a restart, when no block is known to have a copy yet."""
         if self._dirty is not None:
             self._dirty.children = dict(children)
             self._dirty.load_lane(_LANE, leaves)

@@ -1,9 +1,9 @@
-"""In which order blocks go: a policy per slot size chooses among leaves.
+"""The order of eviction: a policy per slot size chooses among leaves.
 
-A part of the pure core, used by dmp/slots/slot_table.py and dmp/slots/evictor.py. Blocks that a
-restart found are unknown to the policies until somebody uses them; until then they go before all
-others, oldest first. What is held, pinned or has children when a policy names it is taken off its
-list, and offered again when that ends.
+A part of the pure core, used by dmp/slots/slot_table.py and dmp/slots/evictor.py. Policies do not
+know the blocks found at a restart until their first use; until then these blocks are evicted before
+all others, oldest first. If a policy names a block that is held, pinned or has children, the block
+is withdrawn, and offered again when the obstacle ends.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ MakePolicy = Callable[[int], EvictionPolicy]
 """Makes the policy for slots of a size in bytes."""
 
 SAME_USE_S: Final = 1.0
-"""Uses of a block that follow each other so soon are one."""
+"""Uses of a block within this time count as one use."""
 
 
 def evictable(slot: Slot) -> bool:
-    """Whether nobody needs a slot's bytes right now."""
+    """Return True if no holder, pin or lease needs the slot's bytes."""
     return slot.state is SlotState.SEALED and not (slot.holders or slot.pins or slot.leased)
 
 
 class EvictionOrder:
-    """Who goes next.
+    """Chooses the next eviction victim.
 
     Attributes:
-        leaves: children of all blocks; queues the leaves that no policy knows, by last use, and
-            once ``by_age`` is set all leaves.
-        by_age: whether ``oldest`` is wanted: when blocks are copied to a lower tier, and when slots
+        leaves: children of all blocks; queues the leaves that no policy knows, by last use, and all
+            leaves once ``by_age`` is set.
+        by_age: whether ``oldest`` is needed: when blocks are copied to a lower tier, and when slots
             of several sizes compete for extents.
-        _policies: by slot size, made when it is first met.
+        _policies: policy by slot size, made when the size first occurs.
     """
 
     def __init__(self, make_policy: MakePolicy, *, by_age: bool) -> None:
@@ -48,7 +48,7 @@ class EvictionOrder:
         self._policies: dict[int, EvictionPolicy] = {}
 
     def entered(self, slot: Slot, now: float) -> None:
-        """Take a sealed block in."""
+        """Add a sealed block."""
         slot.known = True
         slot.used_at = now
         if slot.facts is NO_FACTS:
@@ -57,9 +57,10 @@ class EvictionOrder:
         policy.entered(slot.index, slot.facts, whole_seconds(now))
 
     def used(self, slot: Slot, now: float) -> None:
-        """Take in that a sealed block was used; one found at a restart is known from then on.
+        """Note a use of a sealed block; the policy learns of a restored block at its first use.
 
-        Uses within a second are one: a load looks a block up and then reads it layer by layer.
+        Uses within a second count as one: a load looks a block up and then reads the block layer by
+        layer.
         """
         if not slot.known:
             self.entered(slot, now)
@@ -72,13 +73,13 @@ class EvictionOrder:
             policy.used(slot.index, slot.facts, whole_seconds(now))
 
     def left(self, slot: Slot, now: float) -> None:
-        """Take in that a block can't be found any more."""
+        """Forget a removed block."""
         if slot.known:
             self._policies[slot.extent.slot_bytes].left(slot.index, whole_seconds(now))
             slot.known = slot.offered = False
 
     def offer(self, slot: Slot) -> None:
-        """Let a slot go from now on, if it may."""
+        """Make a slot an eviction candidate, if the slot is an evictable leaf."""
         if slot.known and not slot.offered and self._may_go(slot):
             slot.offered = True
             self._policies[slot.extent.slot_bytes].offer(slot.index)
@@ -92,7 +93,7 @@ class EvictionOrder:
             self.leaves.offer(slot, slot.extent.slot_bytes)
 
     def next(self, size: int, store: SlotStore, now: float) -> Slot | None:
-        """Return the leaf of a size that goes next; amortised one question per slot offered."""
+        """Return the next victim of a size, a leaf; amortised one policy call per offered slot."""
         oldest = self.leaves.oldest(size, store.get)
         if oldest is not None and not oldest.known:
             return oldest
@@ -107,16 +108,16 @@ class EvictionOrder:
         return None
 
     def oldest(self, size: int, store: SlotStore) -> Slot | None:
-        """Return the leaf of a size that was not used for longest; wants ``by_age``."""
+        """Return the least recently used leaf of a size; requires ``by_age``."""
         return self.leaves.oldest(size, store.get)
 
     def admits(self, facts: BlockFacts, size: int, now: float) -> bool:
-        """Whether a block is worth more than the one that ``next`` just named."""
+        """Return True if a block is worth more than the victim that ``next`` just named."""
         policy = self._policies.get(size)
         return policy is None or policy.admits(facts, whole_seconds(now))
 
     def sizes(self) -> Iterator[int]:
-        """Name the slot sizes that have a policy."""
+        """Iterate over the slot sizes that have a policy."""
         return iter(self._policies)
 
     def _policy(self, size: int) -> EvictionPolicy:
@@ -141,7 +142,7 @@ class EvictionOrder:
 
 
 def _still_expected(facts: BlockFacts) -> BlockFacts:
-    """Say what is expected after a use: the one announced has come, but rows follow each other."""
+    """Return the facts after a use: the announced use has happened, but more rows may follow."""
     outlook = facts.outlook
     if outlook.expectation is Expectation.ROWS and outlook.expected_in_s is None:
         return facts

@@ -1,7 +1,7 @@
-"""Who goes to make room: the next leaf of the wanted size, or a whole colder extent.
+"""Chooses eviction victims: the next leaf of the wanted size, or a whole colder extent.
 
-A part of the pure core: it only chooses; dmp/slots/slot_table.py carries it out. Held, pinned and
-unsealed blocks never go, and nothing goes before its children.
+A part of the pure core: this module only chooses, and dmp/slots/slot_table.py evicts. Held, pinned
+and unsealed blocks are never evicted, and no block is evicted before its children.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Evictor:
     """Chooses victims.
 
     Attributes:
-        _families: children by parent; made when a second slot size first asks for an extent,
-            because a node of one model never needs it.
+        _families: children by parent; made when a second slot size first needs an extent, because a
+            node with one model never needs this index.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Evictor:
     def victims(
         self, leaf: Slot | None, size: int, *, uses: int, coming: BlockKey
     ) -> Sequence[Slot]:
-        """Choose who makes one place of a size, children first; () when nobody can go.
+        """Choose the blocks to evict for one slot of a size, children first; () if impossible.
 
         Args:
-            leaf: what ``next_leaf`` said.
+            leaf: result of ``next_leaf``.
             size: slot size.
-            uses: the number of uses so far; everything is older.
-            coming: parent of the block that wants the place; it stays.
+            uses: number of uses until now; no slot was used later.
+            coming: parent of the new block; the parent is not evicted.
         """
         if others := self._extents.coldest_of_other_sizes(size):
             older_than = self._oldest_use(size) if leaf else uses + 1
@@ -52,10 +52,11 @@ class Evictor:
         return [leaf] if leaf else []
 
     def next_leaf(self, size: int, now: float) -> Slot | None:
-        """Return the leaf of a size that goes next.
+        """Return the next leaf of a size to evict.
 
-        Above a lower tier a block without a copy there goes only if the oldest has none either: who
-        is copied ahead of time is what goes (dmp/slots/clean_slots.py), so that nothing is lost.
+        With a lower tier, a block without a copy is evicted only if the oldest leaf has no copy
+        either: blocks that were copied ahead of time go first (dmp/slots/clean_slots.py), and
+        nothing is lost.
         """
         leaf = self._order.next(size, self._store, now)
         if leaf is not None and self._has_lower_tier and not leaf.clean:
@@ -86,9 +87,10 @@ class Evictor:
     def _coldest_family(
         self, others: Sequence[Extent], older_than: int, coming: BlockKey
     ) -> Sequence[Slot]:
-        """Return what must go to free the coldest extent of another size; () if none is colder.
+        """Return the slots to evict to free the coldest extent of another size; () if not colder.
 
-        O(extents) when several sizes share the segment, which is when a node serves several models.
+        O(extents) when several sizes share the segment, which happens when a node serves several
+        models.
         """
         for extent in others:
             if extent.last_used >= older_than:
@@ -99,7 +101,7 @@ class Evictor:
         return ()
 
     def _family(self, extent: Extent, coming: BlockKey) -> Sequence[Slot]:
-        """Return an extent's slots and all descendants, those first; () if one is coming."""
+        """Return an extent's slots and all descendants, children first; () if one is ``coming``."""
         families = self._known_families()
         order: list[Slot] = []
         seen: set[int] = set()
@@ -130,7 +132,7 @@ class Evictor:
         return self._families
 
     def check_invariants(self) -> None:
-        """Assert that the families are those of the slots; O(slots)."""
+        """Assert that the families agree with the slots; O(slots)."""
         if self._families is not None:
             kept, self._families = self._families, None
             assert kept == self._known_families(), "families do not add up"

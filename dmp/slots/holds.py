@@ -1,11 +1,11 @@
-"""What keeps a slot where it is: a reservation or hold of a client, or a lease of the meta server.
+"""Reasons to keep a slot: a client's reservation or hold, or a lease of the meta server.
 
-Parts of the pure core, used by dmp/slots/slot_table.py. A dead client's slots are found by owner,
-ended reservations and holds by deadline. Both lists may name slots that have moved on, so the table
-checks each slot before acting.
+Parts of the pure core, used by dmp/slots/slot_table.py. Owners finds the slots of a dead client,
+Deadlines finds reservations and holds that have ended. Both indexes may name slots that have moved
+on, so the table checks each slot before acting.
 
-Leases keep at most a share of the segment, so that puts go on in the rest. A lease is a promise of
-the meta server to a reader (kvcore/hold.py); it ends with its time, or when it is taken back.
+Leases keep at most a share of the segment; puts continue in the rest. A lease is a promise of the
+meta server to a reader (kvcore/hold.py). A lease ends at its deadline or when it is revoked.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _SPARE_DEADLINES: Final = 1_024
 
 
 class Deadlines:
-    """Slots to look at, by the time to do so.
+    """Slots ordered by the time of their next check.
 
     Attributes:
-        _slot_of: answers the slot of a number and generation, None when it is another by now.
+        _slot_of: returns the slot of a number and generation; None if the slot number was reused or
+            freed.
     """
 
     def __init__(self, slot_of: Callable[[int, int], Slot | None]) -> None:
@@ -38,14 +39,14 @@ class Deadlines:
         return len(self._entries)
 
     def expect(self, slot: Slot, deadline: float, *, slots: int) -> None:
-        """Have ``due`` name a slot; ``slots`` is how many are in use."""
+        """Schedule a slot for ``due``; ``slots`` is the number of slots in use."""
         heapq.heappush(self._entries, (deadline, slot.index, slot.generation))
         if len(self._entries) > 2 * slots + _SPARE_DEADLINES:
             self._entries = [entry for entry in set(self._entries) if self._counts(*entry)]
             heapq.heapify(self._entries)
 
     def due(self, now: float) -> Iterator[Slot]:
-        """Name the slots whose time has come; one that was given more time is named as well."""
+        """Yield the slots whose time has come, including slots whose deadline was extended."""
         while self._entries and self._entries[0][0] <= now:
             _, index, generation = heapq.heappop(self._entries)
             slot = self._slot_of(index, generation)
@@ -62,18 +63,18 @@ class Deadlines:
 
 
 class Owners:
-    """Slot numbers by owner; the owner "" is nobody and is not kept."""
+    """Slot numbers by owner; the owner "" means no owner and is not kept."""
 
     def __init__(self) -> None:
         self._slots: dict[str, set[int]] = {}
 
     def add(self, owner: str, index: int) -> None:
-        """Note that an owner has something to do with a slot."""
+        """Note that a slot belongs to an owner."""
         if owner:
             self._slots.setdefault(owner, set()).add(index)
 
     def discard(self, owner: str, index: int) -> None:
-        """Forget that."""
+        """Forget that a slot belongs to an owner."""
         slots = self._slots.get(owner)
         if slots is not None:
             slots.discard(index)
@@ -81,7 +82,7 @@ class Owners:
                 del self._slots[owner]
 
     def take(self, owner: str) -> set[int]:
-        """Forget an owner; answers its slots."""
+        """Forget an owner and return its slots."""
         return self._slots.pop(owner, set())
 
     def slots_of(self, owner: str) -> frozenset[int]:
@@ -93,7 +94,7 @@ class SlotLeases:
     """Marks slots as leased.
 
     Attributes:
-        _offer: called with each slot that no lease keeps any more.
+        _offer: called with each slot whose last lease ended.
     """
 
     def __init__(
@@ -105,16 +106,16 @@ class SlotLeases:
 
     @property
     def blocks(self) -> int:
-        """Blocks kept now."""
+        """Number of leased blocks."""
         return len(self._holds)
 
     @property
     def refused(self) -> int:
-        """Blocks that were not kept for want of room, ever."""
+        """Number of blocks ever refused a lease for lack of room."""
         return self._holds.refused
 
     def carry_out(self, order: HoldOrder, now: float) -> None:
-        """Keep blocks that are sealed here, prolong, or let go."""
+        """Lease the sealed blocks of an order, or prolong or end the lease."""
         until = now + min(order.ttl_s, limits.MAX_LEASE_S)
         if order.keys:
             slots = [slot for key in order.keys if (slot := self._store.find(key)) is not None]
@@ -129,12 +130,12 @@ class SlotLeases:
             self._let_go(self._holds.end(order.lease))
 
     def expire(self, now: float) -> None:
-        """End the leases whose time is over."""
+        """End the leases whose deadline has passed."""
         if self._holds:
             self._let_go(self._holds.expire(now))
 
     def gone(self, slot: Slot) -> None:
-        """Take in that a block can't be found any more."""
+        """Forget a removed block."""
         if slot.leased:
             self._holds.gone(slot.index)
             slot.leased = False
@@ -147,7 +148,7 @@ class SlotLeases:
             self._offer(slot)
 
     def check_invariants(self, slots: Sequence[Slot]) -> None:
-        """Assert that the marks are right; O(slots)."""
+        """Assert that the marks agree with the leases; O(slots)."""
         self._holds.check_invariants()
         assert all(slot.leased == (slot.index in self._holds) for slot in slots)
         assert len(self._holds) == sum(slot.leased for slot in slots)

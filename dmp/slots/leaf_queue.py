@@ -1,9 +1,9 @@
-"""The order in which blocks may go: least recently used first, children before their parent.
+"""Leaves in order of last use: least recently used first, children before their parent.
 
 A part of the pure core, used twice by dmp/slots/slot_table.py: for eviction, and for copying blocks
-to the lower tier ahead of it. Entries are not moved when a slot is used; one that turns out too
-young, or no leaf any more, is put back or dropped when it comes to the front, or when such entries
-are most of the queue.
+to the lower tier ahead of eviction. A use does not move the slot's entry. At the front of the
+queue, an entry with an outdated age is put back, and an entry of a former leaf is dropped. Stale
+entries are also dropped when they are most of the queue.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Entry = tuple[int, int, int]
 """Position in the order of uses, slot number, generation."""
 
 _SPARE_ENTRIES: Final = 64
-"""Dropping entries that count no more is not worth it for fewer."""
+"""Below this many stale entries the queue is not cleaned."""
 
 
 class LeafQueue:
-    """Counts children and queues the blocks without any, in lanes (slot sizes).
+    """Counts children, and queues the blocks without children in lanes (slot sizes).
 
     Attributes:
-        children: number of children here by parent, whether or not the parent is here.
+        children: number of children on this node by parent, whether or not the parent is here.
         _lanes: a heap of entries per lane.
-        _queued: generation of the entry that counts, by slot number.
-        _may_go: whether a slot may go now, apart from its children.
+        _queued: generation of the valid entry, by slot number.
+        _may_go: whether a slot may be evicted now, apart from its children.
     """
 
     def __init__(self, may_go: Callable[[Slot], bool]) -> None:
@@ -45,7 +45,7 @@ class LeafQueue:
         children[parent] = children.get(parent, 0) + 1
 
     def unlink(self, parent: BlockKey) -> bool:
-        """Take a child off; True if it was the last."""
+        """Remove a child from the count; True if it was the last child."""
         left = self.children[parent] - 1
         if left:
             self.children[parent] = left
@@ -54,7 +54,7 @@ class LeafQueue:
         return True
 
     def is_leaf(self, slot: Slot) -> bool:
-        """Whether a slot may go and no child of it is here."""
+        """Return True if a slot may be evicted and has no child on this node."""
         return slot.block.key not in self.children and self._may_go(slot)
 
     def offer(self, slot: Slot, lane: int) -> None:
@@ -68,15 +68,16 @@ class LeafQueue:
                 heapq.heapify(queue)
 
     def forget(self, index: int) -> None:
-        """Note that a slot is free; its entry is dropped when it comes to the front."""
+        """Note that a slot is free; its entry is dropped on reaching the front."""
         self._queued.pop(index, None)
 
     def oldest(self, lane: int, slot_of: Callable[[int, int], Slot | None]) -> Slot | None:
         """Return the least recently used leaf of a lane; amortised O(log slots).
 
         Args:
-            lane: which one.
-            slot_of: answers the slot of a number and generation, None when it is another by now.
+            lane: the lane.
+            slot_of: returns the slot of a number and generation; None if the slot number was reused
+                or freed.
         """
         queue = self._lanes.get(lane, [])
         while queue:

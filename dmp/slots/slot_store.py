@@ -1,7 +1,7 @@
 """The slots in use, by number and by block.
 
 The bottom of the pure core, used by dmp/slots/slot_table.py and dmp/slots/evictor.py. After a
-restart most slots are rows of columns (dmp/segment/restored.py) until somebody asks for them.
+restart most slots are rows of columns (dmp/segment/restored.py) until the first access.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tierkv.kvcore.ids import BlockKey
 
 
 class SlotStore:
-    """Slots by number, and the number of each block's slot.
+    """Slots by number, and the slot number of each block.
 
     Attributes:
         by_key: slot number of every block that can be found or is being written.
-        counts: slots in each state.
+        counts: number of slots in each state.
         _warm: slots with an object.
-        _rows: what the segment held at the start; None when every slot has its object.
-        _row_of: row of every slot number that has no object yet, -1 for all others.
-        _cold: how many those are.
+        _rows: slots that the segment held at the start; None when every slot has its object.
+        _row_of: row of every slot number without an object, -1 for all others.
+        _cold: number of slots without an object.
     """
 
     def __init__(self, extents: ExtentTable) -> None:
@@ -46,7 +46,7 @@ class SlotStore:
         return self._warm.get(index) or self._warmed(index)
 
     def get(self, index: int, generation: int) -> Slot | None:
-        """Return a slot in use if it still is in that generation."""
+        """Return a slot in use if its generation is still the given one."""
         slot = self._warm.get(index) or self._warmed(index)
         return slot if slot is not None and slot.generation == generation else None
 
@@ -58,7 +58,7 @@ class SlotStore:
         return self._warm.get(index) or self._warmed(index)
 
     def closes_a_ring(self, put: BlockSpec) -> bool:
-        """Whether a new block's ancestors here descend from it; O(its depth)."""
+        """Return True if a new block's ancestors on this node descend from the block; O(depth)."""
         key = put.parent
         for _ in range(len(self)):  # A segment of an older version may hold a ring.
             above = self.find(key)
@@ -70,27 +70,27 @@ class SlotStore:
         return True
 
     def add(self, slot: Slot) -> None:
-        """Take a slot in."""
+        """Add a slot."""
         self._warm[slot.index] = slot
         self.counts[slot.state] += 1
 
     def remove(self, slot: Slot) -> None:
-        """Take a slot out."""
+        """Remove a slot."""
         del self._warm[slot.index]
         self.counts[slot.state] -= 1
 
     def change(self, slot: Slot, state: SlotState) -> None:
-        """Give a slot another state."""
+        """Change the state of a slot."""
         self.counts[slot.state] -= 1
         self.counts[state] += 1
         slot.state = state
 
     def indices(self) -> list[int]:
-        """Return the numbers of all slots in use; no order."""
+        """Return the numbers of all slots in use, in no order."""
         return [*self._warm, *self._cold_indices()]
 
     def all(self) -> Iterator[Slot]:
-        """Go through all slots; makes every object."""
+        """Iterate over all slots; makes every missing slot object."""
         for index in self._cold_indices():
             self._warmed(index)
         return iter(list(self._warm.values()))
@@ -99,7 +99,7 @@ class SlotStore:
         """Fill an empty store with sealed slots as rows.
 
         Returns:
-            False, and nothing is done, when a block is there twice.
+            False, without any change, if two slots hold the same block.
         """
         numbers: list[int] = rows.indices.tolist()
         by_key = dict(zip(rows.key_list(), numbers, strict=True))
@@ -114,14 +114,14 @@ class SlotStore:
         return True
 
     def restore_others(self, slots: Iterable[Slot]) -> None:
-        """Take in quarantined slots, whose extents have their sizes by now."""
+        """Add quarantined slots; their extents must have a size already."""
         for slot in slots:
             slot.extent = self._extents.of(slot.index)
             slot.offset = self._extents.offset(slot.index, slot.extent)
             self.add(slot)
 
     def _warmed(self, index: int) -> Slot | None:
-        """Make the object of a cold slot; its age is its row, counting from 1."""
+        """Make the object of a cold slot; the slot's age is its row, counting from 1."""
         rows = self._rows
         if rows is None or not 0 <= index < len(self._row_of):
             return None

@@ -1,11 +1,11 @@
 """Which slot holds which block: the pure core of a DMP node.
 
-Called by the node under its lock; decides and answers what changed (victims, expired slots), never
-touches memory, clock or socket.
+Called by the node under its lock. The table decides and returns the changes (victims, expired
+slots); it never touches memory, clock or socket.
 
-Eviction takes *leaves*, which one first is a policy's choice (dmp/slots/eviction_order.py): a block
-whose children are in this node goes after them, because a continuation without its head is useless.
-Held, leased, pinned and unsealed blocks never go.
+Only *leaves* are evicted, in an order that a policy chooses (dmp/slots/eviction_order.py). A block
+is evicted after its children on this node, because a continuation without its head is useless.
+Held, leased, pinned and unsealed blocks are never evicted.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class SlotTable:
 
     Attributes:
         extents: how the segment is cut.
-        generation: the last one given out; grows with every reservation of any slot.
-        alloc_failures: reservations refused for want of room.
+        generation: the last generation given out; grows with every reservation of any slot.
+        alloc_failures: reservations refused for lack of room.
         evicted_blocks: blocks removed to make room.
-        pinned: pins of all slots.
-        leases: what they keep.
-        clean: which blocks have a copy below, and which block is copied next.
-        now: the time, as far as the table was told; the node tells it with each call that counts.
+        pinned: total number of pins of all slots.
+        leases: the leased slots.
+        clean: which blocks have a copy in the lower tier, and which block is copied next.
+        now: last time that the node passed to the table; the node sets it before calls that need
+            the time.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class SlotTable:
 
         Args:
             extent_count, extent_bytes, slots_per_extent: how the segment is cut.
-            has_lower_tier: whether blocks are copied down.
-            make_policy: makes what decides on slots of a size.
-            lease_share: share of the segment that leases may keep: puts go on in the rest.
+            has_lower_tier: whether blocks are copied to a lower tier.
+            make_policy: makes the eviction policy for slots of a size.
+            lease_share: maximum share of the segment under lease; puts continue in the rest.
         """
         self.extents = ExtentTable(
             extent_count=extent_count, extent_bytes=extent_bytes, slots_per_extent=slots_per_extent
@@ -88,7 +89,7 @@ class SlotTable:
     # Questions
 
     def find(self, key: BlockKey) -> Slot | None:
-        """Return the sealed slot of a block and count it as used."""
+        """Return the sealed slot of a block and count a use."""
         slot = self._store.find(key)
         if slot is None or slot.state is not SlotState.SEALED:
             return None
@@ -100,20 +101,20 @@ class SlotTable:
         return slot
 
     def get(self, index: int, generation: int) -> Slot | None:
-        """Return a slot in use if it still is in that generation and not doomed."""
+        """Return a slot in use if the generation matches and the slot is not doomed."""
         slot = self._store.get(index, generation)
         return None if slot is None or slot.doomed else slot
 
     def is_used(self, index: int) -> bool:
-        """Whether a slot number is in use, in any generation."""
+        """Return True if a slot number is in use, in any generation."""
         return self._store.at(index) is not None
 
     def knows(self, slot: Slot) -> bool:
-        """Whether a slot in use is this table's, not one of an earlier start's."""
+        """Return True if a slot in use belongs to this table, not to an earlier start's table."""
         return self._store.at(slot.index) is slot
 
     def holds(self, key: BlockKey) -> bool:
-        """Whether a block is here, sealed or being written; counts as no use."""
+        """Return True if a block is here, sealed or being written; counts no use."""
         return key in self._store.by_key
 
     def keys(self) -> list[BlockKey]:
@@ -121,12 +122,12 @@ class SlotTable:
         return list(self._store.by_key)
 
     def peek(self, key: BlockKey) -> Slot | None:
-        """Return the sealed slot of a block; counts as no use."""
+        """Return the sealed slot of a block; counts no use."""
         slot = self._store.find(key)
         return slot if slot is not None and slot.state is SlotState.SEALED else None
 
     def slot_at(self, index: int, state: SlotState) -> Slot | None:
-        """Return the slot under a number if it is in a state; counts as no use."""
+        """Return the slot under a number if the slot is in the given state; counts no use."""
         slot = self._store.at(index)
         return slot if slot is not None and slot.state is state else None
 
@@ -140,7 +141,7 @@ class SlotTable:
         return sorted(found, key=lambda slot: slot.last_used)
 
     def count(self, state: SlotState) -> int:
-        """Count the slots in a state."""
+        """Return the number of slots in a state."""
         return self._store.counts[state]
 
     # The life of a slot
@@ -148,19 +149,19 @@ class SlotTable:
     def reserve(
         self, put: BlockSpec, *, deadline: float, owner: str = "", must: bool = False
     ) -> Reserved | None:
-        """Take a slot for a block, evicting leaves if there is no free one.
+        """Reserve a slot for a block; evict leaves if no slot is free.
 
         Args:
             put: the block.
-            deadline: when the reservation ends.
-            owner: whose death ends it.
-            must: somebody waits for the block, whatever it is worth.
+            deadline: time at which the reservation ends.
+            owner: client whose death ends the reservation.
+            must: a reader waits for the block, whatever the worth of the block.
 
         Returns:
-            The decision; None when the block is here already (sealed or being written), would be
-            its own ancestor (then none of that ring could ever go), is not worth its place
-            (``refused_puts`` grows) or no room can be made (``alloc_failures`` grows). None never
-            has victims.
+            The decision, or None. None means: the block is here already (sealed or being written),
+            would be its own ancestor (no block of that ring could ever be evicted), is not worth
+            its place (``refused_puts`` grows), or no room can be made (``alloc_failures`` grows).
+            None never has victims.
         """
         if put.key in self._store.by_key:
             return None
@@ -183,7 +184,7 @@ class SlotTable:
         return Reserved(slot, tuple(victims))
 
     def seal(self, index: int, generation: int, *, now: float) -> Slot | None:
-        """Make a written slot readable; None when it is gone, too late or still being filled."""
+        """Make a written slot readable; None if the slot is gone, expired or still being filled."""
         slot = self.get(index, generation)
         if slot is None or slot.state is not SlotState.WRITING or slot.pins or slot.deadline <= now:
             return None
@@ -196,14 +197,14 @@ class SlotTable:
         return slot
 
     def abort(self, index: int, generation: int) -> Slot | None:
-        """Give a reservation up; answers the freed slot, None if it was gone or is pinned."""
+        """End a reservation; return the freed slot, or None if the slot was gone or is pinned."""
         slot = self.get(index, generation)
         if slot is None or slot.state is not SlotState.WRITING:
             return None
         return self._free_or_doom(slot)
 
     def expire(self, now: float) -> list[Slot]:
-        """End what has reached its deadline: reservations, holds, leases; answers freed slots."""
+        """End all overdue reservations, holds and leases; return the freed slots."""
         self.now = max(self.now, now)
         self.leases.expire(now)
         freed: list[Slot] = []
@@ -228,7 +229,7 @@ class SlotTable:
         return True
 
     def release(self, index: int, generation: int, *, owner: str = "") -> None:
-        """Undo one hold of an owner; unknown ones are ignored."""
+        """Undo one hold of an owner; unknown holds are ignored."""
         slot = self.get(index, generation)
         if slot is None or owner not in slot.holders:
             return
@@ -239,9 +240,9 @@ class SlotTable:
             self._offer(slot)
 
     def release_owner(self, owner: str) -> list[Slot]:
-        """Abort an owner's reservations and end its holds; answers the freed slots.
+        """Abort an owner's reservations and end the owner's holds; return the freed slots.
 
-        O(its reservations and holds).
+        O(reservations and holds of the owner).
         """
         freed: list[Slot] = []
         for index in self._owners.take(owner):
@@ -255,7 +256,7 @@ class SlotTable:
         return freed
 
     def lease(self, order: HoldOrder, *, now: float) -> None:
-        """Carry out an order about a lease; blocks that are not sealed here are not kept."""
+        """Carry out a lease order; blocks that are not sealed here are not kept."""
         self.leases.expire(now)
         self.leases.carry_out(order, now)
 
@@ -267,7 +268,7 @@ class SlotTable:
             self._order.used(slot, self.now)
 
     def pin(self, slot: Slot) -> None:
-        """Keep the slot's bytes in place while a transfer touches them."""
+        """Keep the slot's bytes in place during a transfer."""
         slot.pins += 1
         self.pinned += 1
 
@@ -282,19 +283,19 @@ class SlotTable:
             self._order.used(slot, self.now)
 
     def unpin(self, slot: Slot) -> Slot | None:
-        """End a transfer; answers the slot if that freed it."""
+        """End a transfer; return the slot if its last pin freed it."""
         slot.pins -= 1
         self.pinned -= 1
         assert slot.pins >= 0, slot
         if slot.pins == 0 and slot.doomed:
             self._vacate(slot)
             return slot
-        if not slot.offered or self._order.by_age:  # Either list may have dropped it meanwhile.
+        if not slot.offered or self._order.by_age:  # Either list may have dropped the slot.
             self._order.offer(slot)
         return None
 
     def quarantine(self, index: int, generation: int) -> Slot | None:
-        """Take a sealed slot with bad bytes out of use; None if it was gone."""
+        """Take a sealed slot with bad bytes out of use; None if the slot was gone."""
         slot = self.get(index, generation)
         if slot is None or slot.state is not SlotState.SEALED:
             return None
@@ -304,16 +305,16 @@ class SlotTable:
         return slot
 
     def heal(self, slot: Slot) -> None:
-        """Free a quarantined slot, whose memory was tested."""
+        """Free a quarantined slot whose memory passed the test."""
         self._vacate(slot)
 
     # The lower tier
 
     def next_dirty(self) -> Slot | None:
-        """Return the sealed block that goes down next: what would be evicted, then the oldest.
+        """Return the sealed block to copy next: the next eviction victims, then the oldest block.
 
-        The policies name only one block each; the others are copied in the order of last use, so
-        that there is always something to evict that has a copy. None when all have.
+        Each policy names only one block. The other blocks are copied in the order of last use,
+        which keeps a supply of victims with a copy. None if all blocks have a copy.
         """
         for size in self._order.sizes():
             leaf = self._order.next(size, self._store, self.now)
@@ -323,7 +324,7 @@ class SlotTable:
 
     @property
     def refused_puts(self) -> int:
-        """Reservations refused because what would have to go is worth more."""
+        """Reservations refused because the blocks to be evicted are worth more."""
         return self._admission.refused_puts
 
     @property
@@ -333,10 +334,10 @@ class SlotTable:
 
     @property
     def exposed_bytes(self) -> int:
-        """Slot bytes in use but for blocks that have a copy and go before what has none.
+        """Slot bytes in use, without spare blocks: copied blocks that go before all dirty blocks.
 
-        Blocks that were used since they were copied, or were just brought up, give way after
-        older ones without a copy: they are no reserve for the next to come.
+        Blocks that were used since their copy was made, or were just promoted, are evicted after
+        older blocks without a copy. They are no reserve for the next blocks to arrive.
         """
         return self.extents.used_bytes - self.clean.spare_bytes
 
@@ -355,8 +356,8 @@ class SlotTable:
         Args:
             extent_sizes: slot size of every extent.
             sealed: the readable slots, oldest first.
-            quarantined: slots out of use until their memory was tested.
-            generation: the last one that may have been given out.
+            quarantined: slots out of use until a memory test.
+            generation: the last generation that may have been given out.
 
         Returns:
             Slots that were not kept (a second copy of a block); their memory counts as free.
@@ -367,7 +368,7 @@ class SlotTable:
         self._uses = len(self._store)
         return refused
 
-    # What every step is made of
+    # Helpers of all steps
 
     def _expect(self, slot: Slot, deadline: float) -> None:
         self._deadlines.expect(slot, deadline, slots=len(self._store))
@@ -391,7 +392,7 @@ class SlotTable:
     def _evict_for(
         self, facts: BlockFacts, parent: BlockKey, size: int, *, must: bool
     ) -> Sequence[Slot]:
-        """Make a place; () if there is none, or it is worth less than what would have to go.
+        """Make room for one slot; () if that is impossible or the victims are worth more.
 
         A parent is not evicted to make room for its own child.
         """
@@ -430,7 +431,7 @@ class SlotTable:
         slot.holders.clear()
 
     def _forget_key(self, slot: Slot) -> None:
-        """Make a block unfindable; its parent may be a leaf now."""
+        """Make a block unfindable; its parent may become a leaf."""
         del self._store.by_key[slot.block.key]
         self._order.left(slot, self.now)
         self.leases.gone(slot)

@@ -1,4 +1,4 @@
-"""How a slot table is filled from a segment after a restart.
+"""Fills a slot table from a segment after a restart.
 
 A part of the pure core, called once by dmp/slots/slot_table.py, on an empty table.
 """
@@ -20,7 +20,7 @@ from tierkv.dmp.slots.slot_store import SlotStore
 
 @dataclass(frozen=True, slots=True)
 class TableRestore:
-    """What is filled: the parts of an empty table."""
+    """The parts of an empty table that are filled."""
 
     store: SlotStore
     extents: ExtentTable
@@ -30,7 +30,7 @@ class TableRestore:
     def fill(
         self, extent_sizes: Sequence[int], sealed: RestoredSlots, quarantined: Sequence[Slot]
     ) -> list[int]:
-        """Take slots in, the readable ones oldest first; answers those that are second copies."""
+        """Add slots, the readable slots oldest first; return the slots that are second copies."""
         assert not len(self.store), "restore wants an empty table"
         refused: list[int] = []
         kept = self._adopt(extent_sizes, sealed, quarantined)
@@ -45,7 +45,7 @@ class TableRestore:
     def _adopt(
         self, extent_sizes: Sequence[int], sealed: RestoredSlots, quarantined: Sequence[Slot]
     ) -> bool:
-        """Take the slots in; False, and nothing is done, when a block is there twice."""
+        """Add the slots; False, without any change, if two slots hold the same block."""
         if not self.store.restore(sealed):
             return False
         numbers = np.append(sealed.indices, [slot.index for slot in quarantined]).astype(int)
