@@ -1,7 +1,7 @@
-"""What a DMP node may be told: its name, its memory file, its door.
+"""Settings of a DMP node: name, memory file, TCP and RDMA listeners, background work.
 
-Made by the composition root from the configuration file; validated here, once, so that the rest of
-the room trusts it.
+The composition root builds a DmpConfig from the configuration file. DmpConfig validates the values
+once, here, and the rest of the room trusts them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from tierkv.policies.select import PRODUCTION_POLICIES
 
 DEFAULT_SEGMENT_FOLDER: Final = "/dev/shm"
 MIN_SLOT_BYTES: Final = 32 << 10
-"""Smallest slot; it bounds the header table to about 1 % of the segment."""
+"""Smallest slot; bounds the header table to about 1 % of the segment."""
 
 MAX_RESERVE_S: Final = 300.0
 MAX_HOLD_S: Final = 3_600.0
-"""Longest reservation and hold, whatever is asked for: a lost client blocks no memory for good."""
+"""Longest reservation and hold, whatever a client asks for: a lost client must not block memory for
+good."""
 
 SLOT_ALIGN: Final = 4096
-"""Payloads start on page borders, as O_DIRECT, RDMA registration and cudaHostRegister like."""
+"""Payloads start on page borders, as O_DIRECT, RDMA registration and cudaHostRegister prefer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +37,39 @@ class DmpConfig:
 
     Attributes:
         node_id: unique and stable; names the default segment file.
-        host: the machine; compute nodes with the same host map the segment (tier L2).
-        segment_path: the memory file; empty means ``/dev/shm/tierkv-<node_id>.seg``.
-        capacity_bytes: payload memory, rounded down to whole extents; taken as blocks come.
-        ready_ahead_bytes: how much of it is made ready before blocks come.
-        extent_bytes: unit that is given to one slot size; no block can be larger.
-        bind: address to listen on; anything but loopback needs a ``token``.
-        port: 0 lets the system choose.
-        advertise_host: what other machines connect to; empty means ``bind``.
-        token: cluster token every client must show; empty means none is asked for.
-        tls: certificate files; without a certificate the door speaks plain TCP.
-        rdma: ``auto`` opens an RDMA door where there is a device and no TLS, whose secrecy RDMA
-            would undo; ``on`` wherever there is a device; ``off`` never.
-        rdma_devices: which devices it uses; empty means all.
-        tick_interval_s: how often expired reservations and holds are swept.
+        host: name of the machine; compute nodes with the same host map the segment (tier L2).
+        segment_path: path of the memory file; empty means ``/dev/shm/tierkv-<node_id>.seg``.
+        capacity_bytes: payload memory, rounded down to whole extents; allocated as blocks arrive.
+        ready_ahead_bytes: how much memory is made ready before blocks arrive.
+        extent_bytes: unit of memory, assigned to one slot size at a time; no block can be larger.
+        bind: address to listen on; any address but loopback needs a ``token``.
+        port: port to listen on; 0 lets the system choose.
+        advertise_host: address that other machines connect to; empty means ``bind``.
+        token: cluster token that every client must show; empty means no token is required.
+        tls: certificate files; without a certificate the TCP server speaks plain TCP.
+        rdma: ``auto`` serves RDMA if the machine has a device and TLS is off, because RDMA does not
+            encrypt; ``on`` serves RDMA if the machine has a device; ``off`` never does.
+        rdma_devices: names of the devices to use; empty means all.
+        tick_interval_s: time between sweeps of expired reservations and holds.
         frame_timeout_s: longest silence inside a frame before a peer is dropped.
-        max_connections: further connections are closed at once.
+        max_connections: maximum number of connections; further connections are closed at once.
         attach_wait_s: how long a start waits for the process that still owns the segment.
         drain_s: how long a stop waits for open reservations and transfers.
-        scrub_rate_bytes_per_s: how fast sealed blocks are checked in the background; 0 is off.
+        scrub_rate_bytes_per_s: rate of the background check of sealed blocks; 0 turns the check
+            off.
         damage_alert_per_hour: bad slots in an hour that raise an alarm in the log.
         demote_above: share of the memory in use above which blocks are copied to the lower tier,
-            the next to be evicted first; what is below that share is not copied.
-        promote_threads: blocks read from the lower tier at one time.
-        promote_timeout_s: longest wait for it; what comes later is a miss.
-        eviction_policy: which blocks make room for new ones, by name (policies/select.py).
-        lease_share: share of the memory that leases may keep from eviction.
-        owner_folder: folder of the cluster that the segment belongs to; a segment whose folder is
-            gone may be removed by anybody who cleans up. Empty for none.
+            the next eviction victims first; blocks below that share are not copied.
+        promote_threads: maximum number of concurrent reads from the lower tier.
+        promote_timeout_s: longest wait for a read from the lower tier; a later block counts as a
+            miss.
+        eviction_policy: name of the policy that chooses eviction victims (policies/select.py).
+        lease_share: maximum share of the memory that leases keep from eviction.
+        owner_folder: folder of the cluster that owns the segment; a cleaner may remove a segment
+            whose folder is gone. Empty for no owner.
         remove_on_stop: unlink the segment at a clean stop.
-        nameless: unlink it as soon as it is open, for clusters that live in one process: no other
-            process can map it, and nothing is left in memory however the process ends.
+        nameless: unlink the segment as soon as it is open, for clusters in a single process: no
+            other process can map the segment, and no memory stays behind however the process ends.
     """
 
     node_id: NodeId
@@ -132,7 +135,7 @@ class DmpConfig:
 
     @property
     def segment_file(self) -> Path:
-        """Where the memory file is."""
+        """Path of the memory file."""
         if self.segment_path:
             return Path(self.segment_path)
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", self.node_id)
@@ -145,7 +148,7 @@ class DmpConfig:
 
     @property
     def extents_ahead(self) -> int:
-        """Extents that are made ready before blocks come; one at least."""
+        """Extents that are made ready before blocks arrive; at least one."""
         return max(1, self.ready_ahead_bytes // self.extent_bytes)
 
 

@@ -1,8 +1,8 @@
-"""A DMP node as other rooms see it: put and get blocks by key, whatever the transport.
+"""A DMP node as other rooms see it: put and get blocks by key, over any transport.
 
-Compute nodes hold one PoolNode per DMP node: shared memory for the one on their host (tier L2),
-TCP for the others (L3). All calls block and are thread-safe; they move bytes and know no models.
-Every failure is a CacheError, which means "miss".
+Compute nodes hold one PoolNode per DMP node: shared memory for a node on the same host (tier L2),
+TCP for the others (L3). All calls block and are thread-safe; they move bytes and do not know
+models. Every failure is a CacheError, which means "miss".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tierkv.kvcore.node import TierStats
 
 @dataclass(frozen=True, slots=True)
 class PutGrant:
-    """A reserved slot, writable until ``deadline_s`` from the reserve; invisible until sealed."""
+    """A reserved slot, writable until ``deadline_s`` after the reserve; invisible until sealed."""
 
     block: BlockSpec
     location: Location
@@ -27,11 +27,11 @@ class PutGrant:
 
 @dataclass(frozen=True, slots=True)
 class RangeRead:
-    """One range (layer) of one block, and where its bytes go.
+    """A range (layer) of a block, and the destination of the bytes.
 
     Attributes:
-        location: the block's slot.
-        index: which range.
+        location: slot of the block.
+        index: number of the range.
         destination: writable, C-contiguous, exactly ``range_bytes`` long.
     """
 
@@ -42,11 +42,11 @@ class RangeRead:
 
 @dataclass(frozen=True, slots=True)
 class RangeWrite:
-    """One range (layer) of a granted slot, and the bytes that go there.
+    """A range (layer) of a granted slot, and the bytes to write.
 
     Attributes:
         grant: an open grant.
-        index: which range.
+        index: number of the range.
         data: C-contiguous, exactly ``range_bytes`` long.
     """
 
@@ -57,11 +57,11 @@ class RangeWrite:
 
 @dataclass(frozen=True, slots=True)
 class PathInfo:
-    """How bytes travel to a node, and why that way.
+    """How bytes travel to a node, and the reason for that path.
 
     Attributes:
         transport: ``inproc``, ``shm``, ``rdma`` or ``tcp``.
-        reason: for people: why this one, or why no better one.
+        reason: human-readable: why this path was taken, or why no better path works.
     """
 
     transport: str
@@ -73,15 +73,15 @@ NO_DISK: Final = TierStats(Tier.L4)
 
 @dataclass(frozen=True, slots=True)
 class PoolNodeStats:
-    """Counters of one DMP node; over a wire come the tiers' main counters only.
+    """Counters of one DMP node; over a wire only the tiers' main counters are sent.
 
     Attributes:
-        memory: tier L2; its blocks are slots, of which the sealed ones are used.
-        disk: tier L4; all zero without a disk. Its ``alloc_failures`` count failed and bad reads
-            and writes, of the disk and of the archive below it.
+        memory: tier L2; blocks are slots, and sealed slots count as used.
+        disk: tier L4; all zero without a disk. ``alloc_failures`` counts failed and bad reads and
+            writes, of the disk and of the archive below the disk.
         slots_writing: slots that are reserved and not sealed yet.
         quarantined_slots: slots with bad bytes, which are not used again.
-        refused_puts: blocks that were worth less than what would have had to go for them.
+        refused_puts: blocks that were worth less than their eviction victims.
         leased_blocks: blocks that leases keep now.
         refused_leases: blocks that leases could not keep.
     """
@@ -98,28 +98,28 @@ class PoolNodeStats:
 class PoolNode(Protocol):
     """One DMP node, seen by a client.
 
-    1. ``lookup`` answers one entry per key: where it is sealed now, or None.
-    2. ``reserve`` answers one entry per request: a grant; or None when the block is already
-       sealed or being written, or no slot can be freed, or what would have to go is worth more.
-       Nothing is readable before ``seal``.
-    3. ``write_ranges`` copies once, straight into the slots (shm) or the socket (TCP), with
-       several in flight; when it returns the caller may reuse its buffers.
-    4. ``seal`` makes the blocks readable, with one xxh3_64 per range computed from the written
-       bytes; it answers the locations, or None for a grant that expired. ``abort`` frees grants.
-       A grant neither sealed nor aborted expires by itself.
-    5. ``read_ranges`` fills every destination and verifies each range's checksum, or raises:
-       BlockNotFoundError or StaleEpochError (slot reused, node restarted), ChecksumError (the
-       slot is quarantined), TransportError. After an error destinations hold garbage.
-    6. ``hold`` keeps blocks from eviction until ``release`` or ``ttl_s`` passed; it answers
-       which of the locations are still valid.
+    1. ``lookup`` returns one entry per key: the current location of the sealed block, or None.
+    2. ``reserve`` returns one entry per request: a grant, or None if the block is already sealed or
+       being written, no slot can be freed, or the eviction victims are worth more. A reader sees
+       nothing before ``seal``.
+    3. ``write_ranges`` copies once, straight into the slots (shm) or the socket (TCP), with several
+       writes in flight. The caller may reuse the buffers after the call.
+    4. ``seal`` makes the blocks readable, with an xxh3_64 per range computed from the written
+       bytes, and returns the locations, with None for each expired grant. ``abort`` frees grants. A
+       grant without seal or abort expires at the deadline.
+    5. ``read_ranges`` fills every destination and verifies each range's checksum, or raises
+       BlockNotFoundError or StaleEpochError (slot reused, node restarted), ChecksumError (the slot
+       is quarantined) or TransportError. After an error the destinations hold garbage.
+    6. ``hold`` keeps blocks from eviction until ``release`` or until ``ttl_s`` has passed, and
+       returns which of the locations are still valid.
     7. After ``close`` every call raises TransportError.
-    8. ``put`` is reserve, write and seal in one go, one entry per request: where it is sealed now;
-       or None where ``reserve`` would have given no grant. After an error nothing of it stays
-       reserved.
-    9. ``promote`` is ``lookup`` that also brings blocks resting on the node's disk or archive
-       (tier L4) into its memory. What can't be brought is None.
-    10. ``register`` is a hint that bytes will often move to and from this memory; it may do
-        nothing. ``path`` says how bytes travel and why.
+    8. ``put`` is reserve, write and seal in a single call, with an entry per request: the location
+       of the sealed block, or None where ``reserve`` would have given no grant. After an error the
+       call leaves nothing reserved.
+    9. ``promote`` is a ``lookup`` that also loads blocks from the node's disk or archive (tier L4)
+       into memory. The entry is None for a block that cannot be loaded.
+    10. ``register`` is a hint that bytes will often move to and from this memory; a transport may
+        ignore the hint. ``path`` names the transport and the reason for the choice.
     """
 
     @property
@@ -152,13 +152,13 @@ class PoolNode(Protocol):
     def put(
         self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]
     ) -> list[Location | None]:
-        """Store whole blocks; the transports that can do it in one round trip override this."""
+        """Store whole blocks; transports with a single round trip per put override this method."""
         return put_in_steps(self, puts, payloads)
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]: ...
 
     def register(self, memory: memoryview) -> None:
-        """Take the hint, or not."""
+        """Accept the hint; this default ignores the hint."""
         return None
 
     def stats(self) -> PoolNodeStats: ...
@@ -169,7 +169,7 @@ class PoolNode(Protocol):
 def put_in_steps(
     node: PoolNode, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]
 ) -> list[Location | None]:
-    """Reserve, write and seal whole blocks; what was reserved is aborted on an error."""
+    """Reserve, write and seal whole blocks; abort all reservations on an error."""
     grants = node.reserve(puts)
     granted = [grant for grant in grants if grant is not None]
     try:
@@ -183,7 +183,7 @@ def put_in_steps(
         )
         sealed = iter(node.seal(granted))
     except BaseException:
-        node.abort(granted)  # Its own failure is a CacheError too; the node expires the rest.
+        node.abort(granted)  # A failure of abort is a CacheError too; the node expires the rest.
         raise
     return [None if grant is None else next(sealed) for grant in grants]
 

@@ -1,8 +1,8 @@
-"""TLS for the data plane: contexts from certificate files, 1.3 only.
+"""TLS for the data plane: contexts from certificate files, TLS 1.3 only.
 
 Called by dmp/server/server.py and dmp/transport/connection.py. The server shows a certificate
-signed by the cluster's CA; where it is given that CA itself, clients must show one too. The cluster
-token is asked for all the same.
+signed by the cluster's CA. A server that has the CA file requires a certificate of each client too.
+The cluster token is required in addition to TLS.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from tierkv.kvcore.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files; empty means none.
+    """PEM files; an empty path means no file.
 
     Attributes:
-        cert: own certificate, with its chain. A server needs one.
-        key: its private key.
-        ca: who signs the peers' certificates. A client needs it; a server that has it lets in
-            only clients that show a certificate.
-        server_name: name the server's certificate must bear; empty means the host of its address.
+        cert: own certificate, with its chain. A server needs a certificate.
+        key: private key of the certificate.
+        ca: CA that signs the peers' certificates. A client needs this file; a server with this file
+            accepts only clients that show a certificate.
+        server_name: name that the server's certificate must bear; empty means the host of its
+            address.
     """
 
     cert: str = ""
@@ -37,14 +38,14 @@ class TlsFiles:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what accepts TLS connections.
+    """Return the TLS context of a server.
 
     Raises:
-        ConfigError: a file can't be read or is not what it should be.
+        ConfigError: a file can't be read or has the wrong content.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # A ticket would be sent over a connection that is closed before anyone reads it.
+    # Avoid session tickets: the connection may close before a client reads its ticket.
     context.num_tickets = 0
     _load(context, files, cert="dmp.tls_cert", ca="dmp.tls_client_ca")
     if files.ca:
@@ -53,10 +54,10 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what makes TLS connections; the server's certificate and name are checked.
+    """Return the TLS context of a client, which checks the server's certificate and name.
 
     Raises:
-        ConfigError: a file can't be read or is not what it should be.
+        ConfigError: the CA file is missing, or a file can't be read or has the wrong content.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -79,5 +80,5 @@ def _load(context: ssl.SSLContext, files: TlsFiles, *, cert: str, ca: str) -> No
 
 
 def _no_password() -> str:
-    """Refuse an encrypted key, instead of asking the terminal."""
+    """Refuse an encrypted key, instead of prompting on the terminal."""
     raise ValueError("the private key is encrypted")

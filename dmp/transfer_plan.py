@@ -1,7 +1,8 @@
-"""Which paths may lead to a DMP node, best first, and why: a pure function of what both sides have.
+"""Paths to a DMP node, best first, with reasons: a pure function of both sides' abilities.
 
-Shared memory beats RDMA beats TCP; TCP always stays as the last resort, because bytes must travel
-even when a wish can't be granted. dmp/transport/select.py carries the plan out.
+Shared memory beats RDMA, and RDMA beats TCP. TCP always remains as the last resort, because bytes
+must travel even when the preferred path does not work. dmp/transport/select.py carries the plan
+out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tierkv.kvcore.ids import HostId, Incarnation
 
 
 class Transport(StrEnum):
-    """How a user wants bytes to travel (``pool.transport``)."""
+    """The user's preferred transport (``pool.transport``)."""
 
     AUTO = "auto"
     SHM = "shm"
@@ -29,14 +30,15 @@ UNKNOWN_INCARNATION: Final = Incarnation(0)
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What the two sides have.
+    """Abilities of the two sides.
 
     Attributes:
-        here: the caller's host; empty if only mapping the segment can tell whether it is the same.
+        here: the caller's host; empty if only mapping the segment can tell whether both hosts are
+            equal.
         there: the node's host.
-        segment_path: the node's memory file; empty when it shares none.
-        no_rdma: why this machine can't do RDMA; empty if it can.
-        incarnation: the node's start number, which its segment carries too; 0 if not known.
+        segment_path: the node's memory file; empty if the node shares no file.
+        no_rdma: why this machine can't do RDMA; empty if RDMA works.
+        incarnation: the node's start number, stored in the segment too; 0 if unknown.
     """
 
     here: HostId
@@ -48,10 +50,10 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """What to try, and what is out of the question.
+    """Paths to try, and paths that are impossible.
 
     Attributes:
-        steps: paths in the order to try them; the last one is TCP.
+        steps: paths in the order to try them; the last path is TCP.
         ruled_out: paths that can't work, each with its reason.
     """
 
@@ -63,9 +65,9 @@ def plan_transfer(wish: Transport, ends: Ends) -> TransferPlan:
     """Order the paths to a node.
 
     Args:
-        wish: ``auto`` takes the best there is; ``tcp`` nothing else; ``shm`` and ``rdma`` that
-            one, and TCP where it does not work.
-        ends: what the two sides have.
+        wish: ``auto`` takes the best path; ``tcp`` takes only TCP; ``shm`` and ``rdma`` take the
+            named path, or TCP where the named path does not work.
+        ends: abilities of the two sides.
     """
     if wish is Transport.TCP:
         return TransferPlan((PathInfo("tcp", "pool.transport is tcp"),), ())
@@ -83,7 +85,7 @@ def plan_transfer(wish: Transport, ends: Ends) -> TransferPlan:
 
 
 def settle(step: PathInfo, *not_taken: Sequence[PathInfo]) -> PathInfo:
-    """Return the path in use with a reason for people: for TCP, what was wrong with the others."""
+    """Return the path in use with a readable reason: for TCP, the faults of the better paths."""
     reasons = [f"{path.reason}" for group in not_taken for path in group]
     if step.transport != "tcp" or not reasons:
         return step
