@@ -1,8 +1,8 @@
-"""How a segment is cut: extents of one slot size each, assigned on demand and given back.
+"""How a segment is cut into extents, each of one slot size, assigned on demand and given back.
 
-The lower half of the pure core; called only by dmp/segment/slots.py. Sizes are exact (a multiple of
-a page), because a model has one block size and a node serves few models, so nothing is lost to
-rounding up to powers of two.
+The lower half of the pure core, used by dmp/segment/slots.py and dmp/slots/slot_table.py. Sizes are
+exact (a multiple of a page) instead of powers of two: a model has a single block size and a node
+serves few models, so rounding up would only waste memory.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tierkv.dmp.config import MIN_SLOT_BYTES, SLOT_ALIGN
 
 
 def slot_bytes_for(range_bytes: int, range_count: int) -> int:
-    """Return the slot size of a block: payload, one checksum per range, rounded up to pages."""
+    """Return the slot size of a block: payload and a checksum per range, rounded up to pages."""
     need = range_bytes * range_count + 8 * range_count
     return max(MIN_SLOT_BYTES, -(-need // SLOT_ALIGN) * SLOT_ALIGN)
 
 
 @dataclass(slots=True, eq=False)
 class Extent:
-    """A stretch of the segment cut into slots of one size.
+    """A part of the segment, cut into slots of equal size.
 
     Attributes:
-        index: its place in the segment.
-        slot_bytes: size of its slots; 0 while unassigned.
-        free: slot numbers nobody uses.
-        live: slot numbers in use; an extent without any is given back.
-        last_used: the youngest use of any of its slots.
+        index: place in the segment.
+        slot_bytes: size of the slots; 0 while unassigned.
+        free: free slot numbers.
+        live: slot numbers in use; an extent without live slots is given back.
+        last_used: most recent use of any slot of the extent.
     """
 
     index: int
@@ -46,8 +46,8 @@ class ExtentTable:
     """The extents of one segment; slot numbers are ``extent * slots_per_extent + place``.
 
     Attributes:
-        extent_bytes: size of every extent, and so the largest slot.
-        slots_per_extent: slot numbers set aside for each extent.
+        extent_bytes: size of every extent, and thus of the largest slot.
+        slots_per_extent: number of slot numbers reserved for each extent.
         used_bytes: sum of the sizes of slots in use.
     """
 
@@ -61,11 +61,11 @@ class ExtentTable:
         self._assigned: dict[int, int] = {}
 
     def of(self, slot: int) -> Extent:
-        """Return the extent a slot number lies in."""
+        """Return the extent of a slot number."""
         return self._extents[slot // self.slots_per_extent]
 
     def slot_sizes(self) -> list[int]:
-        """Return the slot size of every extent, 0 where none is assigned."""
+        """Return the slot size of every extent, 0 for an unassigned extent."""
         return [extent.slot_bytes for extent in self._extents]
 
     def note_uses(self, slots: np.ndarray[Any, Any], last: int) -> None:
@@ -78,20 +78,20 @@ class ExtentTable:
 
     @property
     def slot_count(self) -> int:
-        """Slot numbers there are, whatever the sizes."""
+        """Number of slot numbers, whatever the sizes."""
         return len(self._extents) * self.slots_per_extent
 
     @property
     def slots_total(self) -> int:
-        """Slots in the extents that have a size now."""
+        """Number of slots in the assigned extents."""
         return sum(len(e.free) + len(e.live) for e in self._extents)
 
     def upcoming(self, count: int) -> list[int]:
-        """Return up to ``count`` extents that are assigned next, the first one first."""
+        """Return up to ``count`` of the next extents to be assigned, in order."""
         return self._unassigned[: -count - 1 : -1]
 
     def take(self, size: int) -> int | None:
-        """Take a free slot of that size, assigning an extent if needed; None when there is none."""
+        """Take a free slot of a size, assigning an extent if needed; None if there is no room."""
         if size > self.extent_bytes:
             return None
         if not self._roomy.get(size):
@@ -107,7 +107,7 @@ class ExtentTable:
         return slot
 
     def give_back(self, slot: int) -> None:
-        """Free a slot, and its extent with the last one."""
+        """Free a slot; freeing the last slot frees the extent."""
         extent = self.of(slot)
         size = extent.slot_bytes
         extent.live.remove(slot)
@@ -124,11 +124,11 @@ class ExtentTable:
             self._unassigned.append(extent.index)
 
     def adopt(self, sizes: Sequence[int], slots: Sequence[int]) -> None:
-        """Mark slots of an empty table as in use; ``sizes`` are the extents' slot sizes.
+        """Mark slots of an empty table as in use.
 
         Args:
-            sizes: of every extent.
-            slots: numbers in use, ascending.
+            sizes: slot size of every extent.
+            slots: slot numbers in use, ascending.
         """
         start = 0
         taken: set[int] = set()
@@ -154,7 +154,7 @@ class ExtentTable:
     def coldest_of_other_sizes(self, size: int) -> list[Extent]:
         """Return assigned extents of other sizes, longest unused first.
 
-        O(extents log extents) when there are any.
+        O(extents log extents) if other sizes exist.
         """
         if size in self._assigned and len(self._assigned) == 1:
             return []
@@ -177,7 +177,7 @@ class ExtentTable:
         return range(first, first + self.extent_bytes // extent.slot_bytes)
 
     def check_invariants(self, live: int) -> None:
-        """Assert that free and used slots (``live`` of these) make up every extent; O(slots)."""
+        """Assert that free slots and ``live`` used slots make up every extent; O(slots)."""
         used = 0
         sizes = [extent.slot_bytes for extent in self._extents if extent.slot_bytes]
         assert self._assigned == {size: sizes.count(size) for size in sizes}

@@ -1,10 +1,10 @@
-"""Where things lie in a segment file, and how its headers are packed.
+"""Layout of a segment file, and packing of the headers.
 
     [header page][extent table: u64 slot size each][slot headers][pad][extent 0][extent 1]...
 
-Called by the dmp/segment*.py files. A slot header is 384 bytes, little-endian, all headers in one
-contiguous array, so that numpy scans a hundred thousand in milliseconds. A slot's payload starts
-on a page border; its checksums (one xxh3_64 per range) stand at the end of its slot.
+Called by the dmp/segment*.py files. A slot header is 384 bytes, little-endian. All headers form a
+contiguous array, so numpy scans a hundred thousand in milliseconds. A slot's payload starts on a
+page border; the checksums (an xxh3_64 per range) stand at the end of the slot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ the highest generation that may have been given out (0 in files of the first ver
 INCARNATION_AT: Final = 40
 GENERATION_AT: Final = 48
 MAX_COUNTER: Final = 1 << 62
-"""Incarnations and generations are below; what claims more is damaged."""
+"""Upper bound (exclusive) of incarnations and generations; a larger number means damage."""
 
 _NAME: Final = f"S{limits.MAX_NAME_CHARS}"
 SLOT_DTYPE: Final = np.dtype(
@@ -60,7 +60,7 @@ assert SLOT_DTYPE.itemsize == SLOT_HEADER_BYTES == 384
 
 LANES: Final = SLOT_HEADER_BYTES // 8
 NAMES_LANE: Final = 16
-"""Where model and tenant begin in a header seen as 8-byte numbers."""
+"""Index of the 8-byte number in a header at which model and tenant begin."""
 _WEIGHTS: Final = np.array(
     [(0x9E3779B97F4A7C15 * (2 * i + 1)) & 0xFFFFFFFFFFFFFFFF | 1 for i in range(LANES)],
     dtype=np.uint64,
@@ -75,9 +75,9 @@ class Geometry:
     """Sizes and offsets of one segment file.
 
     Attributes:
-        extent_count: extents in the file.
-        extent_bytes: size of each.
-        slots_per_extent: slot numbers and headers set aside for each.
+        extent_count: number of extents in the file.
+        extent_bytes: size of each extent.
+        slots_per_extent: slot numbers and headers reserved for each extent.
         headers_at: offset of the slot headers.
         payload_at: offset of the first extent.
     """
@@ -89,7 +89,7 @@ class Geometry:
     payload_at: int = field(init=False)
 
     def __post_init__(self) -> None:
-        # Computed once: every access to a slot needs them.
+        # Computed once, because every access to a slot needs both.
         headers_at = _page_up(self.extents_at + 8 * self.extent_count)
         payload_at = _page_up(headers_at + SLOT_HEADER_BYTES * self.slot_count)
         object.__setattr__(self, "headers_at", headers_at)
@@ -97,12 +97,12 @@ class Geometry:
 
     @classmethod
     def of(cls, *, extent_count: int, extent_bytes: int) -> Geometry:
-        """Return the geometry this version makes."""
+        """Return the geometry of segments that this version creates."""
         return cls(extent_count, extent_bytes, extent_bytes // MIN_SLOT_BYTES)
 
     @property
     def slot_count(self) -> int:
-        """Slot numbers in the segment."""
+        """Number of slot numbers in the segment."""
         return self.extent_count * self.slots_per_extent
 
     @property
@@ -128,8 +128,8 @@ class Geometry:
 def header_checks(rows: np.ndarray[Any, Any], slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a check number per header row ([n, 48] uint64): a weighted sum modulo 2**64.
 
-    It covers the slot's number, so that a header in another slot's place is found too. It finds
-    torn and stray writes, not forgeries; payloads have xxh3 checksums of their own.
+    The sum covers the slot number, so a header in another slot's place is found too. The check
+    finds torn and stray writes, not forgeries; payloads have xxh3 checksums of their own.
     """
     sums: np.ndarray[Any, Any] = rows @ _WEIGHTS + slots.astype(np.uint64) * _SLOT_WEIGHT
     return sums
@@ -141,10 +141,10 @@ def header_check(lanes: np.ndarray[Any, Any], slot: int) -> int:
 
 
 def read_geometry(path: Path, fd: int) -> Geometry:
-    """Check a segment's first page and size.
+    """Read and check a segment's first page and size.
 
     Raises:
-        ConfigError: not a segment, of another layout version, damaged or truncated.
+        ConfigError: the file is not a segment, has another layout version, is damaged or truncated.
     """
     cure = f"if nothing in it is needed, remove it (rm {path}) and start again"
     raw = os.pread(fd, FILE_HEADER.size, 0)

@@ -1,7 +1,7 @@
-"""How much memory this process may still take: the machine's, and its control group's.
+"""How much more memory this process may take: limits of the machine and the control group.
 
-Asked before a segment is opened or made (dmp/segment/segment_file.py), before a cluster is started,
-and when a process starts that will make a segment later (tierkv/embedded_nodes.py).
+The check runs before a segment is opened or made (dmp/segment/segment_file.py), before a cluster
+starts, and when a process starts that will make a segment later (tierkv/embedded_nodes.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _TMPFS: Final = ("tmpfs", "ramfs", "hugetlbfs")
 
 
 def memory_available(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int | None:
-    """Return the bytes that can be taken before the kernel kills; None where it does not say."""
+    """Return the bytes that can be taken before the OOM killer acts; None if unknown."""
     rooms = [*_of_machine(proc), *_of_groups(proc, cgroups)]
     return min(rooms, default=None)
 
 
 def is_memory(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Whether files of a folder are memory, not disk."""
+    """Return True if a folder's files are in memory, not on disk."""
     kinds: dict[str, str] = {}
     try:
         for line in mounts.read_text().splitlines():
@@ -38,14 +38,14 @@ def is_memory(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
 
 
 def check_room(path: Path, needed: int) -> None:
-    """Refuse a segment that would not find its memory when it fills up.
+    """Check that memory for a whole segment is available.
 
     Args:
-        path: where it is to be; its folder has to be there.
-        needed: its bytes.
+        path: path of the future segment; the folder must exist.
+        needed: size of the segment in bytes.
 
     Raises:
-        ConfigError: with the bytes that are free, and what to do.
+        ConfigError: with the number of free bytes and the remedy.
     """
     room = os.statvfs(path.parent)
     free = room.f_bavail * room.f_frsize
@@ -73,7 +73,7 @@ def _of_machine(proc: Path) -> Iterator[int]:
 
 
 def _of_groups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Room in each control group this process is in (version 2), from its own to the root."""
+    """Yield the room in each control group of this process (version 2), from leaf to root."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -94,7 +94,7 @@ def _of_group(folder: Path) -> Iterator[int]:
             return
         used = int((folder / "memory.current").read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        # What files keep in the page cache is given up before anybody is killed.
+        # The kernel drops inactive page cache before it kills a process.
         yield int(limit) - used + int(stat.get("inactive_file", 0))
     except (OSError, ValueError):
         return

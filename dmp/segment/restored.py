@@ -1,7 +1,7 @@
 """Slots that a restart found in the segment, as columns: a hundred thousand in milliseconds.
 
-Made by dmp/segment/segment_scan.py, kept by dmp/slots/slot_table.py, which makes a Slot of a row
-when somebody asks for that block. Objects for all of them at once would take a second.
+Made by dmp/segment/segment_scan.py and kept by dmp/slots/slot_table.py, which makes the Slot of a
+row at the first access to the block. Making the objects of all rows at once would take a second.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameColumn:
-    """A column of model and tenant names: mostly one and the same pair, which is then stored once.
+    """A column of model and tenant names; if all rows have the same pair, the pair is stored once.
 
     Attributes:
-        rows: [n, 2] byte strings, or [1, 2] when all are equal.
+        rows: [n, 2] byte strings, or [1, 2] if all rows are equal.
     """
 
     rows: Column
@@ -43,7 +43,7 @@ class NameColumn:
         return cls(rows["names"][:1].copy() if same else rows["names"].copy())
 
     def at(self, row: int) -> tuple[str, str]:
-        """Return model and tenant."""
+        """Return the model and tenant of a row."""
         model, tenant = self.rows[row if len(self.rows) > 1 else 0].tolist()
         return model.decode("utf-8", "replace"), tenant.decode("utf-8", "replace")
 
@@ -53,7 +53,7 @@ class NameColumn:
 
     @classmethod
     def joined(cls, parts: Sequence[NameColumn], sizes: Sequence[int]) -> NameColumn:
-        """Put columns behind one another."""
+        """Concatenate columns."""
         firsts = [part.rows[0].tolist() for part in parts if len(part.rows)]
         if all(len(part.rows) <= 1 for part in parts) and all(f == firsts[0] for f in firsts):
             return next((part for part in parts if len(part.rows)), NameColumn(_NO_NAMES))
@@ -65,7 +65,7 @@ class NameColumn:
 class RestoredSlots:
     """Sealed slots, oldest seal first; every column has one entry per slot.
 
-    Keys are kept as 16-byte numbers, which numpy moves ten times faster than byte strings.
+    Keys are 16-byte numbers, because numpy moves numbers ten times faster than byte strings.
     """
 
     indices: Column
@@ -80,7 +80,7 @@ class RestoredSlots:
 
     @classmethod
     def of(cls, indices: Column, rows: Column) -> RestoredSlots:
-        """Take columns from header rows, one per slot."""
+        """Take columns from header rows, a row per slot."""
         return cls(
             indices=indices,
             generations=rows["generation"].astype(np.int64),
@@ -95,7 +95,7 @@ class RestoredSlots:
 
     @classmethod
     def joined(cls, parts: Sequence[RestoredSlots]) -> RestoredSlots:
-        """Put parts behind one another, then the oldest seal first."""
+        """Concatenate parts, and sort the slots by age, oldest seal first."""
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in _NUMBERS
         }
@@ -119,7 +119,7 @@ class RestoredSlots:
         return _as_bytes(self.parents)
 
     def block(self, row: int) -> BlockSpec:
-        """Return what is in a slot."""
+        """Return the block in a row's slot."""
         model, tenant = self.names.at(row)
         return BlockSpec(
             key=BlockKey(self.keys[row].tobytes()),
@@ -130,7 +130,7 @@ class RestoredSlots:
         )
 
     def second_copies(self) -> Column:
-        """Mark the rows whose block an older row holds already."""
+        """Mark the rows whose block also occurs in an older row."""
         seen: set[BlockKey] = set()
         again = np.zeros(len(self), bool)
         for row, key in enumerate(self.key_list()):

@@ -1,8 +1,8 @@
 """The segment file: a named mapping that outlives its process, with a header per slot.
 
-The owning DMP node opens it with an exclusive lock and writes headers; processes of the same host
-map it to read and to fill reserved slots. This file moves bytes and checks them; who may use which
-slot is decided in dmp/slots/slot_table.py.
+The owning DMP node opens the file with an exclusive lock and writes headers. Processes of the same
+host map the file to read, and to fill reserved slots. This module moves and checks bytes;
+dmp/slots/slot_table.py decides about the use of slots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STAMP_BYTES = _STAMP.size
 
 
 class Stamp(NamedTuple):
-    """The head of a slot header: what a mapped reader compares before and after it copies."""
+    """The head of a slot header, which a mapped reader compares before and after a copy."""
 
     state: int
     generation: int
@@ -47,11 +47,11 @@ class Segment:
     """A mapped segment file.
 
     Attributes:
-        path: the file.
+        path: path of the file.
         geometry: sizes and offsets.
-        inode: which file of that name it is.
-        backing: which of its extents have memory; for the owner.
-        trouble: what was wrong with the file that it replaces, for people; empty if nothing was.
+        inode: inode of the file, which tells files with the same path apart.
+        backing: which extents have memory; for the owner.
+        trouble: human-readable: what was wrong with the replaced file; empty for no fault.
     """
 
     def __init__(self, path: Path, fd: int, geometry: Geometry, *, trouble: str = "") -> None:
@@ -70,25 +70,25 @@ class Segment:
         return int.from_bytes(self._view[g.INCARNATION_AT : g.INCARNATION_AT + 8], "little")
 
     def set_incarnation(self, incarnation: int) -> None:
-        """Begin a life; references from older ones are stale from here on."""
+        """Begin a new life; older references are stale from now on."""
         _WORD.pack_into(self._view, g.INCARNATION_AT, incarnation)
 
     @property
     def generation(self) -> int:
-        """The highest generation that may have been given out; 0 in files of old versions."""
+        """Highest generation that may have been given out; 0 in files of old versions."""
         return int.from_bytes(self._view[g.GENERATION_AT : g.GENERATION_AT + 8], "little")
 
     def set_generation(self, generation: int) -> None:
-        """Note that a generation is given out; before anybody learns of it."""
+        """Note that a generation is given out, before any client sees the generation."""
         _WORD.pack_into(self._view, g.GENERATION_AT, generation)
 
     def set_owner(self, folder: str) -> None:
-        """Note whose segment this is, for those who find it later."""
+        """Note the owning cluster, for commands that find the file later."""
         raw = pack_owner(folder)
         self._view[OWNER_AT : OWNER_AT + len(raw)] = raw
 
     def keep_only(self, slots: Iterable[Slot]) -> None:
-        """Give back the memory of everything but these slots; at a clean stop."""
+        """Give back all memory except for these slots, at a clean stop."""
         at = self.geometry.payload_at
         self.backing.keep_only(sorted((at + slot.offset, slot.extent.slot_bytes) for slot in slots))
 
@@ -97,12 +97,12 @@ class Segment:
         _WORD.pack_into(self._view, self.geometry.extents_at + 8 * extent, slot_bytes)
 
     def extent_sizes(self) -> Column:
-        """Return a copy of the slot sizes of all extents; not checked in any way."""
+        """Return a copy of the slot sizes of all extents, unchecked."""
         shape = self.geometry
         return np.frombuffer(self._view, "<u8", shape.extent_count, shape.extents_at).copy()
 
     def header_rows(self) -> Column:
-        """Return all slot headers in place; not to be kept, it holds the mapping."""
+        """Return all slot headers in place; do not keep the array, because it holds the mapping."""
         shape = self.geometry
         return np.frombuffer(self._view, g.SLOT_DTYPE, shape.slot_count, shape.headers_at)
 
@@ -119,7 +119,7 @@ class Segment:
         return checksum
 
     def payload(self, slot: int, slot_bytes: int, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a slot; the caller has checked that they are its own."""
+        """Return bytes [start, stop) of a slot; the caller has checked the bounds."""
         at = self.geometry.payload_offset(slot, slot_bytes)
         return self._view[at + start : at + stop]
 
@@ -134,13 +134,13 @@ class Segment:
         return int.from_bytes(self._view[at : at + 8], "little")
 
     def write_header(self, slot: Slot, *, order: int = 0) -> None:
-        """Store a slot's header, its state last.
+        """Store a slot's header, the state last.
 
-        A slot about to be written gets no check number: a restart drops it.
+        A WRITING slot gets no check number, so a restart drops the slot.
 
         Args:
-            slot: what to write down.
-            order: of sealing; keeps the age over a restart.
+            slot: slot to store.
+            order: order of sealing; preserves the age over a restart.
         """
         block = slot.block
         ranges, owner = block.ranges, block.owner
@@ -174,7 +174,7 @@ class Segment:
         return g.header_check(lanes, slot)
 
     def check_header(self, slot: Slot) -> None:
-        """Assert that a sealed slot's header is intact and its own."""
+        """Assert that a slot's header is intact and describes the slot."""
         at = self.geometry.header_offset(slot.index)
         stored = _WORD.unpack_from(self._view, at + g.CHECK_AT)[0]
         assert stored == self._header_check(slot.index), slot
@@ -186,20 +186,20 @@ class Segment:
         ), slot
 
     def set_state(self, slot: int, state: SlotState) -> None:
-        """Store a slot's state: one aligned word, so a reader sees the old or the new one."""
+        """Store a slot's state in one aligned word, so a reader sees the old or the new state."""
         _STATE.pack_into(self._view, self.geometry.header_offset(slot), state)
 
     def read_stamp(self, slot: int) -> Stamp:
-        """Return state, generation, key and sizes of a slot; not checked in any way."""
+        """Return state, generation, key and sizes of a slot, unchecked."""
         return parse_stamp(self._view, self.geometry.header_offset(slot))
 
     @property
     def memory(self) -> memoryview:
-        """The whole file, to register with a network device; not to be kept beyond ``close``."""
+        """The whole file, to register with a network device; not to be used after ``close``."""
         return self._view
 
     def disown(self) -> None:
-        """Keep only the mapping; a process that merely maps needs no descriptor and no lock."""
+        """Keep only the mapping; a process without ownership needs no descriptor and no lock."""
         self._fd = -1
 
     def close(self) -> None:
@@ -215,17 +215,17 @@ class Segment:
 
 
 def parse_stamp(raw: memoryview, at: int = 0) -> Stamp:
-    """Unpack the first STAMP_BYTES of a slot header, wherever they were read from."""
+    """Unpack the first STAMP_BYTES of a slot header from any source."""
     return Stamp(*_STAMP.unpack_from(raw, at))
 
 
 def map_segment(path: Path) -> Segment:
-    """Map a running node's segment, to read it and to fill reserved slots.
+    """Map a running node's segment, to read from it and to fill reserved slots.
 
-    The path is what a peer says: nothing but a regular file is opened.
+    A peer names the path, so only a regular file is opened.
 
     Raises:
-        ConfigError: there is no such file or it is no segment of this layout, or can't be mapped.
+        ConfigError: the file does not exist, is no segment of this layout, or can't be mapped.
     """
     try:
         if not path.is_file():

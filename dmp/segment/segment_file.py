@@ -1,7 +1,7 @@
-"""The life of a segment file: made, found again, locked, or refused with what to do about it.
+"""The life of a segment file: created, reopened, locked, or refused with a remedy.
 
-Called by dmp/node/node.py. A file that may not be ours is never removed (but renamed), and no
-half-made segment is ever left under its name.
+Called by dmp/node/node.py. A file that may not be a segment is renamed, never removed, and no
+half-made segment ever appears under the final name.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _LOCK_INTERVAL_S: Final = 0.02
 
 
 def open_segment(path: Path, geometry: Geometry, *, wait_s: float = 0.0) -> Segment:
-    """Open a node's segment as its only owner, making it if there is none.
+    """Open a node's segment as its only owner; create the segment if it does not exist.
 
-    A segment of another size is replaced: its blocks are only cached, and the operator asked for
-    the new size. So is a damaged one, which is told: a cache must not keep its node from starting.
-    A file that never was a segment is set aside under the name ``.bad``.
+    A segment of another size is replaced: the blocks are only cached, and the operator wants the
+    new size. A damaged segment is replaced too, with a log line: a damaged cache must not prevent a
+    start. A file of another kind is renamed to end in ``.bad``.
 
     Args:
-        path: the file.
-        geometry: what is wanted.
-        wait_s: how long to wait for the process that owns it to end ("start new, stop old").
+        path: path of the file.
+        geometry: wanted sizes.
+        wait_s: how long to wait for the owning process to end ("start new, stop old").
 
     Raises:
-        ConfigError: the file is another user's or owned by a running process, or the memory for
-            it is not there.
+        ConfigError: the file belongs to another user or to a running process, or too little memory
+            is available.
     """
     trouble = ""
     while path.exists():
@@ -62,7 +62,7 @@ def open_segment(path: Path, geometry: Geometry, *, wait_s: float = 0.0) -> Segm
 
 
 def _put_away(path: Path, fd: int, error: ConfigError) -> str:
-    """Get a damaged file out of the way; says what was wrong and what became of it."""
+    """Remove or rename a damaged file; return a text about the fault and the action."""
     damage = error.message.partition(";")[0]
     if os.pread(fd, len(FILE_MAGIC), 0) == FILE_MAGIC:
         path.unlink()
@@ -76,7 +76,7 @@ def _put_away(path: Path, fd: int, error: ConfigError) -> str:
 
 
 def _create(path: Path, geometry: Geometry, *, trouble: str) -> Segment:
-    """Make the file under another name first, so that a crash leaves no half-made segment."""
+    """Make the file under a temporary name, so that a crash leaves no half-made segment."""
     fresh = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def _create(path: Path, geometry: Geometry, *, trouble: str) -> Segment:
         _lock(path, fd, 0.0)
         _check_owner(fresh, fd)
     except ConfigError:
-        os.close(fd)  # The file is another's, who may be about to give it its name.
+        os.close(fd)  # Do not unlink: another process may be about to rename the file.
         raise
     try:
         _allocate(path, fd, geometry)
@@ -114,10 +114,10 @@ def _first_page(geometry: Geometry) -> bytes:
 
 
 def _allocate(path: Path, fd: int, geometry: Geometry) -> None:
-    """Give the file its size, and its headers their memory; extents get theirs as blocks come.
+    """Give the file its size, and the headers their memory; extents get memory as blocks arrive.
 
-    A write into a hole on a full tmpfs would kill the process with SIGBUS, so nothing is written
-    that has no memory (dmp/segment/segment_memory.py).
+    A write into a hole on a full tmpfs would kill the process with SIGBUS. Hence no byte is written
+    where the file has no memory (dmp/segment/segment_memory.py).
     """
     os.ftruncate(fd, 0)
     check_room(path, geometry.file_bytes)
@@ -129,7 +129,7 @@ def _allocate(path: Path, fd: int, geometry: Geometry) -> None:
 
 
 def _open_locked(path: Path, wait_s: float) -> int | None:
-    """Open and lock the file; None if its owner replaced or removed it while we waited."""
+    """Open and lock the file; None if the owner replaced or removed the file meanwhile."""
     fd = _open(path)
     try:
         _check_owner(path, fd)
@@ -153,7 +153,7 @@ def _open(path: Path) -> int:
 
 
 def _check_owner(path: Path, fd: int) -> None:
-    """Refuse a file somebody else laid there: its blocks, whose checksums fit, may be anything."""
+    """Refuse another user's file: the blocks may be anything, although the checksums fit."""
     owner = os.fstat(fd).st_uid
     if owner != os.geteuid():
         raise ConfigError(

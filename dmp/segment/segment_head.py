@@ -1,4 +1,4 @@
-"""How a segment file begins: what tells that it is one, and whose.
+"""The beginning of a segment file: the magic and the owning cluster.
 
 A part of dmp/segment/geometry.py that needs no numpy, for commands that only look at files
 (tierkv/processes/left_memory.py).
@@ -13,22 +13,22 @@ from typing import Final
 FILE_MAGIC: Final = b"TIERKVSG"
 PAGE: Final = 4096
 OWNER_AT: Final = 64
-"""Length (u16) and UTF-8 path of the folder of the cluster that the segment belongs to; 0 in files
-of older versions."""
+"""Offset of the length (u16) and UTF-8 path of the folder of the owning cluster; the length is 0 in
+files of older versions."""
 
 MAX_OWNER_BYTES: Final = 1024
 _LENGTH: Final = struct.Struct("<H")
 
 
 def pack_owner(folder: str) -> bytes:
-    """Return what stands at OWNER_AT; a path that is too long is left out."""
+    """Return the bytes to store at OWNER_AT; a path above MAX_OWNER_BYTES is left out."""
     raw = os.fsencode(folder)
     raw = raw if len(raw) <= MAX_OWNER_BYTES else b""
     return _LENGTH.pack(len(raw)) + raw
 
 
 def read_owner(fd: int) -> str:
-    """Return the folder of the cluster that a segment belongs to; empty if it does not say."""
+    """Return the folder of the owning cluster; empty if the file names no owner."""
     raw = os.pread(fd, PAGE, 0)
     if not raw.startswith(FILE_MAGIC) or len(raw) < PAGE:
         return ""

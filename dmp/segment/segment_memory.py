@@ -1,15 +1,16 @@
-"""Which extents of a segment have memory: taken before the first block comes, given back at a stop.
+"""Which extents of a segment have memory: allocated before the first block, given back at a stop.
 
-A part of dmp/segment/segment.py. The file is sparse. In the owner's process an extent gets its
-memory from ``back``, so that a full tmpfs is a refused put and not a SIGBUS. A thread does it some
-extents ahead and enters the pages; where the file is only mapped, the thread enters what is there.
+A part of dmp/segment/segment.py. The file is sparse. In the owner's process ``back`` allocates an
+extent's memory, so a full tmpfs causes a refused put and not a SIGBUS. A thread allocates some
+extents ahead and populates the page table. In a process that only maps the file, the thread
+populates the pages that have memory.
 
-The first copy into a page that is not entered in the process's page table pays for a fault, which
-makes it up to ten times slower (measured in a virtual machine: 2 instead of 20 GB/s).
+The first copy into a page that is missing from the process's page table causes a page fault, which
+makes the copy up to ten times slower (measured in a virtual machine: 2 instead of 20 GB/s).
 
-No hole is punched while the node runs: pages that a network device or CUDA has pinned would go on
-to be read where the file has others by then. At a stop the node's own registrations are gone, and
-clients map the segment anew in its next life.
+No hole is punched while the node runs: a network device or CUDA would go on reading pinned pages
+that the file has replaced by then. At a stop the node's own registrations are gone, and clients map
+the segment anew after the next start.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 
 from tierkv.dmp.segment.geometry import Geometry
 
-_MADV_POPULATE_WRITE: Final = 23  # <linux/mman.h>; the mmap module has no name for it.
+_MADV_POPULATE_WRITE: Final = 23  # <linux/mman.h>; the mmap module has no name for this value.
 _POPULATE_BYTES: Final = 1 << 20  # A third of a millisecond.
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,10 +41,10 @@ _Pages = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 class PageEntry:
-    """The pages of one mapping.
+    """Populates the page table of one mapping.
 
     Attributes:
-        closing: set to end what is going on early.
+        closing: set to end the current operation early.
     """
 
     def __init__(self, mapped: mmap.mmap) -> None:
@@ -51,15 +52,15 @@ class PageEntry:
         self._map = mapped
 
     def enter(self, start: int, stop: int) -> None:
-        """Enter pages of [start, stop); those that have no memory get it."""
-        # Kernels before 5.14 refuse; then pages come as they are touched.
+        """Populate the pages of [start, stop), and allocate memory for pages without."""
+        # Kernels before 5.14 refuse; then the first access populates each page.
         for at in range(start, stop, _POPULATE_BYTES):
             window = self._window(at, min(_POPULATE_BYTES, stop - at))
             if self.closing.is_set() or _libc.madvise(*window, _MADV_POPULATE_WRITE):
                 return
 
     def enter_present(self, start: int, stop: int) -> bool:
-        """Enter those pages of [start, stop) that have memory; whether all of them have."""
+        """Populate the pages of [start, stop) with memory; True if all pages have memory."""
         whole = True
         for at in range(start, stop, _POPULATE_BYTES):
             present = self._present(at, min(_POPULATE_BYTES, stop - at))
@@ -71,18 +72,18 @@ class PageEntry:
         return whole
 
     def _present(self, at: int, size: int) -> _Pages:
-        """Return for each page whether the file has it in memory; none where that can't be told."""
+        """Return for each page whether the file has the page in memory; all False if unknown."""
         pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
         _libc.mincore(*self._window(at, size), pages.ctypes.data)
         return (pages & 1).astype(bool)
 
     def _window(self, at: int, size: int) -> tuple[int, int]:
-        """Return address and size; ctypes, unlike the mmap module, lets other threads go on."""
+        """Return address and size; ctypes, unlike the mmap module, lets other threads continue."""
         return np.frombuffer(self._map, np.uint8, size, at).ctypes.data, size
 
 
 def _runs(flags: _Pages) -> Iterator[tuple[int, int]]:
-    """Yield [first, last) of each stretch of true ones."""
+    """Yield [first, last) of each run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
@@ -90,14 +91,14 @@ def _runs(flags: _Pages) -> Iterator[tuple[int, int]]:
 log = logging.getLogger(__name__)
 _PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <linux/falloc.h>
 _RETRY_S: Final = 1.0
-"""After a refusal the system is not asked again for so long: asking takes milliseconds."""
+"""Pause after a refusal by the system: a system call for memory takes milliseconds."""
 
 
 class SegmentMemory:
     """The memory behind the extents of a mapped file.
 
     Attributes:
-        refused: times that the system had no memory for an extent.
+        refused: how often the system had no memory for an extent.
     """
 
     def __init__(self, mapped: mmap.mmap, fd: int, geometry: Geometry) -> None:
@@ -114,10 +115,11 @@ class SegmentMemory:
         self._thread: threading.Thread | None = None
 
     def start(self, *, owns: bool) -> None:
-        """Begin to enter pages in a thread of its own, first those that have memory.
+        """Start a thread that populates pages, first the pages with memory.
 
         Args:
-            owns: what is prepared gets its memory; else only memory that is there is entered.
+            owns: True to allocate memory for prepared extents; False to populate only existing
+                memory.
         """
         make_ready = self._take if owns else self._follow
         self._thread = threading.Thread(
@@ -126,7 +128,7 @@ class SegmentMemory:
         self._thread.start()
 
     def close(self) -> None:
-        """End that thread."""
+        """End the thread."""
         self._entry.closing.set()
         self._wanted.put(None)
         if self._thread is not None:
@@ -134,32 +136,33 @@ class SegmentMemory:
             self._thread = None
 
     def has(self, extent: int) -> bool:
-        """Whether an extent has memory."""
+        """Return True if an extent has memory."""
         return extent in self._backed
 
     def back(self, extent: int) -> bool:
-        """Make sure that an extent has memory, before a slot of it is given out.
+        """Allocate an extent's memory if missing, before a slot of the extent is given out.
 
         Returns:
-            False when the system has none.
+            False if the system has no memory.
         """
         return extent in self._backed or self._back(extent)
 
     def prepare(self, extents: Iterable[int]) -> None:
-        """Make extents ready in the background; those that are ready cost nothing."""
+        """Make extents ready in the background; extents that are ready cost nothing."""
         for extent in extents:
             if extent not in self._entered and extent not in self._queued:
                 self._queued.add(extent)
                 self._wanted.put(extent)
 
     def back_all(self) -> bool:
-        """Give every extent its memory, for a device that pins all of it."""
+        """Allocate the memory of every extent, for a device that pins the whole segment."""
         return all(self._back(extent) for extent in range(self._shape.extent_count))
 
     def keep_only(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Give the memory of all extents back but for spans (offset, size) of the file, sorted.
+        """Give back the memory of all extents except spans (offset, size) of the file, sorted.
 
-        The thread ends first: a page that it enters behind a punched hole is memory again.
+        The thread ends first: a page that the thread populates after its hole was punched would
+        take memory again.
         """
         self.close()
         at = self._shape.payload_at
@@ -210,7 +213,7 @@ class SegmentMemory:
             pass
 
     def _ready_next(self, make_ready: Callable[[int], None]) -> bool:
-        """Make one wanted extent ready, when there is one; False at the end."""
+        """Wait for the next wanted extent and make it ready; False at the end."""
         extent = self._wanted.get()
         if extent is None or self._closes:
             return False
@@ -228,7 +231,7 @@ class SegmentMemory:
             self._entered.add(extent)
 
     def _follow(self, extent: int) -> None:
-        """Enter what the owner has made ready; it makes extents ready in ascending order."""
+        """Populate the extents that the owner has made ready, which happens in ascending order."""
         for other in range(extent, self._shape.extent_count):
             if not self._enter_present(other):
                 return

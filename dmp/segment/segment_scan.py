@@ -1,7 +1,7 @@
-"""What a segment holds after a restart: one pass over its slot headers, vectorised.
+"""Contents of a segment after a restart: one vectorised pass over the slot headers.
 
-Called by dmp/node/state.py. A header counts when its check number fits, it was sealed (or
-quarantined), and it lies inside its extent; everything else is dropped.
+Called by dmp/node/state.py. A header counts if the check number is right, the slot was sealed (or
+quarantined), and the slot lies inside the extent. The scan drops all other headers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _CHUNK: Final = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentScan:
-    """What an attached segment holds.
+    """Contents of an attached segment.
 
     Attributes:
-        extent_sizes: slot size of every extent, 0 when never assigned.
+        extent_sizes: slot size of every extent, 0 for an extent that was never assigned.
         sealed: readable slots, oldest seal first.
         quarantined: slots with bad bytes.
-        dropped: slot numbers that were half-written or whose header is damaged.
+        dropped: slot numbers that were half-written or have a damaged header.
         last_order: highest order of sealing.
-        generation: the highest that may have been given out.
+        generation: highest generation that may have been given out.
     """
 
     extent_sizes: list[int]
@@ -79,7 +79,7 @@ def _columns(numbers: Column, some: Column, good: Column) -> RestoredSlots:
 def _used_slots(rows: Column, sizes: Column, geometry: Geometry) -> Column:
     """Return the numbers of slots that are not free, ascending.
 
-    An extent has fewer slots than numbers set aside for it, so most headers need not be looked at.
+    An extent has fewer slots than reserved slot numbers, so most headers need no check.
     """
     sane = (sizes >= MIN_SLOT_BYTES) & (sizes <= geometry.extent_bytes) & (sizes % SLOT_ALIGN == 0)
     found = [np.zeros(0, np.int64)]
@@ -92,7 +92,7 @@ def _used_slots(rows: Column, sizes: Column, geometry: Geometry) -> Column:
 
 
 def _are_sound(some: Column, numbers: Column, sizes: Column, geometry: Geometry) -> Column:
-    """Say which used slots may be kept: finished, undamaged and of their extent's size."""
+    """Mark the used slots that can be kept: finished, undamaged and of their extent's size."""
     lanes = some.view(np.uint64).reshape(-1, g.LANES)
     intact = g.header_checks(lanes, numbers) == some["check"]
     known = (some["magic"] == g.SLOT_MAGIC) & (some["layout_version"] == g.LAYOUT_VERSION)
@@ -118,8 +118,8 @@ def _quarantined(numbers: Column, some: Column, bad: Column) -> list[Slot]:
 
 
 def _highest_generation(segment: Segment, rows: Column, kept: RestoredSlots) -> int:
-    """Return a generation that no reference ever had more than."""
-    if segment.generation == 0:  # A file of the first versions: every slot counted for itself.
+    """Return an upper bound of the generations of all references."""
+    if segment.generation == 0:  # In files of the first versions, slots count their own.
         claimed = rows["generation"]
         return int(claimed[claimed < g.MAX_COUNTER].max(initial=1))
     return max(segment.generation, int(kept.generations.max(initial=1)))

@@ -1,4 +1,4 @@
-"""What a slot is: the values of the slot table.
+"""The values of the slot table: slots and their states.
 
 Decided by dmp/slots/slot_table.py and its helpers, written down by dmp/segment/segment.py, read by
 transports.
@@ -18,7 +18,7 @@ _NOWHERE: Final = Extent(-1)
 
 
 class SlotState(IntEnum):
-    """What a slot's bytes are; the numbers are stored in the segment."""
+    """State of a slot's bytes; the numbers are stored in the segment."""
 
     FREE = 0
     WRITING = 1
@@ -32,26 +32,26 @@ class Slot:
 
     Attributes:
         index: slot number in the segment.
-        generation: which use of this slot number; never repeats in a segment's life.
-        block: what is in it.
+        generation: number of this use of the slot; never repeats in a segment's life.
+        block: block in the slot.
         state: never FREE; free slots have no Slot.
-        extent: the extent it lies in, whose slot size is its own.
-        offset: where its payload begins, counted from the first extent.
+        extent: extent of the slot, which determines the slot size.
+        offset: where the payload begins, counted from the first extent.
         deadline: when a WRITING slot expires.
-        pins: transfers touching the bytes right now; a pinned slot is not reused.
-        holders: holds per owner ("" for nobody in particular); count until ``hold_deadline``.
-        hold_deadline: the latest deadline of its holds.
+        pins: number of running transfers that touch the bytes; a pinned slot is not reused.
+        holders: number of holds per owner ("" for no owner); valid until ``hold_deadline``.
+        hold_deadline: the latest deadline of the holds.
         last_used: position in the order of uses.
         doomed: expired or aborted while pinned; freed with the last pin.
-        owner: who reserved it, while it is WRITING.
-        clean: a copy rests in the lower tier, so that evicting it loses nothing.
-        leased: a lease keeps it from eviction.
-        known: the eviction policy of its size knows it; so it is with sealed blocks, but for those
-            that a restart found, until somebody uses them.
-        offered: that policy may name it as the next to go.
-        used_at: time of the last use that the policy was told.
-        facts: what that policy is told; NO_FACTS of what a restart found.
-        spare: clean, and not used since the copy was made: among the next to be evicted.
+        owner: client that reserved the slot, while the slot is WRITING.
+        clean: a copy rests in the lower tier, so eviction loses nothing.
+        leased: a lease keeps the slot from eviction.
+        known: the eviction policy of the slot size knows the slot. True for all sealed blocks,
+            except for blocks found at a restart until their first use.
+        offered: the policy may name the slot as the next victim.
+        used_at: time of the last use reported to the policy.
+        facts: facts reported to the policy; NO_FACTS for a block found at a restart.
+        spare: clean, and not used since the copy was made: among the next victims.
     """
 
     index: int
