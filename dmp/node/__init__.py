@@ -1,1 +1,1 @@
-"""A pool node: puts, gets, reports, and work in the background."""
+"""A pool node: puts, gets, reports, and background work."""

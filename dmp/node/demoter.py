@@ -1,9 +1,9 @@
-"""Copies blocks to the lower tier ahead of their eviction, so that evicting loses nothing.
+"""Copies blocks to the lower tier before eviction, so eviction loses nothing.
 
-A thread in the node's life, awake while more memory than ``demote_above`` holds anything but
-copied blocks that go before all others. It takes blocks in the order of eviction and never keeps a
-reservation waiting: its slot is pinned only while it is written, and whoever is evicted before its
-turn is simply lost.
+A thread in the node's life, active while the exposed bytes (dmp/slots/slot_table.py) exceed the
+share ``demote_above`` of the memory. The thread copies blocks in the order of eviction and never
+delays a reservation: a slot is pinned only during the copy, and a block evicted before the copy is
+simply lost.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tierkv.kvcore.location import Tier
 
 log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
-"""Pause after the lower tier refused a block: it is full or broken, and says so in its stats."""
+"""Pause after the lower tier refused a block: the tier is full or broken, and its stats say so."""
 
 
 class Demoter:
-    """The thread."""
+    """The demotion thread."""
 
     def __init__(self, state: NodeState, lower: LowerTier, reports: Reports) -> None:
         self._state = state
@@ -43,7 +43,7 @@ class Demoter:
         lower.set_listener(self.gone_below)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         config = self._state.config
         capacity = config.extent_count * config.extent_bytes
         self._limit_bytes = int(capacity * config.demote_above)
@@ -53,7 +53,7 @@ class Demoter:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a copy under way is finished."""
+        """End the thread; a running copy is finished first."""
         self._stopping.set()
         self._awake.set()
         if self._thread is not None:
@@ -61,15 +61,15 @@ class Demoter:
             self._thread = None
 
     def wake(self) -> None:
-        """Look again; called after blocks were sealed."""
+        """Look for due blocks again; called after blocks were sealed."""
         if not self._awake.is_set():
             self._awake.set()
 
     def demote_one(self, *, limit_bytes: int) -> bool:
-        """Copy the next block if more than ``limit_bytes`` are exposed; False when none is due.
+        """Copy the next block if more than ``limit_bytes`` are exposed; False if no block is due.
 
         Raises:
-            CacheError: the lower tier did not take it.
+            CacheError: the lower tier did not store the block.
         """
         state = self._state
         with state.lock:
@@ -90,9 +90,10 @@ class Demoter:
         return True
 
     def _copy(self, slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:
-        """Write a pinned slot down; False when a copy was there already (after a restart).
+        """Copy a pinned slot to the lower tier; False if no new copy was made.
 
-        Bad bytes stay here, quarantined. The copy has the checksums of the block's writer.
+        No copy is made if a copy exists (after a restart) or if bytes are bad. A slot with bad
+        bytes is quarantined. The copy has the checksums of the block's writer.
         """
         block = slot.block.at_rest()
         key = block.key
@@ -108,12 +109,12 @@ class Demoter:
                 self._state.table.clean.mark(slot)
             if is_new:
                 self._state.tell([resting(block)])
-        if self._lower.find(key) is None:  # It left again before it was marked.
+        if self._lower.find(key) is None:  # The copy left before it was marked.
             self.gone_below([key])
         return is_new
 
     def gone_below(self, keys: Sequence[BlockKey]) -> None:
-        """Take in that blocks left the lower tier by themselves."""
+        """Note that blocks left the lower tier by themselves."""
         state = self._state
         with state.lock:
             state.tell([BlockRemoved(key, Tier.L4) for key in keys])

@@ -1,6 +1,6 @@
-"""How blocks are read from a DMP node: look up, pin and read, hold, touch, and doubt.
+"""Reads from a DMP node: look up, pin and read, hold, lease, touch, and report suspect ranges.
 
-A part of DmpNode, called from any thread; see dmp/node/state.py for the lock.
+A part of DmpNode, called from any thread; dmp/node/state.py explains the lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEASE_STEP: Final = 512
 
 @dataclass(slots=True, eq=False)
 class ReadTicket:
-    """Pinned ranges of sealed slots: their bytes and stored checksums; ended by ``end_read``."""
+    """Pinned ranges of sealed slots: bytes and stored checksums; ended by ``end_read``."""
 
     views: list[memoryview]
     checksums: list[int]
@@ -39,7 +39,7 @@ class ReadTicket:
 
 @dataclass(frozen=True, slots=True)
 class OpenRange:
-    """A pinned range of a slot: its bytes in the segment and its stored checksum."""
+    """A pinned range of a slot: the bytes in the segment and the stored checksum."""
 
     view: memoryview
     checksum: int
@@ -52,7 +52,7 @@ class Gets:
         self._state = state
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        """Return where each block is sealed, or None."""
+        """Return the location of each sealed block, or None."""
         state = self._state
         with state.lock:
             table = state.table
@@ -61,7 +61,7 @@ class Gets:
             return [state.location(slot) if slot else None for slot in slots]
 
     def describe(self, keys: Sequence[BlockKey]) -> list[DescribedBlock | None]:
-        """Return where each block is sealed and how it is cut into ranges, or None."""
+        """Return the location and the range shape of each sealed block, or None."""
         state = self._state
         with state.lock:
             state.table.now = state.clock.now()
@@ -75,7 +75,7 @@ class Gets:
         """Pin ranges of sealed slots to read their ``views``; ``end_read`` must follow.
 
         Raises:
-            StaleEpochError, BlockNotFoundError: a range is gone; nothing is pinned.
+            StaleEpochError, BlockNotFoundError: a range is gone; no slot is pinned.
         """
         state = self._state
         slots: list[Slot] = []
@@ -88,7 +88,7 @@ class Gets:
                 spans.append(range_span(slot, part, size))
                 slots.append(slot)
             ticket = ReadTicket([], [], slots)
-            # Nothing can fail from here on: what is pinned has a ticket.
+            # Nothing can fail from here on: every pinned slot has a ticket.
             for slot, (start, stop), ref in zip(slots, spans, refs, strict=True):
                 table.pin_for_read(slot)
                 ticket.views.append(segment.span(slot.offset, start, stop))
@@ -109,10 +109,10 @@ class Gets:
 
     @contextlib.contextmanager
     def open_read(self, refs: Sequence[RangeRef]) -> Iterator[list[OpenRange]]:
-        """Give the bytes of ranges of sealed slots, pinned while they are read.
+        """Yield the bytes of ranges of sealed slots, pinned during the read.
 
         Raises:
-            StaleEpochError, BlockNotFoundError: a range is gone; nothing is pinned.
+            StaleEpochError, BlockNotFoundError: a range is gone; no slot is pinned.
         """
         ticket = self.begin_read([as_ref(ref) for ref in refs])
         try:
@@ -121,7 +121,7 @@ class Gets:
             self.end_read(ticket)
 
     def hold(self, locations: Sequence[Location], *, ttl_s: float, owner: str = "") -> list[bool]:
-        """Keep blocks from eviction; answers which are still there."""
+        """Keep blocks from eviction; return which locations are still valid."""
         state = self._state
         with state.lock:
             table = state.table
@@ -133,7 +133,7 @@ class Gets:
             ]
 
     def release(self, locations: Sequence[Location], *, owner: str = "") -> None:
-        """Undo one hold of that owner on each."""
+        """Undo one hold of the owner on each location."""
         state = self._state
         with state.lock:
             table = state.table
@@ -142,9 +142,9 @@ class Gets:
                     table.release(place.slot, place.generation, owner=owner)
 
     def lease(self, order: HoldOrder) -> None:
-        """Keep blocks from eviction for a lease of the meta server, or let go of them.
+        """Keep blocks from eviction for a lease of the meta server, or prolong or end the lease.
 
-        At most ``lease_share`` of the memory is kept; a node that is not running keeps nothing.
+        Leases keep at most ``lease_share`` of the memory; a node that is not running keeps nothing.
         """
         state = self._state
         for at in range(0, max(1, len(order.keys)), _LEASE_STEP):
@@ -154,7 +154,7 @@ class Gets:
                     state.table.lease(part, now=state.clock.now())
 
     def touch(self, locations: Sequence[Location], *, read_bytes: int) -> None:
-        """Count reads that a process of this host made without asking."""
+        """Count reads that a process of this host made directly in the mapped segment."""
         state = self._state
         with state.lock:
             table = state.table
@@ -165,14 +165,14 @@ class Gets:
                     table.touch(place.slot, place.generation)
 
     def suspect(self, refs: Sequence[RangeRef]) -> list[bool]:
-        """Check ranges that a reader found bad; a slot that really is bad is never used again.
+        """Check ranges that a reader found bad; quarantine a slot whose bytes really are bad.
 
-        The reader's word is not enough: the reader's network or memory may be at fault.
+        The reader's report is not enough: the reader's network or memory may be at fault.
         """
         return [self._is_bad(ref) for ref in refs]
 
     def _is_bad(self, ref: RangeRef) -> bool:
-        """Hash the range again, outside the lock; quarantine its slot if it really is bad."""
+        """Hash the range again, outside the lock; quarantine its slot if the bytes are bad."""
         try:
             ticket = self.begin_read([as_ref(ref)])
         except CacheError:

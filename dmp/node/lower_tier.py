@@ -1,7 +1,7 @@
-"""What a DMP node asks of the tier below its memory (L4: disk, and an archive behind it).
+"""Contract of the tier below a DMP node's memory (L4: disk, and an archive behind the disk).
 
-``dmp`` does not know ``storage``: the composition root hands in something that fits these Protocols
-structurally (storage/l4.py). Blocks go down whole and come up whole, verified on the way up.
+``dmp`` does not know ``storage``: the composition root passes an object that fits this Protocol
+structurally (storage/l4.py). Blocks are copied as a whole, down and up, and verified on the way up.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ from tierkv.kvcore.node import TierStats
 class LowerTier(Protocol):
     """Blocks at rest, below a node's memory. All calls block and are thread-safe.
 
-    1. ``put`` stores a whole block; when it returns, ``get_block`` finds it. The payload is the
-       slot's bytes in the segment: it begins on a page border and may be written with O_DIRECT.
-       ``checksums`` are those of its writer, one xxh3_64 per range as little-endian uint64.
-       A block that is there already is left as it is. PoolFullError or TransportError when the
-       medium is full or broken; nothing of the block is left then.
-    2. ``find`` says from memory, without I/O, what block rests there under a key; None if none.
-    3. ``get_block`` fills the destination (exactly ``range_bytes * range_count`` long, beginning
-       on a page border) and verifies every byte, or raises BlockNotFoundError, ChecksumError
-       or TransportError. A block with bad bytes is gone from then on. It answers the checksums
-       the block was put with: bytes that go bad on their way down or up never get new ones.
-    4. ``blocks`` lists what rests there, oldest put first; after a restart too.
-    5. ``delete`` forgets a block; an unknown one is ignored.
-    6. Blocks that leave by themselves (evicted, damaged) and can't be brought back by
-       ``get_block`` any more are told to the listener, from any thread, after they are gone.
-    7. ``stats`` is cheap; its ``medium`` says for people what is wrong, and ``alloc_failures``
-       counts failed and bad reads and writes. After ``close`` calls raise TransportError.
+    1. ``put`` stores a whole block, which ``get_block`` finds as soon as ``put`` returns. The
+       payload is the slot's bytes in the segment, begins on a page border and may be written with
+       O_DIRECT. ``checksums`` are the checksums of the block's writer, an xxh3_64 per range as
+       little-endian uint64. A block that exists already stays unchanged. ``put`` raises
+       PoolFullError or TransportError if the medium is full or broken, and then leaves nothing of
+       the block behind.
+    2. ``find`` returns the block that rests under a key, or None, from memory and without I/O.
+    3. ``get_block`` fills the destination (exactly ``range_bytes * range_count`` long, beginning on
+       a page border) and verifies every byte, or raises BlockNotFoundError, ChecksumError or
+       TransportError. After a ChecksumError the block is gone. ``get_block`` returns the checksums
+       given to ``put``: bytes damaged on the way down or up never get new checksums.
+    4. ``blocks`` lists the resting blocks, oldest put first; after a restart too.
+    5. ``delete`` forgets a block; an unknown block is ignored.
+    6. The listener is called, from any thread, with blocks that left by themselves (evicted,
+       damaged) and that ``get_block`` cannot load any more. The call comes after the blocks are
+       gone.
+    7. ``stats`` is cheap; ``medium`` describes faults in human-readable form, and
+       ``alloc_failures`` counts failed and bad reads and writes. After ``close`` calls raise
+       TransportError.
     """
 
     def put(
@@ -57,5 +60,5 @@ class LowerTier(Protocol):
 
 
 def resting(block: BlockSpec) -> BlockStored:
-    """Return the event that a block rests below; it has no location until it is promoted."""
+    """Return the event that a block rests in the lower tier, without a location until promoted."""
     return BlockStored(block, Tier.L4)

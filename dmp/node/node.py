@@ -1,7 +1,8 @@
-"""The DMP node: one process's share of the memory pool, and its start and stop.
+"""The DMP node: one process's share of the memory pool, with start and stop.
 
-The doors (dmp/server/server.py, dmp/transport/inproc.py) and the composition root call it from any
-thread. Reading, writing and reporting are methods of its parts (``gets``, ``puts``, ``reports``).
+The servers (dmp/server/server.py, dmp/transport/inproc.py) and the composition root call the node
+from any thread. Methods for reading, writing and reporting are in the parts of the node (``gets``,
+``puts``, ``reports``).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _DRAIN_LOOK_S: Final = 0.01
 
 
 class DmpNode:
-    """A node's memory with the threads that look after it.
+    """A node's memory and its background threads.
 
     Attributes:
         config: the node's settings.
@@ -41,7 +42,7 @@ class DmpNode:
         gets: the reading side: look up, read, hold, touch.
         reports: inventory, counters, registration, heartbeat.
         scrubber: checks blocks in the background.
-        demoter: copies blocks down, while started; None without a lower tier.
+        demoter: copies blocks to the lower tier, while started; None without a lower tier.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class DmpNode:
         """Prepare a node.
 
         Args:
-            config: what it is told.
-            reporter: where block events go.
-            clock: its time.
-            open_lower: opens where blocks rest below its memory; called at each start, when the
-                segment is ours, and closed at the stop. None for a node without such a tier.
+            config: the node's settings.
+            reporter: receiver of block events.
+            clock: the node's clock.
+            open_lower: opens the tier below the node's memory. Called at each start, after the node
+                has locked the segment; the tier is closed at the stop. None for a node without a
+                lower tier.
         """
         self.config = config
         self._state = NodeState(config, reporter, clock)
@@ -75,12 +77,12 @@ class DmpNode:
 
     @property
     def node_id(self) -> NodeId:
-        """Its name."""
+        """Name of the node."""
         return self.config.node_id
 
     @property
     def host(self) -> HostId:
-        """Its machine."""
+        """Name of the machine."""
         return self.config.host
 
     @property
@@ -90,12 +92,12 @@ class DmpNode:
 
     @property
     def segment(self) -> Segment:
-        """The open segment, for a door that registers it with a network device."""
+        """The open segment, for an RDMA server that registers the segment with a network device."""
         return self._state.segment
 
     @property
     def running(self) -> bool:
-        """Whether it is started and not stopped."""
+        """Whether the node is started and not stopped."""
         return self._state.running
 
     # Life
@@ -103,10 +105,10 @@ class DmpNode:
     def start(self) -> None:
         """Open the segment, keep its sealed blocks, begin a new incarnation.
 
-        Waits ``attach_wait_s`` for another process to give the segment up.
+        Waits ``attach_wait_s`` for another process to release the segment.
 
         Raises:
-            ConfigError: the segment can't be used; the message says why and what to do.
+            ConfigError: the segment can't be used; the message gives the reason and a remedy.
         """
         config = self.config
         segment = open_segment(config.segment_file, shape_of(config), wait_s=config.attach_wait_s)
@@ -144,13 +146,13 @@ class DmpNode:
             lower.close()
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Give no more reservations, and let the open ones and running transfers end.
+        """Refuse new reservations, and wait for open reservations and running transfers.
 
         Args:
-            timeout_s: how long to wait; None means ``drain_s``.
+            timeout_s: maximum wait; None means ``drain_s``.
 
         Returns:
-            Whether they all ended.
+            True if all reservations and transfers ended.
         """
         self._state.draining = True
         looks = int((self.config.drain_s if timeout_s is None else timeout_s) / _DRAIN_LOOK_S)
@@ -168,7 +170,7 @@ class DmpNode:
             return table.count(SlotState.WRITING) > 0 or table.pinned > 0
 
     def stop(self) -> None:
-        """Close the segment; its sealed blocks stay in memory, which is all that it keeps."""
+        """Close the segment; only the memory of its sealed blocks is kept."""
         self._stopping.set()
         self.scrubber.stop()
         self._stop_lower()
@@ -179,13 +181,13 @@ class DmpNode:
         segment = self._state.detach()
         if segment is not None:
             if self.config.remove_on_stop:
-                segment.path.unlink(missing_ok=True)  # Before the lock goes: it may be wanted.
+                segment.path.unlink(missing_ok=True)  # Before unlocking: another process may wait.
             else:
                 segment.keep_only(kept)
             segment.close()
 
     def tick(self) -> None:
-        """End expired reservations and holds; called by its own thread and by tests."""
+        """End expired reservations and holds; called by a thread of the node and by tests."""
         with self._state.lock:
             if self._state.running:
                 self._state.expire()
@@ -195,9 +197,9 @@ class DmpNode:
             self.tick()
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        """Return where each block is sealed, bringing those that rest in the lower tier up.
+        """Return the location of each sealed block, after loading blocks from the lower tier.
 
-        May take as long as ``promote_timeout_s``; what does not come by then is None.
+        A call may take as long as ``promote_timeout_s``; a block that arrives later counts as None.
         """
         return self._promoter.promote(keys) if self._promoter else self.gets.lookup(keys)
 

@@ -1,8 +1,8 @@
-"""Brings blocks up from the lower tier when somebody wants them.
+"""Loads blocks from the lower tier into memory on demand.
 
-A part of DmpNode. Reads several at a time in threads of its own, straight into reserved slots;
-callers that want the same block at the same time share one read. What fails or takes too
-long is a miss.
+A part of DmpNode. Threads of the promoter read several blocks at a time, straight into reserved
+slots. Concurrent requests for the same block share a read. A read that fails or takes too long is a
+miss.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class Promoter:
         self._workers: ThreadPoolExecutor | None = None
 
     def start(self) -> None:
-        """Get threads; they start with the first block."""
+        """Create the thread pool; threads start with the first block."""
         self._workers = ThreadPoolExecutor(
             self._state.config.promote_threads, thread_name_prefix="dmp-promote"
         )
 
     def stop(self) -> None:
-        """End the threads; reads under way are finished, others are given up."""
+        """End the threads; running reads are finished, queued reads are cancelled."""
         with self._lock:
             workers, self._workers = self._workers, None
         if workers is not None:
             workers.shutdown(wait=True, cancel_futures=True)
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        """Return where each block is sealed, in memory already or now; None for a miss."""
+        """Return the location of each block, in memory already or now; None for a miss."""
         found = self._gets.lookup(keys)
         coming = {
             index: self._begin(key)
@@ -73,7 +73,7 @@ class Promoter:
         return found
 
     def _begin(self, key: BlockKey) -> Coming | None:
-        """Join the read of a block that is under way, or begin one; None when stopping."""
+        """Join the running read of a block, or begin a read; None when stopping."""
         with self._lock:
             future = self._coming.get(key)
             if future is None and self._workers is not None:
@@ -82,8 +82,8 @@ class Promoter:
             return future
 
     def _ended(self, key: BlockKey) -> None:
-        # Runs in a worker, or at once in ``_begin`` when the worker was very quick; hence no lock
-        # here: taking one key out of a dictionary is a single step.
+        # Runs in a worker, or directly in ``_begin`` if the worker was very quick; ``_begin`` holds
+        # the lock, hence no lock here. Removing one key from a dictionary is a single step.
         self._coming.pop(key, None)
 
     def _read(self, key: BlockKey) -> Location | None:
@@ -95,24 +95,24 @@ class Promoter:
                 [block],
                 deadline_s=60.0 + self._state.config.promote_timeout_s,
                 owner="",
-                must=True,  # Somebody waits for it.
+                must=True,  # A caller waits for the block.
             )
-            if place is None:  # Somebody stored it meanwhile, or there is no room.
+            if place is None:  # The block was stored meanwhile, or no room is left.
                 return self._gets.lookup([key])[0]
             return self._fill(block, place)
         except (
             CacheError,
             RemoteProtocolError,
-        ) as error:  # An archive holds what others put there.
+        ) as error:  # An archive may hold foreign data.
             log.debug("dmp: block %s was not promoted: %s", key.hex(), error)
             return None
 
     def _fill(self, block: BlockSpec, place: Location) -> Location | None:
-        """Read a block into its slot and seal it."""
+        """Read a block into its slot and seal the slot."""
         try:
             ticket = self._puts.begin_write([as_ref(RangeRef(place, WHOLE))])
             try:
-                # Not computed from the slot: a late writer may have spoilt it meanwhile.
+                # Not computed from the slot, which a late writer may have spoilt meanwhile.
                 packed = self._lower.get_block(block.key, ticket.views[0])
             finally:
                 self._puts.end_write(ticket)
@@ -130,7 +130,7 @@ class Promoter:
 
 
 def _result(future: Coming) -> Location | None:
-    """Return what came of a read; one that is not done in time is given up if it did not begin."""
+    """Return the result of a read; None if not done in time. A queued read is then cancelled."""
     if future.cancel() or not future.done() or future.cancelled():
         return None
     return future.result()

@@ -1,6 +1,6 @@
-"""How blocks get into a DMP node: reserve, write, seal, or abort.
+"""Writes to a DMP node: reserve, write, seal, or abort.
 
-A part of DmpNode, called from any thread; see dmp/node/state.py for the lock.
+A part of DmpNode, called from any thread; dmp/node/state.py explains the lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tierkv.kvcore.location import Location, Tier
 
 @dataclass(slots=True, eq=False)
 class WriteTicket:
-    """Pinned ranges of reserved slots: where the bytes go; ended by ``end_write``."""
+    """Pinned ranges of reserved slots: destinations of the bytes; ended by ``end_write``."""
 
     views: list[memoryview]
     slots: list[Slot]
@@ -30,7 +30,7 @@ class WriteTicket:
 
 @dataclass(slots=True, eq=False)
 class PutTicket:
-    """Whole blocks on their way in: where each one's bytes go, None for a block without a slot."""
+    """Whole blocks to be stored: destination of each block's bytes, None without a slot."""
 
     views: list[memoryview | None]
     slots: list[Slot | None]
@@ -55,14 +55,15 @@ class Puts:
         owner: str = "",
         must: bool = False,
     ) -> list[Location | None]:
-        """Take a slot per block, in order; None where the block exists or no room is left.
+        """Reserve a slot per block, in order; None where the block exists or no room is left.
 
         Args:
             puts: the blocks.
             deadline_s: seconds until the reservations expire.
-            owner: client whose death ends them early (``release_owner``); empty for none.
-            must: store the blocks whatever they are worth: skip the admission check. Leased and
-                held blocks stay, so a reservation may still find no room.
+            owner: client whose death ends the reservations early (``release_owner``); empty for no
+                owner.
+            must: store the blocks whatever their worth: skip the admission check. Leased and held
+                blocks stay, so a reservation may still find no room.
         """
         for put in puts:
             check_put(put)
@@ -95,7 +96,7 @@ class Puts:
         owner: str,
         must: bool = False,
     ) -> Slot | None:
-        """Take a slot whose header still says FREE: who restarts or maps it sees none."""
+        """Take a slot whose header still says FREE: a restart or mapped reader ignores the slot."""
         state = self._state
         decision = state.table.reserve(put, deadline=deadline, owner=owner, must=must)
         if decision is None:
@@ -140,10 +141,10 @@ class Puts:
     def end_put(
         self, ticket: PutTicket, checksums: Sequence[tuple[int, ...]]
     ) -> list[Location | None]:
-        """Make the filled blocks readable; None where there was no slot, or too late.
+        """Make the filled blocks readable; None without a slot or after the deadline.
 
         Args:
-            ticket: from ``begin_put``; its views are released.
+            ticket: from ``begin_put``; the views are released.
             checksums: per block, the xxh3_64 of each range.
         """
         _let_go(ticket)
@@ -165,7 +166,7 @@ class Puts:
         return answer
 
     def abort_put(self, ticket: PutTicket) -> None:
-        """Give the slots of a put up; its views are released."""
+        """Free the slots and release the views of a put."""
         _let_go(ticket)
         state = self._state
         with state.lock:
@@ -190,8 +191,8 @@ class Puts:
         The index ``WHOLE`` (dmp/wire/range_codec.py) is the whole payload.
 
         Raises:
-            StaleEpochError, LeaseExpiredError: a reservation is gone; nothing is pinned.
-            BlockNotFoundError: no such range, or its length differs from the caller's.
+            StaleEpochError, LeaseExpiredError: a reservation is gone; no slot is pinned.
+            BlockNotFoundError: the range does not exist, or has another length than the caller's.
         """
         state = self._state
         ticket = WriteTicket([], [])
@@ -217,7 +218,7 @@ class Puts:
 
     @contextlib.contextmanager
     def open_write(self, location: Location, index: int) -> Iterator[memoryview]:
-        """Give the bytes of one range of a reserved slot, pinned while they are filled.
+        """Yield the bytes of a range of a reserved slot, pinned until the caller is done.
 
         Raises:
             StaleEpochError, LeaseExpiredError: the reservation is gone.
@@ -230,7 +231,7 @@ class Puts:
             self.end_write(ticket)
 
     def seal(self, items: Sequence[Sealing]) -> list[Location | None]:
-        """Make written slots readable, checksums first and state last; None where too late."""
+        """Make written slots readable, checksums first and state last; None after the deadline."""
         state = self._state
         with state.lock:
             now = state.clock.now()
@@ -251,7 +252,7 @@ class Puts:
         return self._write_down(slot, item.checksums) if slot else None
 
     def _write_down(self, slot: Slot, checksums: Sequence[int]) -> Slot:
-        """Put a sealed slot's checksums and header into the segment, its state last."""
+        """Store a sealed slot's checksums and header in the segment, the state last."""
         state = self._state
         state.segment.write_checksums(slot.index, slot.extent.slot_bytes, checksums)
         state.sealed_order += 1
@@ -261,7 +262,7 @@ class Puts:
         return slot
 
     def abort(self, locations: Sequence[Location]) -> None:
-        """Give reservations up; unknown ones are ignored."""
+        """Free reserved slots; unknown reservations are ignored."""
         state = self._state
         with state.lock:
             for place in locations:
@@ -271,9 +272,9 @@ class Puts:
                         state.segment.set_state(slot.index, SlotState.FREE)
 
     def release_owner(self, owner: str) -> None:
-        """Abort the unsealed reservations of a client that is gone, and end its holds.
+        """Abort the unsealed reservations of a dead client, and end the client's holds.
 
-        O(its reservations and holds); an unknown or empty owner is ignored.
+        O(reservations and holds of the client); an unknown or empty owner is ignored.
         """
         state = self._state
         with state.lock:
@@ -286,7 +287,7 @@ def range_span(slot: Slot, part: int, size: int) -> tuple[int, int]:
     """Return where a range lies in its slot.
 
     Raises:
-        BlockNotFoundError: no such range, or it is not as long as the caller thinks.
+        BlockNotFoundError: the range does not exist, or has another length than the caller's.
     """
     ranges = slot.block.ranges
     if not 0 <= part < ranges.count:

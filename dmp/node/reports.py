@@ -1,7 +1,7 @@
-"""What a DMP node says of itself: inventory, counters, registration, heartbeat.
+"""Reports of a DMP node: inventory, counters, registration, heartbeat.
 
-A part of DmpNode. Views read it through the meta server; the inventory is made in steps so that it
-never holds the lock for long.
+A part of DmpNode. Views read the reports through the meta server. The inventory is made in steps;
+no step holds the lock for long.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Reports:
     """Counters and lists of a node.
 
     Attributes:
-        lower: the tier below, while the node is started and has one.
-        promoted_blocks: blocks brought up from the lower tier.
-        demoted_blocks: blocks copied down to it.
+        lower: the lower tier, while the node is started; None without a lower tier.
+        promoted_blocks: blocks loaded from the lower tier.
+        demoted_blocks: blocks copied to the lower tier.
     """
 
     def __init__(self, state: NodeState) -> None:
@@ -42,7 +42,7 @@ class Reports:
     def inventory(self) -> list[BlockStored]:
         """Return every readable block, for a meta server that lost track.
 
-        Memory comes first, then the lower tier. Changes meanwhile are events of their own.
+        Memory comes first, then the lower tier. Changes during the call are reported as events.
         """
         state = self._state
         with state.lock:
@@ -60,7 +60,7 @@ class Reports:
     def stats(self) -> PoolNodeStats:
         """Return the counters."""
         state, lower = self._state, self.lower
-        disk = lower.stats() if lower is not None else NO_DISK  # It has its own locks.
+        disk = lower.stats() if lower is not None else NO_DISK  # The lower tier has its own locks.
         with state.lock:
             table, shape = state.table, state.segment.geometry
             bad = table.count(SlotState.QUARANTINED)
@@ -102,7 +102,7 @@ class Reports:
         )
 
     def report(self) -> NodeReport:
-        """Return the report that goes into a heartbeat."""
+        """Return the report for a heartbeat."""
         stats = self.stats()
         memory = stats.memory
         trouble = self._state.segment.trouble[: limits.MAX_REASON_CHARS]

@@ -1,11 +1,13 @@
-"""Checks sealed blocks in the background, slowly: bad bytes are found before somebody needs them.
+"""Checks sealed blocks slowly in the background, to find bad bytes before a reader needs them.
 
-A quarantined slot is tested a round later: patterns are written over it and read back. It is free
-again when they are whole, because what spoiled a block is mostly not the memory (a writer with
-wrong checksums, a stray write). One that comes back three times stays out.
+A quarantined slot is tested a round later: patterns are written to the slot and read back. If the
+patterns are intact the slot is free again, because most spoilt blocks are not the memory's fault (a
+writer with wrong checksums, a stray write). A slot is tested at most three times; after that a bad
+slot stays out of use.
 
-``ScrubPlan`` decides which slot is next and when (pure); ``Scrubber`` is its thread in the node's
-life. Nothing is locked while bytes are hashed: the slot is pinned, and a reader may share it.
+``ScrubPlan`` decides which slot is next and when (pure); ``Scrubber`` is the thread that carries
+out the plan in the node's life. No lock is held while bytes are hashed: the slot is pinned, and a
+reader may share the slot.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ _IDLE_S: Final = 1.0
 
 _PATTERNS: Final = (b"\x55", b"\xaa")
 _MOST_HEALS: Final = 3
-"""A slot that goes bad again after so many tests stays out of use until the node starts again."""
+"""Maximum number of tests of one slot; a slot that goes bad again stays out of use until the
+process ends."""
 
 
 class ScrubPlan:
-    """Goes round all slots at a given rate.
+    """Visits all slots in rounds at a given rate.
 
     Attributes:
-        rounds: completed.
+        rounds: number of completed rounds.
     """
 
     def __init__(self, rate_bytes_per_s: int) -> None:
@@ -44,7 +47,7 @@ class ScrubPlan:
         self._free_at = 0.0
 
     def begin(self, indices: Sequence[int]) -> None:
-        """Begin a round over some slots, in the order of memory."""
+        """Begin a round over slots, in the order of memory."""
         self._todo = sorted(indices, reverse=True)
 
     def next(self) -> int | None:
@@ -55,19 +58,19 @@ class ScrubPlan:
         return None
 
     def checked(self, size_bytes: int, now: float) -> None:
-        """Take in that so many bytes were hashed."""
+        """Note that ``size_bytes`` were hashed."""
         self._free_at = max(self._free_at, now) + size_bytes / self._rate
 
     def wait_s(self, now: float) -> float:
-        """Return how long to pause, so that the rate is kept."""
+        """Return how long to pause to keep the rate."""
         return max(0.0, self._free_at - now)
 
 
 class Scrubber:
-    """Hashes what the plan names.
+    """Hashes the slots that the plan names.
 
     Attributes:
-        checked_bytes: hashed in this life.
+        checked_bytes: bytes hashed since the process began.
     """
 
     def __init__(self, state: NodeState) -> None:
@@ -80,7 +83,7 @@ class Scrubber:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless the rate is 0."""
+        """Start the thread, unless the rate is 0."""
         if self._state.config.scrub_rate_bytes_per_s > 0:
             self._stopping.clear()
             self._thread = threading.Thread(target=self._run, name="dmp-scrub", daemon=True)
@@ -94,7 +97,7 @@ class Scrubber:
             self._thread = None
 
     def run_round(self) -> int:
-        """Check every sealed slot once, without pauses; answers how many were bad."""
+        """Check every sealed slot once, without pauses; return the number of bad slots."""
         with self._state.lock:
             self._plan.begin(self._state.table.indices())
         bad = 0
@@ -116,7 +119,7 @@ class Scrubber:
                 return
 
     def _check(self, index: int) -> bool:
-        """Check one slot; quarantine it if it is bad."""
+        """Check one slot; quarantine the slot if its bytes are bad."""
         state = self._state
         with state.lock:
             slot = state.table.slot_at(index, SlotState.SEALED)
@@ -137,10 +140,10 @@ class Scrubber:
         return bad
 
     def _test(self, index: int) -> bool:
-        """Free a quarantined slot whose memory keeps what is written to it. Lock held.
+        """Free a quarantined slot if its memory passes the test. Lock held.
 
         Returns:
-            False: nothing new was found bad.
+            False: the test finds no new bad block.
         """
         state = self._state
         slot = state.table.slot_at(index, SlotState.QUARANTINED)
@@ -161,7 +164,7 @@ class Scrubber:
 
 
 def keeps_patterns(memory: memoryview) -> bool:
-    """Whether what is written reads back; the memory is zero afterwards."""
+    """Return True if written patterns read back intact; the memory is zero afterwards."""
     kept = True
     for pattern in _PATTERNS:
         memory[:] = pattern * len(memory)
@@ -171,7 +174,7 @@ def keeps_patterns(memory: memoryview) -> bool:
 
 
 def is_sound(slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:
-    """Whether a payload has the checksums of its writer."""
+    """Return True if a payload has the checksums of its writer."""
     size = slot.block.ranges.size_bytes
     return all(
         xxhash.xxh3_64_intdigest(view[i * size : (i + 1) * size]) == stored

@@ -1,7 +1,7 @@
-"""What the parts of a DMP node share: one lock, the slot table, the segment, the identity.
+"""Shared state of the parts of a DMP node: one lock, the slot table, the segment, the identity.
 
 Used by dmp/node/node.py and its parts (puts, gets, reports, scrubber, demoter, promoter). The lock
-guards decisions and headers for microseconds; payload bytes move outside it, in pinned slots.
+guards decisions and headers for microseconds; payload bytes move outside the lock, in pinned slots.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _WINDOW_S: Final = 3600.0
 
 
 class DamageLog:
-    """Counts findings.
+    """Counts bad slots.
 
     Attributes:
-        count: all of this life.
+        count: number of bad slots since the process began.
     """
 
     def __init__(self, alert_per_hour: int) -> None:
@@ -49,7 +49,7 @@ class DamageLog:
         self._quiet_until = float("-inf")
 
     def note(self, now: float) -> bool:
-        """Count one; True when it is time for an alert, which is once an hour at most."""
+        """Count a bad slot; True when an alert is due, which happens at most once an hour."""
         self.count += 1
         self._recent.append(now)
         while self._recent[0] <= now - _WINDOW_S:
@@ -64,17 +64,17 @@ log = logging.getLogger(__name__)
 
 
 class NodeState:
-    """The node between its parts. Methods that say so want the lock held.
+    """The state that the parts of a node share. Methods marked "Lock held" require the lock.
 
     Attributes:
-        config: what it was told.
-        clock: its time.
-        lock: guards all the rest.
+        config: the node's settings.
+        clock: the node's clock.
+        lock: guards all other state.
         incarnation: grows with each start; 0 before the first.
-        draining: no new reservations are given.
+        draining: True when new reservations are refused.
         sealed_order: number of the last sealing; keeps the age of blocks over a restart.
         stored_tokens: tokens sealed in this life.
-        read_bytes: payload bytes given out.
+        read_bytes: payload bytes read by clients.
         write_bytes: payload bytes sealed.
         damage: slots found bad in this life.
     """
@@ -96,7 +96,7 @@ class NodeState:
 
     @property
     def running(self) -> bool:
-        """Whether there is a segment to serve from."""
+        """Whether a segment is attached."""
         return self._segment is not None
 
     @property
@@ -117,7 +117,7 @@ class NodeState:
         """Keep a segment's sealed blocks, drop the rest, begin a new incarnation.
 
         Returns:
-            How many blocks were kept.
+            Number of blocks kept.
         """
         shape = segment.geometry
         table = SlotTable(
@@ -134,7 +134,8 @@ class NodeState:
         )
         for index in [*scan.dropped, *refused]:
             segment.set_state(index, SlotState.FREE)
-        # A lost segment must not make the node younger than the meta server remembers it.
+        # Even after the loss of a segment, the incarnation must exceed all that the meta server
+        # remembers.
         started_ms = int(self.clock.wall() * 1000)
         with self.lock:
             self.incarnation = Incarnation(max(segment.incarnation + 1, started_ms))
@@ -148,12 +149,12 @@ class NodeState:
         return table.count(SlotState.SEALED)
 
     def kept(self) -> list[Slot]:
-        """Return the slots that the next life may serve; none when it is not running."""
+        """Return the slots that the next life may serve; empty when the node is not running."""
         with self.lock:
             return self._table.sealed() if self._table is not None else []
 
     def detach(self) -> Segment | None:
-        """Stop serving; answers the segment to close."""
+        """Stop serving; return the segment to close."""
         with self.lock:
             segment, self._segment = self._segment, None
             self._table = None
@@ -162,12 +163,12 @@ class NodeState:
     # Under the lock
 
     def expire(self) -> None:
-        """End what is overdue."""
+        """End overdue reservations, holds and leases. Lock held."""
         for slot in self.table.expire(self.clock.now()):
             self.segment.set_state(slot.index, SlotState.FREE)
 
     def has_memory(self, slot: Slot) -> bool:
-        """Make sure that a slot's bytes have memory; else its reservation ends. Lock held."""
+        """Allocate memory for a slot's bytes; on failure, end the reservation. Lock held."""
         backing, extent = self.segment.backing, slot.extent.index
         if backing.has(extent):
             return True
@@ -180,7 +181,7 @@ class NodeState:
         return False
 
     def unpin(self, slot: Slot) -> None:
-        """End a transfer; the node may have stopped, and started again, meanwhile."""
+        """End a transfer, even if the node has stopped, or started again, meanwhile. Lock held."""
         if self._table is not None and self._segment is not None and self._table.knows(slot):
             freed = self._table.unpin(slot)
             if freed is not None:
@@ -191,16 +192,17 @@ class NodeState:
         return make_policy(self.config.eviction_policy, capacity)
 
     def is_mine(self, location: Location) -> bool:
-        """Whether a reference is of this life."""
+        """Return True if a reference belongs to this life. Lock held."""
         return location.incarnation == self.incarnation and location.segment == 0
 
     def resolve(
         self, incarnation: int, segment: int, index: int, generation: int, state: SlotState
     ) -> Slot:
-        """Turn a reference into a slot in a state.
+        """Return the slot of a reference if the slot is in the given state. Lock held.
 
         Raises:
-            StaleEpochError, BlockNotFoundError, LeaseExpiredError: precisely why it can't be.
+            StaleEpochError, BlockNotFoundError, LeaseExpiredError: the precise reason of the
+                failure.
         """
         if incarnation == self.incarnation and segment == 0:
             slot = self.table.get(index, generation)
@@ -235,12 +237,12 @@ class NodeState:
         return BlockStored(slot.block, Tier.L2, self.location(slot))
 
     def tell(self, events: Sequence[BlockEvent]) -> None:
-        """Report events; under the lock, so that "stored" and "removed" of a block never swap."""
+        """Report events, under the lock, so that "stored" and "removed" of a block never swap."""
         if events:
             self._reporter.report(events)
 
     def quarantine(self, index: int, generation: int) -> bool:
-        """Take a slot whose bytes are bad out of use; False if it was gone. Lock held."""
+        """Take a slot with bad bytes out of use; False if the slot was gone. Lock held."""
         slot = self.table.quarantine(index, generation)
         if slot is None:
             return False
@@ -258,5 +260,5 @@ class NodeState:
 
 
 def shape_of(config: DmpConfig) -> Geometry:
-    """Return the geometry a configuration asks for."""
+    """Return the geometry that a configuration describes."""
     return Geometry.of(extent_count=config.extent_count, extent_bytes=config.extent_bytes)
