@@ -1,1 +1,1 @@
-"""The doors of a pool node: TCP connections and RDMA."""
+"""The servers of a pool node: TCP connections and RDMA."""

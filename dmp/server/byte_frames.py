@@ -1,8 +1,8 @@
 """The frames that carry KV bytes, server side: READ, WRITE and PUT.
 
-Called by dmp/server/client_connection.py. Bytes go straight between the socket and pinned slots.
-What the node refuses is swallowed from the stream, so that the connection lives on; nothing is kept
-in memory for a slow reader but its own pins, and those are bounded.
+Called by dmp/server/client_connection.py. Bytes move straight between the socket and pinned slots.
+The payload of a refused frame is skipped, so the connection stays usable. For a slow reader the
+node keeps only pins in memory, and the number of pinned bytes is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import RemoteProtocolError, TransportError
 
 PUT_DEADLINE_S: Final = 60.0
-"""Longest reservation of a PUT; its frame has a shorter deadline of its own."""
+"""Longest reservation of a PUT; the frame itself has a shorter deadline."""
 
 
 class ByteFrames:
@@ -69,7 +69,7 @@ class ByteFrames:
         return b""
 
     def put(self, header: FrameHeader, head: bytearray, owner: str) -> bytes:
-        """Reserve, receive and seal whole blocks; None for those that found no slot."""
+        """Reserve, receive and seal whole blocks; the reply has None for blocks without a slot."""
         ask = m.Put.unpack(head)
         if ask.data_bytes + ask.sums_bytes != header.payload_bytes:
             raise RemoteProtocolError("a PUT frame's payload is as long as its blocks")
@@ -86,7 +86,7 @@ class ByteFrames:
     def _receive_blocks(
         self, puts: Sequence[BlockSpec], views: Sequence[memoryview | None], sums: memoryview
     ) -> None:
-        """Receive runs of blocks that have a slot with one call each; skip the others."""
+        """Receive each run of blocks that have a slot with one call; skip the other blocks."""
         run: list[memoryview] = []
         for put, view in zip(puts, views, strict=True):
             if view is not None:
@@ -100,7 +100,7 @@ class ByteFrames:
 
 
 def _checksums(puts: Sequence[BlockSpec], sums: bytearray) -> list[tuple[int, ...]]:
-    """Cut the checksums of all ranges by blocks."""
+    """Split the checksums of all ranges by block."""
     found = tuple(unpack_sums(sums, len(sums) // 8))
     answer, start = [], 0
     for put in puts:

@@ -1,8 +1,8 @@
 """One client connection of a DMP node: frames in, node calls, frames out.
 
-Run in a thread of its own by dmp/server/server.py. Requests may be pipelined; they are answered in
-order. What the node refuses is an ERROR frame and the connection lives on; a peer that breaks the
-frame rules gets one and is dropped.
+Run in a thread per connection by dmp/server/server.py. Requests may be pipelined; replies keep the
+order of the requests. A refused request gets an ERROR frame, and the connection stays usable. A
+peer that breaks the frame rules gets an ERROR frame and is dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_LEAVE_BYTES: Final = 1 << 20
 
 
 class Session:
-    """A connection and what its peer may do."""
+    """A connection and the rights of its peer."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Session:
         }
 
     def run(self) -> None:
-        """Serve frames until the peer leaves or breaks a rule; then free what it leaves behind."""
+        """Serve frames until the peer leaves or breaks a rule; then free the client's leftovers."""
         try:
             while self._serve_one():
                 pass
@@ -80,12 +80,12 @@ class Session:
             self._leave()
         finally:
             if self._rdma is not None:
-                self._rdma.close()  # Before its slots are given to others.
+                self._rdma.close()  # Before the slots are reused.
             if self._client_id:
                 self._clients.left(self._client_id, self._node.puts.release_owner)
 
     def _leave(self) -> None:
-        """Let the peer read why: closing over unread bytes would reset the connection first."""
+        """Let the peer read the error: a close with unread bytes would reset the connection."""
         with contextlib.suppress(OSError, EOFError):
             self._wire.end_sending()
             self._wire.set_timeout(LEAVE_TIMEOUT_S)
@@ -105,7 +105,8 @@ class Session:
             else:
                 self._dispatch(header, self._reader.head(header))
         except CacheError as error:
-            # The rest of what was refused goes first: a peer that still sends does not read yet.
+            # Skip the rest of the refused frame first: a peer that is still sending does not read
+            # yet.
             self._reader.skip()
             self._send_error(header, error)
         except (RemoteProtocolError, AuthenticationError) as error:
@@ -150,7 +151,7 @@ class Session:
         return m.Welcome(node.node_id, node.host, node.incarnation, path).pack()
 
     def _be(self, client_id: str) -> None:
-        """Take what the peer does as that client's doing."""
+        """Attribute all further requests of the peer to a client id."""
         if self._client_id:
             self._clients.left(self._client_id, self._node.puts.release_owner)
         self._client_id = client_id

@@ -1,7 +1,7 @@
-"""Who is connected to a DMP server, and how much they may pin: the door's bookkeeping.
+"""Clients of a DMP server: connections per client, and a bound on pinned bytes.
 
-Mutated by dmp/server/server.py and dmp/server/client_connection.py from the connections' threads.
-Pure of sockets; what a dead client leaves behind is freed when its last connection closed.
+Used by dmp/server/server.py and dmp/server/client_connection.py from the connections' threads. No
+sockets here. The reservations and holds of a dead client are freed when its last connection closes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ class Clients:
         self._connections: Counter[str] = Counter()
 
     def joined(self, client_id: str) -> None:
-        """Count one more connection of a client."""
+        """Count a new connection of a client."""
         with self._lock:
             self._connections[client_id] += 1
 
     def left(self, client_id: str, free: Callable[[str], None]) -> None:
-        """Count one fewer; ``free`` what the client has when it was its last.
+        """Count a closed connection; after the client's last connection, call ``free``.
 
-        The client may be connecting again: until all is freed, it waits to be counted.
+        The client may be connecting again; the lock makes ``joined`` wait until ``free`` has
+        returned.
         """
         with self._lock:
             self._connections[client_id] -= 1
@@ -36,7 +37,7 @@ class Clients:
 
 
 class ByteBudget:
-    """A bound on bytes pinned by transfers at one time; those beyond it wait for others to end."""
+    """A bound on bytes pinned by concurrent transfers; further transfers wait for room."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -45,9 +46,9 @@ class ByteBudget:
         self._freed = threading.Condition(threading.Lock())
 
     def take(self, size: int, *, timeout_s: float) -> bool:
-        """Wait for room for ``size`` bytes; False when there was none in time.
+        """Wait for room for ``size`` bytes; return False if no room was found in time.
 
-        One transfer may be larger than the whole budget; it then runs alone.
+        A transfer may be larger than the whole budget; then the transfer runs alone.
         """
         with self._freed:
             if not self._fits(size) and not self._wait_for(size, timeout_s):

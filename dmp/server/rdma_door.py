@@ -1,9 +1,9 @@
-"""The RDMA door of a DMP node: its segment, registered, for peers that read and write one-sidedly.
+"""The RDMA server of a DMP node: the registered segment, for peers that read and write one-sidedly.
 
-Opened by dmp/server/server.py beside the TCP door; dmp/server/client_connection.py hands it the
-frames that set up queue pairs. After that the node's processor has no part in a transfer: peers
-name slots by address and check headers and checksums themselves, and the device keeps them inside
-the two registered ranges.
+Opened by dmp/server/server.py beside the TCP server. dmp/server/client_connection.py passes in the
+frames that set up queue pairs. After the setup the node's processor takes no part in a transfer:
+peers address slots and check headers and checksums themselves, and the device confines peers to the
+two registered ranges.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tierkv.kvcore.errors import TransportError
 
 log = logging.getLogger(__name__)
 _DEPTH = 1
-"""A serving queue pair sends nothing."""
+"""Send queue depth: a serving queue pair sends nothing."""
 
 
 class _Hall:
-    """One device of the node and its two registered ranges of the segment."""
+    """One device of the node and the two registered ranges of the segment."""
 
     def __init__(self, port: RdmaPort, node: DmpNode) -> None:
-        if not node.segment.backing.back_all():  # A device pins all of it.
+        if not node.segment.backing.back_all():  # A device pins the segment.
             raise TransportError("there is no memory for the whole segment, which RDMA pins")
         memory, payload_at = node.segment.memory, node.segment.geometry.payload_at
         base, size = address_of(memory), len(memory)
         self.device = Device(port)
         self._regions: list[Region] = []
         try:
-            # Headers are for the node alone to write: a peer can't seal or forge a slot.
+            # Only the node writes headers: a peer can't seal or forge a slot.
             headers = self._register(base, payload_at, Access.READABLE)
             payload = self._register(base + payload_at, size - payload_at, Access.SHARED)
         except TransportError:
@@ -66,10 +66,10 @@ def _why_closed(config: DmpConfig) -> str:
 
 
 class RdmaDoor:
-    """What a node offers over RDMA; nothing, with a reason, where it can't.
+    """The RDMA devices that a node serves; no device, with a reason, where RDMA is impossible.
 
     Attributes:
-        reason: why there is no RDMA; empty when there is.
+        reason: why RDMA is unavailable; empty if RDMA works.
     """
 
     def __init__(self, node: DmpNode) -> None:
@@ -85,7 +85,7 @@ class RdmaDoor:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices it is open on."""
+        """Names of the served devices."""
         return tuple(self._halls)
 
     def _open(self) -> str:
@@ -101,14 +101,14 @@ class RdmaDoor:
         return "" if self._halls else f"no RDMA: {'; '.join(problems)}"
 
     def guest(self) -> RdmaGuest:
-        """Return the state of one client connection; its owner closes it."""
+        """Create the state of one client connection; the connection must close the guest."""
         guest = RdmaGuest(self)
         with self._lock:
             self._guests.add(guest)
         return guest
 
     def offer(self) -> m.RdmaOffer:
-        """Return what a client may connect to."""
+        """Return the ports that a client may connect to."""
         ports = [m.PortOffer(name, h.device.port.gid) for name, h in self._halls.items()]
         return m.RdmaOffer(ports, self.reason)
 
@@ -116,7 +116,7 @@ class RdmaDoor:
         """Make the node's end of a connection.
 
         Raises:
-            TransportError: no such device, or it can't reach the client.
+            TransportError: the device does not exist or can't reach the client.
         """
         hall = self._halls.get(ask.device)
         if hall is None:
@@ -133,12 +133,12 @@ class RdmaDoor:
         return pair, m.RdmaAccept(pair.address, node.incarnation, shape, *areas)
 
     def left(self, guest: RdmaGuest) -> None:
-        """Forget a guest that closed."""
+        """Forget a closed guest."""
         with self._lock:
             self._guests.discard(guest)
 
     def close(self) -> None:
-        """End every connection and deregister the segment; before the segment is unmapped."""
+        """End every connection and deregister the segment; call before the segment is unmapped."""
         with self._lock:
             guests = list(self._guests)
         for guest in guests:
@@ -146,15 +146,15 @@ class RdmaDoor:
         halls, self._halls = self._halls, {}
         self.reason = "the node is stopping"
         for hall in halls.values():
-            with suppress(TransportError):  # The process gives all of it back at its end.
+            with suppress(TransportError):  # The end of the process frees the device.
                 hall.close()
 
 
 class RdmaGuest:
-    """The queue pair of one client connection; it ends when the connection does.
+    """The queue pair of one client connection; ends with the connection.
 
     Attributes:
-        handlers: what the session does with the frames that are about RDMA.
+        handlers: handlers of the session's RDMA frames.
     """
 
     def __init__(self, door: RdmaDoor) -> None:
@@ -168,7 +168,7 @@ class RdmaGuest:
         }
 
     def close(self) -> None:
-        """Take the peer's access away; harmless when done twice."""
+        """Revoke the peer's access; harmless when repeated."""
         with self._lock:
             self._closed = True
             self._drop()
@@ -182,7 +182,7 @@ class RdmaGuest:
         with self._lock:
             if self._closed:
                 raise TransportError("the node is stopping")
-            self._drop()  # One per connection, so that connections bound them.
+            self._drop()  # One per connection: connections bound pairs.
             self._pair, accept = self._door.connect(ask)
         return accept.pack()
 

@@ -1,7 +1,8 @@
-"""The TCP door of a DMP node: one listener, one thread per connection.
+"""The TCP server of a DMP node: one listener, one thread per connection.
 
-Started by the composition root beside a DmpNode. Threads, not asyncio: a transfer is one blocking
-``recv_into`` or ``sendmsg`` on segment memory with the GIL released, and peers are few.
+Started by the composition root beside a DmpNode. The server uses threads, not asyncio: a transfer
+is a blocking ``recv_into`` or ``sendmsg`` on segment memory with the GIL released, and peers are
+few.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from tierkv.kvcore.errors import ConfigError
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S: Final = 5.0
-"""For the TLS handshake, and again for the HELLO."""
+"""Timeout of the TLS handshake, and again of the HELLO."""
 
 MAX_STRANGERS: Final = 64
-"""Connections that have not shown their token yet; further ones are closed at once."""
+"""Maximum number of connections without a token yet; further connections are closed at once."""
 
 _ACCEPT_RETRY_S: Final = 0.1
 
@@ -66,11 +67,11 @@ class DmpServer:
 
     @property
     def rdma(self) -> RdmaDoor | None:
-        """The RDMA door; None before ``start``."""
+        """The RDMA server; None before ``start``."""
         return self._rdma
 
     def start(self) -> None:
-        """Bind and accept in a thread.
+        """Bind the address and accept connections in a thread.
 
         Raises:
             ConfigError: the address can't be bound, or a certificate can't be used.
@@ -103,7 +104,7 @@ class DmpServer:
             self._acceptor.join()
         with self._lock:
             sessions = dict(self._sessions)
-        for sock in sessions:  # All first: one may wait for what another has pinned.
+        for sock in sessions:  # All first: a session may wait for another session's pins.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for thread in sessions.values():
@@ -120,7 +121,8 @@ class DmpServer:
                 if self._is_stopping():
                     return
                 log.warning("dmp %s: accept failed: %s", self._node.node_id, error)
-                # Out of descriptors, say: trying at once again would only take the processor too.
+                # For example no file descriptors are left: an immediate retry would only waste
+                # processor time.
                 time.sleep(_ACCEPT_RETRY_S)
                 continue
             self._admit(sock)
@@ -139,7 +141,7 @@ class DmpServer:
             self._strangers.add(sock)
         try:
             thread.start()
-        except RuntimeError as error:  # The system has no more threads; the door stays open.
+        except RuntimeError as error:  # No more threads; the server stays open.
             log.warning("dmp %s: a connection was refused: %s", self._node.node_id, error)
             self._forget(sock)
 
@@ -162,7 +164,7 @@ class DmpServer:
         except OSError as error:
             log.debug("dmp %s: no TLS handshake: %s", self._node.node_id, error)
         except Exception:
-            # The outermost loop of a peer: one of them must not end the server.
+            # The outermost loop of a connection: one failed session must not end the server.
             log.exception("dmp %s: session failed", self._node.node_id)
         finally:
             self._forget(sock)
@@ -177,7 +179,8 @@ class DmpServer:
         if self._tls is None:
             return Wire(sock, timeout_s=self._hello_timeout_s)
         sock.settimeout(self._hello_timeout_s)
-        # A copy, so that ``stop`` can still shut the socket down: wrapping takes the original over.
+        # Wrap a copy, because wrapping takes over the socket and ``stop`` must still shut down the
+        # original.
         secured = self._tls.wrap_socket(sock.dup(), server_side=True)
         return TlsWire(secured, timeout_s=self._hello_timeout_s)
 
