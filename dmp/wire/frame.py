@@ -4,15 +4,15 @@
             4  u8     protocol version
             5  u8     frame type (FrameType)
             6  u16    flags, 0
-            8  u32    request id; the reply repeats it
+            8  u32    request id; repeated in the reply
            12  u32    head bytes     (a message, dmp/wire/messages.py and dmp/wire/range_codec.py)
            16  u32    payload bytes  (KV bytes, never parsed)
 
-Little-endian. Sans I/O: sockets are dmp/server/server.py's and dmp/transport/connection.py's
-business. Control operations (reserve, seal, lookup) ride on this protocol too, not on gRPC: one
-round trip costs a fifth, and control and bytes of one connection have one order of events. A frame
-names (incarnation, segment, slot, generation), never an address; the server checks them against its
-own slot table.
+Little-endian. Sans I/O: dmp/server/server.py and dmp/transport/connection.py own the sockets.
+Control operations (reserve, seal, lookup) also use this protocol and not gRPC: a round trip costs a
+fifth, and the control operations and bytes of one connection have one order of events. A frame
+names (incarnation, segment, slot, generation), never an address; the server checks all four against
+its own slot table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_HELLO_BYTES: Final = 4096
 
 
 class FrameType(IntEnum):
-    """What a frame asks or answers."""
+    """Kind of a request or reply."""
 
     HELLO = 1
     LOOKUP = 2
@@ -87,13 +87,14 @@ def parse_header(
     """Check and unpack a frame header.
 
     Args:
-        raw: the header and what else has arrived.
-        offset: where in ``raw`` its HEADER_BYTES begin.
-        trusted: whether the peer has shown its token; others may only say a short HELLO.
+        raw: the header, and any further bytes that have arrived.
+        offset: where the HEADER_BYTES begin in ``raw``.
+        trusted: whether the peer has shown its token; an untrusted peer may only send a short
+            HELLO.
 
     Raises:
-        RemoteProtocolError: wrong magic, version or type, or a size out of bounds. The stream
-            can't be followed any further.
+        RemoteProtocolError: wrong magic, version or type, or a size out of bounds. The rest of the
+            stream is unusable.
     """
     magic, version, kind, flags, request_id, head_bytes, payload_bytes = HEADER.unpack_from(
         raw, offset

@@ -1,8 +1,8 @@
-"""The server's side of a stream of frames: header and head with one system call, payload straight.
+"""The server's side of a stream of frames: one system call reads header and head together.
 
-Used by dmp/server/client_connection.py, one per connection. A small buffer reads ahead; what it
-caught of a payload is copied from there, the rest goes from the socket to where it belongs.
-Whatever of a payload nobody took is skipped before the next frame.
+Used by dmp/server/client_connection.py, one reader per connection. A small buffer reads ahead.
+Payload bytes in the buffer are copied to their destination; the socket writes all further bytes
+straight to the destination. Payload bytes that were not taken are skipped before the next frame.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _AHEAD_BYTES: Final = 4096
 
 
 class FrameReader:
-    """Frames from a wire, each with a deadline from its first byte on; HELLO's is from the start.
+    """Frames from a wire, each with a deadline from its first byte, or for HELLO from the start.
 
     Attributes:
         left: payload bytes of the current frame that were not taken yet.
-        trusted: whether the peer may say more than HELLO.
+        trusted: whether the peer may send other frames than HELLO.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -38,7 +38,7 @@ class FrameReader:
     def next(self) -> FrameHeader | None:
         """Wait for a frame's header; None when the peer left between two frames.
 
-        A silent peer may stay, once it is trusted.
+        A trusted peer may be silent for any time.
 
         Raises:
             RemoteProtocolError: the bytes are no header.
@@ -58,7 +58,7 @@ class FrameReader:
         return header
 
     def one_range(self, header: FrameHeader) -> Ref | None:
-        """Take the head of a READ of one range in place; None if it is none, or not here yet."""
+        """Take the head of a single-range READ in place; None if not single or not here yet."""
         start = self._start
         if header.head_bytes != ONE_RANGE_BYTES or self._end - start < ONE_RANGE_BYTES:
             return None
@@ -94,7 +94,7 @@ class FrameReader:
             self._wire.receive_all(rest, began=self._began)
 
     def skip(self, size: int | None = None) -> None:
-        """Read and forget ``size`` payload bytes, or all that are left."""
+        """Read and forget ``size`` payload bytes, or all remaining bytes."""
         size = self.left if size is None else size
         self.left -= size
         caught = min(size, self._end - self._start)
@@ -114,7 +114,7 @@ class FrameReader:
             return count > 0
 
     def _compact(self, size: int) -> None:
-        """Have at least ``size`` bytes at the front of the buffer."""
+        """Move the unread bytes to the front of the buffer, and read on up to ``size`` bytes."""
         have = self._end - self._start
         self._buffer[:have] = bytes(self._buffer[self._start : self._end])
         self._wire.receive_into(self._buffer[have:size], began=self._began)

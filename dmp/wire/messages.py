@@ -1,8 +1,8 @@
 """Heads of the data-plane frames: one dataclass per message, ``pack`` and ``unpack``.
 
 Called by dmp/server/client_connection.py and dmp/transport/tcp.py. Requests and replies are plain
-values; bounds come from kvcore/limits.py and are checked here, so that dmp/node/node.py sees only
-sane numbers. The ranges of READ and WRITE are dmp/wire/range_codec.py's.
+values. This module checks the bounds of kvcore/limits.py, so dmp/node/node.py sees only sane
+numbers. dmp/wire/range_codec.py packs the ranges of READ and WRITE.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(limits.NAME_PATTERN)
 _CLIENT_ID = re.compile(r"[0-9a-f]{0,64}")
 _PUT: Final = struct.Struct("<16s16sQIIHHHIBBd")
 """Key, parent, range bytes, ranges, tokens, lengths of model, tenant and session, depth, tail,
-expectation, seconds until then (negative: not known); the three names follow."""
+expectation, seconds until the expected use (negative: unknown); the three names follow."""
 
 _NOT_KNOWN: Final = -1.0
 _EXPECTATIONS: Final = tuple(Expectation)
@@ -51,8 +51,9 @@ class Hello:
 
     Attributes:
         token: cluster token, or empty.
-        client_id: random name of the client process; when its last connection closes, what it
-            reserved and held is freed. Empty: nothing is remembered of it.
+        client_id: random name of the client process; when the client's last connection closes, all
+            reservations and holds of the client are freed. Empty: the node keeps no record of the
+            client.
     """
 
     token: str
@@ -73,7 +74,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Who answered the HELLO."""
+    """Reply to HELLO: the identity of the node."""
 
     node_id: NodeId
     host: HostId
@@ -95,7 +96,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class BlockLookup:
-    """Where are these blocks?"""
+    """Request for the locations of blocks."""
 
     keys: Sequence[BlockKey]
 
@@ -112,7 +113,7 @@ class BlockLookup:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Give me slots for these blocks."""
+    """Request for slots for blocks."""
 
     deadline_s: float
     puts: Sequence[BlockSpec]
@@ -162,9 +163,9 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Store these blocks; their payloads follow, whole and in order, then all checksums.
+    """Request to store blocks; all whole payloads follow in order, then all checksums.
 
-    The checksums (one xxh3_64 per range) come last, so that a writer computes them while it sends.
+    The checksums (one xxh3_64 per range) come last, so a writer computes them while sending.
     """
 
     puts: Sequence[BlockSpec]
@@ -189,13 +190,13 @@ class Put:
 
     @property
     def sums_bytes(self) -> int:
-        """Bytes of the checksums after them."""
+        """Bytes of the checksums after the payloads."""
         return 8 * sum([put.ranges.count for put in self.puts])
 
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """A grant to seal and the checksums of the bytes its writer wrote."""
+    """A grant to seal, and the checksums of the written bytes."""
 
     location: Location
     checksums: tuple[int, ...]
@@ -203,7 +204,7 @@ class Sealing:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Make these blocks readable."""
+    """Request to make blocks readable."""
 
     items: Sequence[Sealing]
 
@@ -235,7 +236,7 @@ class Refs:
     number: float = 0.0
 
     def pack(self) -> bytes:
-        # Who looks at blocks in place counts a terabyte within a second.
+        # A reader that looks at blocks in place counts a terabyte within a second.
         number = min(self.number, MAX_NUMBER - 1)
         return Packer().pack("d", number).refs(self.locations).bytes()
 
@@ -250,7 +251,7 @@ class Refs:
 
 @dataclass(frozen=True, slots=True)
 class MaybeRefs:
-    """One location or none per thing asked for."""
+    """One location or None per requested item."""
 
     locations: Sequence[Location | None]
 
@@ -270,7 +271,7 @@ class MaybeRefs:
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Yes or no per thing asked for."""
+    """True or False per requested item."""
 
     values: Sequence[bool]
 
@@ -348,7 +349,7 @@ def _unpack_put(u: Unpacker) -> BlockSpec:
 
 @lru_cache(maxsize=4_096)
 def _unpack_owner(names: bytes, model: int, tenant: int) -> Owner:
-    """Cut names by their lengths; cached, so that slots of the same owner share the value."""
+    """Split names by their lengths; cached, so slots of the same owner share the value."""
     parts = names[:model], names[model : model + tenant], names[model + tenant :]
     try:
         return shared_owner(*(part.decode() for part in parts))
@@ -357,7 +358,7 @@ def _unpack_owner(names: bytes, model: int, tenant: int) -> Owner:
 
 
 def check_put(put: BlockSpec) -> None:
-    """Check the numbers and names of a reservation, whatever way it came.
+    """Check the numbers and names of a reservation from any transport.
 
     Raises:
         RemoteProtocolError: a size or name is out of bounds.

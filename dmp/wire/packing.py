@@ -1,7 +1,7 @@
 """Bounded reading and writing of the fields of data-plane messages.
 
-Called by dmp/wire/messages.py. Every count and length is checked before memory is taken for it;
-what does not fit is a RemoteProtocolError, never an IndexError.
+Called by dmp/wire/messages.py. Every count and length is checked before memory is allocated;
+malformed input raises RemoteProtocolError, never IndexError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tierkv.kvcore.location import Location
 
 _REF = struct.Struct("<QIQQQ")
 MAX_NUMBER = 1e12
-"""Durations and byte counts are below."""
+"""Upper bound (exclusive) of durations and byte counts."""
 
 _ONE = {code: struct.Struct("<" + code) for code in "BHIQ"}
 
@@ -33,7 +33,7 @@ class Packer:
         return self
 
     def raw(self, data: bytes) -> Packer:
-        """Append bytes of a length both sides know."""
+        """Append bytes of a length that both sides know."""
         self._parts.append(data)
         return self
 
@@ -56,7 +56,7 @@ class Packer:
         return self
 
     def maybe_ref(self, location: Location | None) -> Packer:
-        """Append a slot reference, or that there is none."""
+        """Append a slot reference, or a mark for None."""
         if location is None:
             return self.raw(b"\0")
         return self.raw(b"\1").ref(location)
@@ -142,7 +142,7 @@ class Unpacker:
         return Location(self._node, Incarnation(incarnation), segment, slot, generation, length)
 
     def maybe_ref(self) -> Location | None:
-        """Take a slot reference, or that there is none."""
+        """Take a slot reference, or None."""
         return self.ref() if self.raw(1) != b"\0" else None
 
     def refs(self) -> list[Location]:
@@ -150,6 +150,6 @@ class Unpacker:
         return [self.ref() for _ in range(self.count())]
 
     def end(self) -> None:
-        """Check that nothing is left."""
+        """Check that no bytes are left."""
         if self._at != len(self._view):
             raise RemoteProtocolError(f"{len(self._view) - self._at} stray bytes after a message")

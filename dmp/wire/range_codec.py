@@ -1,8 +1,8 @@
-"""Heads of READ and WRITE frames: lists of ranges as plain tuples, the hottest bytes we parse.
+"""Heads of READ and WRITE frames: lists of ranges as plain tuples, the hottest code of the parser.
 
-Called by the node, its doors and dmp/transport/tcp.py. One precompiled struct per item and no
-object per range: a layer-wise load names hundreds of them, and a dataclass for each would cost
-more than the rest of a small transfer.
+Called by the node, its servers and dmp/transport/tcp.py. One precompiled struct per item and no
+object per range: a layer-wise load names hundreds of ranges, and a dataclass for each range would
+cost more than the rest of a small transfer.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import RemoteProtocolError
 
 Ref = tuple[int, int, int, int, int, int]
-"""Incarnation, segment, slot, generation, index of the range, bytes expected of it."""
+"""Incarnation, segment, slot, generation, index of the range, expected bytes of the range."""
 
 WHOLE: Final = 0xFFFF_FFFF
-"""The index that stands for all ranges of a reserved slot."""
+"""Index of the whole payload: all ranges of a reserved slot."""
 
 ANY_SIZE: Final = -1
 """A size that is not checked."""
 
 
 def as_ref(ref: RangeRef) -> Ref:
-    """Return the plain form."""
+    """Return the plain form of a RangeRef, without an expected size."""
     at = ref.location
     return at.incarnation, at.segment, at.slot, at.generation, ref.index, ANY_SIZE
 
@@ -38,8 +38,8 @@ ONE_RANGE_BYTES: Final = _ONE.size
 """Head of a READ of one range: by far the most frequent frame."""
 
 MAX_RANGES: Final = 1_024
-"""Ranges per frame: requests in flight stay far below a socket's buffer, so neither side's send
-can wait for the other's."""
+"""Maximum number of ranges per frame: requests in flight stay far below a socket's buffer, so the
+two sides cannot block each other while both send."""
 
 assert MAX_RANGES <= limits.MAX_FRAME_ITEMS
 
@@ -55,7 +55,8 @@ def unpack_ranges(head: bytes | bytearray) -> list[Ref]:
     """Read the head of a READ or WRITE frame.
 
     Raises:
-        RemoteProtocolError: its length does not fit its count, or it names nothing or too much.
+        RemoteProtocolError: length and count do not agree, or a count, index or size is out of
+            bounds.
     """
     size = len(head)
     if size < 4:
@@ -78,7 +79,8 @@ def unpack_one(buffer: memoryview, offset: int) -> Ref:
     """Read a head of ONE_RANGE_BYTES in place.
 
     Raises:
-        RemoteProtocolError: it does not name one range, or one that can't be.
+        RemoteProtocolError: the head does not name exactly one range, or the range is out of
+            bounds.
     """
     count, incarnation, segment, slot, generation, index, size = _ONE.unpack_from(buffer, offset)
     if count != 1 or index >= limits.MAX_LAYERS or size > limits.MAX_SLOT_BYTES:

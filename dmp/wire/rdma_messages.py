@@ -1,7 +1,7 @@
-"""Heads of the frames that set up one-sided RDMA: what a node offers, and one queue pair.
+"""Heads of the frames that set up one-sided RDMA: a node's offer, and one queue pair.
 
 Called by dmp/server/rdma_door.py and dmp/transport/verbs/link.py, over the control connection.
-Remote keys travel here and nowhere else: they are left out of every repr.
+Remote keys travel only in these messages, and every repr leaves them out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PortOffer:
 
 @dataclass(frozen=True, slots=True)
 class RdmaOffer:
-    """The answer to RDMA_OFFER: the node's ports, or why there are none."""
+    """The reply to RDMA_OFFER: the node's ports, or the reason for having no ports."""
 
     ports: Sequence[PortOffer]
     reason: str = ""
@@ -61,11 +61,11 @@ class QpAddress:
 
     Attributes:
         gid: address of the port.
-        lid: its InfiniBand local id; 0 on Ethernet.
+        lid: InfiniBand local id of the port; 0 on Ethernet.
         qp_num: queue pair number.
-        psn: first packet number this end sends.
+        psn: first packet number that this end sends.
         mtu: largest packet, as ibv_mtu (5 is 4096 bytes).
-        reads: RDMA READs it can answer, or have in flight, at once.
+        reads: maximum number of concurrent RDMA READs, to serve or in flight.
     """
 
     gid: str
@@ -97,7 +97,7 @@ class QpAddress:
 
 @dataclass(frozen=True, slots=True)
 class RdmaConnect:
-    """Make a queue pair on one of your devices that speaks to mine."""
+    """Request for a queue pair, on a device of the node, that is connected to the client's."""
 
     device: str
     address: QpAddress
@@ -115,7 +115,7 @@ class RdmaConnect:
 
 @dataclass(frozen=True, slots=True)
 class RemoteArea:
-    """A registered range of the node's segment, as one of its devices knows it."""
+    """A registered range of the node's segment, as one of its devices knows the range."""
 
     address: int
     rkey: int = field(repr=False)
@@ -123,13 +123,13 @@ class RemoteArea:
 
 @dataclass(frozen=True, slots=True)
 class RdmaAccept:
-    """The node's queue pair, and where its segment is.
+    """The node's queue pair, and the addresses of the segment.
 
     Attributes:
-        address: the node's end.
-        incarnation: the life of the node these addresses belong to.
-        geometry: how its segment is laid out.
-        headers: the file's bytes [0, payload_at), for reading only.
+        address: the node's end of the connection.
+        incarnation: life of the node in which the addresses are valid.
+        geometry: layout of the segment.
+        headers: the file's bytes [0, payload_at), read-only.
         payload: the file's bytes [payload_at, file_bytes).
     """
 

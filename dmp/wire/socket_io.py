@@ -1,8 +1,8 @@
-"""A connected socket that moves whole buffers, straight between kernel and segment memory.
+"""A connected socket that moves whole buffers straight between kernel and segment memory.
 
-Called by dmp/server/client_connection.py and dmp/transport/connection.py. Nothing is copied in
-Python; every call has a deadline as a whole, so that a peer that drips bytes gains no time. Raises
-OSError (timeouts included) and EOFError only.
+Called by dmp/server/client_connection.py and dmp/transport/connection.py. No bytes are copied in
+Python. Every call as a whole has a deadline, so a peer that drips bytes gains no time. Raises only
+OSError (timeouts included) and EOFError.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TIMEVAL: Final = struct.Struct("@ll")
 class Wire:
     """A plain TCP connection.
 
-    The socket is a blocking one with SO_RCVTIMEO and SO_SNDTIMEO: Python's own timeouts cost a
-    poll() per call and make MSG_WAITALL useless, and the kernel counts all waiting inside one call.
+    The socket is blocking, with SO_RCVTIMEO and SO_SNDTIMEO. Python's own timeouts would cost a
+    poll() per call and make MSG_WAITALL useless; the kernel counts all waiting inside one call.
     """
 
     def __init__(self, sock: socket.socket, *, timeout_s: float) -> None:
@@ -36,20 +36,20 @@ class Wire:
         self.set_timeout(timeout_s)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Say how long one call may take from here on."""
+        """Set the maximum duration of each further call."""
         self.timeout_s = timeout_s
         self._limit(socket.SO_RCVTIMEO, timeout_s)
         self._limit(socket.SO_SNDTIMEO, timeout_s)
 
     def receive_some(self, view: memoryview) -> int:
-        """Take what has arrived, at least one byte; 0 when the peer closed its side."""
+        """Receive the bytes that have arrived, at least one; 0 when the peer closed its side."""
         try:
             return self._sock.recv_into(view)
         except BlockingIOError as error:
             raise TimeoutError("timed out: the peer is silent") from error
 
     def receive_into(self, view: memoryview, *, began: float = 0.0) -> None:
-        """Fill ``view``; the deadline counts from ``began`` (now, if it is 0)."""
+        """Fill ``view``; the deadline counts from ``began`` (0 means now)."""
         began = began or time.monotonic()
         try:
             got = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
@@ -73,10 +73,10 @@ class Wire:
                 got -= len(view)
 
     def ask(self, request: bytes, views: Sequence[memoryview]) -> int:
-        """Send a small request and take what the first packet of its answer brings.
+        """Send a small request and receive the first packet of the reply.
 
         Returns:
-            How many bytes landed in ``views``; at least one.
+            Number of bytes received into ``views``; at least one.
         """
         self._sock.sendall(request)
         try:
@@ -97,14 +97,15 @@ class Wire:
                 self._send_rest(some, sent, began)
 
     def end_sending(self) -> None:
-        """Tell the peer that no more comes."""
+        """Tell the peer that no more bytes follow."""
         self._sock.shutdown(socket.SHUT_WR)
 
     @property
     def is_open(self) -> bool:
-        """Whether the peer has not closed its side, as far as the kernel knows; never waits."""
+        """True if the kernel does not know of a close by the peer; never waits."""
         try:
-            # Not SSLSocket's own recv, which knows no flags: nothing is taken, so nothing is lost.
+            # Not SSLSocket's own recv, which accepts no flags. MSG_PEEK takes no bytes, so no bytes
+            # are lost.
             flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
             return socket.socket.recv(self._sock, 1, flags) != b""
         except BlockingIOError:
@@ -123,7 +124,7 @@ class Wire:
             raise TimeoutError("timed out: the peer does not read") from error
 
     def _send_rest(self, parts: Sequence[Buffer], sent: int, began: float) -> None:
-        """Go on after a short write (the time ran out, or a signal came)."""
+        """Continue after a short write (because of a timeout or a signal)."""
         left = [memoryview(part) for part in parts]
         try:
             while left:
@@ -137,7 +138,7 @@ class Wire:
             self._limit(socket.SO_SNDTIMEO, self.timeout_s)
 
     def _receive_rest(self, view: memoryview, got: int, began: float) -> None:
-        """Go on after a short read (the peer left, the time ran out, or a signal came)."""
+        """Continue after a short read (the peer left, a timeout, or a signal)."""
         try:
             while got < len(view):
                 self._limit(socket.SO_RCVTIMEO, self.time_left(began))
@@ -152,33 +153,33 @@ class Wire:
             self._limit(socket.SO_RCVTIMEO, self.timeout_s)
 
     def time_left(self, began: float) -> float:
-        """Return what is left of a deadline that counts from ``began``, or raise TimeoutError."""
+        """Return the rest of a deadline that counts from ``began``, or raise TimeoutError."""
         left = began + self.timeout_s - time.monotonic()
         if left <= 0.0:
             raise TimeoutError("timed out: the peer is slow")
         return left
 
     def _limit(self, option: int, seconds: float) -> None:
-        # Zero would mean no limit at all.
+        # Zero would mean no limit.
         micros = max(1_000, int(seconds * 1e6))
         value = _TIMEVAL.pack(*divmod(micros, 1_000_000))
-        # The peer may have torn the connection down already; the next call will say so.
+        # The peer may have closed the connection already; the next call will report that.
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, option, value)
 
 
 class TlsWire(Wire):
-    """A connection under TLS: no scatter or gather, one record after the other."""
+    """A connection under TLS: no scatter or gather, one record after another."""
 
     _sock: ssl.SSLSocket
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Say how long one call may take from here on."""
+        """Set the maximum duration of each further call."""
         self.timeout_s = timeout_s
         self._sock.settimeout(timeout_s)
 
     def receive_into(self, view: memoryview, *, began: float = 0.0) -> None:
-        """Fill ``view``; the deadline counts from ``began`` (now, if it is 0)."""
+        """Fill ``view``; the deadline counts from ``began`` (0 means now)."""
         self._receive_rest(view, 0, began or time.monotonic())
 
     def receive_all(self, views: Sequence[memoryview], *, began: float = 0.0) -> None:
@@ -188,7 +189,7 @@ class TlsWire(Wire):
             self._receive_rest(view, 0, began)
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send all parts in order; what is small goes into one record."""
+        """Send all parts in order; if all parts are small, as one record."""
         small = b"".join(bytes(part) for part in parts if len(part) < 4096)
         if sum(map(len, parts)) == len(small):
             self._sock.sendall(small)
@@ -201,13 +202,13 @@ class TlsWire(Wire):
                 self.time_left(began)
 
     def ask(self, request: bytes, views: Sequence[memoryview]) -> int:
-        """Send a small request and fill the first view with the beginning of its answer."""
+        """Send a small request and fill the first view with the beginning of the reply."""
         self._sock.sendall(request)
         self._receive_rest(views[0], 0, time.monotonic())
         return len(views[0])
 
     def end_sending(self) -> None:
-        """Tell the peer that no more comes (the TLS closing alert would wait for its answer)."""
+        """Tell the peer that no bytes follow (the TLS closing alert would wait for a reply)."""
         self._sock.shutdown(socket.SHUT_WR)
 
     def _receive_rest(self, view: memoryview, got: int, began: float) -> None:
@@ -221,7 +222,7 @@ class TlsWire(Wire):
 
 
 def discard(wire: Wire, size: int, *, began: float = 0.0) -> None:
-    """Read and forget ``size`` bytes, so that the next frame starts where it should."""
+    """Read and forget ``size`` bytes, so that the next frame starts at the right place."""
     began = began or time.monotonic()
     with memoryview(bytearray(min(size, _SCRATCH_BYTES))) as scratch:
         while size > 0:

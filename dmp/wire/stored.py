@@ -1,7 +1,7 @@
-"""Blocks as a node describes them: where they are and how they are cut into ranges.
+"""Blocks as a node describes them: locations and range shapes.
 
-Asked for by clients that know a key and nothing else (dmp/client/pool.py); compute nodes know the
-layout of their blocks and only look them up. Messages of the DESCRIBE frame are packed here.
+Requested by clients that know only a key (dmp/client/pool.py). Compute nodes know the layout of
+their blocks and only look the blocks up. Messages of the DESCRIBE frame are packed here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class DescribedBlock:
     """A sealed block.
 
     Attributes:
-        location: its slot.
-        ranges: how it is cut.
+        location: slot of the block.
+        ranges: how the block is cut into ranges.
     """
 
     location: Location
@@ -31,7 +31,7 @@ class DescribedBlock:
 
 
 def pack_stored(blocks: Sequence[DescribedBlock | None]) -> bytes:
-    """Return the head of a DESCRIBE reply: one entry per key asked for."""
+    """Return the head of a DESCRIBE reply: one entry per requested key."""
     p = Packer().pack("I", len(blocks))
     for block in blocks:
         p.pack("B", block is not None)
@@ -46,7 +46,7 @@ def unpack_stored(
     """Read the head of a DESCRIBE reply.
 
     Raises:
-        RemoteProtocolError: it is malformed or a size is out of bounds.
+        RemoteProtocolError: the head is malformed or a size is out of bounds.
     """
     u = Unpacker(head, node)
     blocks = [_unpack_one(u) if u.integer("B") else None for _ in range(u.count())]
