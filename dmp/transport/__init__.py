@@ -1,1 +1,1 @@
-"""Ways to move bytes between a segment and a reader: in process, shared memory, TCP."""
+"""Ways to move bytes between a segment and a reader: in process, shared memory, TCP, RDMA."""

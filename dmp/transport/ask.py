@@ -1,12 +1,12 @@
-"""Requests on their way: what is sent, and where the reply goes.
+"""Requests in flight: the bytes to send, and the destination of the reply.
 
-Made by dmp/transport/tcp.py, carried by dmp/transport/connection.py. A read fills the caller's
-buffers piece by piece and verifies each piece while it is still in the processor's cache and the
-next one is under way.
+Made by dmp/transport/tcp.py, sent by dmp/transport/connection.py. A read fills the caller's buffers
+piece by piece. Each piece is verified while its bytes are still in the processor's cache and the
+next piece is in flight.
 
-SingleRead reads one range with the fewest instructions, because Python is most of the cost of a
-small get: one call sends the request, one takes header, checksum and as much of the payload as came
-with them, one the rest.
+SingleRead reads a single range with the fewest instructions, because Python is most of the cost of
+a small get. One call sends the request. One call receives header, checksum and the part of the
+payload that has arrived. One call receives the rest.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _READ: Final = int(FrameType.READ)
 _REPLY: Final = int(FrameType.REPLY)
 LEAD_BYTES: Final = HEADER_BYTES + 8
 PIECE_BYTES: Final = 256 << 10
-"""Received and verified at a time: half of a usual L2 cache."""
+"""Bytes received and verified at a time: half of a usual L2 cache."""
 
 
 class SingleRead:
     """Sends reads of one range over one wire; used by one thread at a time.
 
     Attributes:
-        lead: header and checksum of the latest answer; or, if it was another one, its first bytes.
+        lead: header and checksum of the latest reply; the first bytes of any other reply.
     """
 
     __slots__ = ("_wire", "lead")
@@ -54,10 +54,10 @@ class SingleRead:
         self.lead = memoryview(bytearray(LEAD_BYTES))
 
     def read(self, request_id: int, ref: Ref, view: memoryview) -> int:
-        """Ask for a range and take the beginning of the answer.
+        """Request a range and receive the beginning of the reply.
 
         Returns:
-            How many bytes of ``view`` are filled.
+            Number of bytes of ``view`` that are filled.
         """
         lead = self.lead
         request = _REQUEST.pack(
@@ -70,12 +70,12 @@ class SingleRead:
         return got - LEAD_BYTES
 
     def is_answer(self, request_id: int, size: int) -> bool:
-        """Whether ``lead`` begins the answer; else it is an error, or nonsense."""
+        """Return True if ``lead`` begins the expected reply, not an error or an invalid frame."""
         want = HEADER.pack(MAGIC, PROTOCOL_VERSION, _REPLY, 0, request_id, 8, size)
         return self.lead[:HEADER_BYTES] == want
 
     def finish(self, view: memoryview, got: int) -> bool:
-        """Take the rest of the range; answers whether its bytes have the checksum sent with it."""
+        """Receive the rest of the range; return True if the bytes match the received checksum."""
         size = len(view)
         if size <= PIECE_BYTES:
             if got < size:
@@ -87,7 +87,7 @@ class SingleRead:
 
 
 def receive_hashed(wire: Wire, view: memoryview, got: int = 0) -> int:
-    """Fill the rest of a view; hash each piece while it is in the cache and the next one comes."""
+    """Fill the rest of a view; hash each piece while it is cached and the next piece arrives."""
     state = xxhash.xxh3_64()
     if got:
         state.update(view[:got])
@@ -104,8 +104,8 @@ class Ask:
     Attributes:
         kind: frame type.
         head: packed message.
-        payload: what follows it.
-        reply: head of the reply, once taken.
+        payload: buffers that follow the head.
+        reply: head of the reply, once received.
     """
 
     __slots__ = ("head", "kind", "payload", "reply")
@@ -117,10 +117,10 @@ class Ask:
         self.reply = bytearray()
 
     def send(self, wire: Wire, request_id: int) -> None:
-        """Send it all.
+        """Send the whole request.
 
         Raises:
-            OSError: the peer does not take it.
+            OSError: the peer does not accept the bytes.
         """
         size = sum([len(part) for part in self.payload])
         wire.send([self._lead(request_id, size), *self.payload])
@@ -133,11 +133,11 @@ class Ask:
         return header + head
 
     def take(self, wire: Wire, header: FrameHeader) -> None:
-        """Receive what follows the reply's header.
+        """Receive the part of the reply that follows the header.
 
         Raises:
-            RemoteProtocolError: it is not what was asked for.
-            OSError, EOFError: it did not come.
+            RemoteProtocolError: the reply does not match the request.
+            OSError, EOFError: the reply did not arrive.
         """
         if header.payload_bytes:
             raise RemoteProtocolError(f"{header.payload_bytes} payload bytes nobody asked for")
@@ -147,7 +147,7 @@ class Ask:
 
 
 class PutAsk(Ask):
-    """A request to store whole blocks, hashed piece by piece as they are sent."""
+    """A request to store whole blocks, hashed piece by piece during the send."""
 
     __slots__ = ("_payloads", "_puts")
 
@@ -181,7 +181,7 @@ class PutAsk(Ask):
 
 
 def _send_long(wire: Wire, ready: Sequence[Buffer], data: memoryview) -> int:
-    """Send what is ready and a long range; answers its checksum."""
+    """Send the ready buffers and a long range; return the checksum of the range."""
     state = xxhash.xxh3_64()
     for start in range(0, len(data), PIECE_BYTES):
         piece = data[start : start + PIECE_BYTES]
@@ -195,7 +195,7 @@ class ReadAsk(Ask):
     """A request for ranges.
 
     Attributes:
-        bad: positions of ranges whose bytes do not have the checksum that came with them.
+        bad: positions of ranges whose bytes do not match the received checksum.
     """
 
     __slots__ = ("_size", "_views", "bad")
@@ -222,7 +222,7 @@ class ReadAsk(Ask):
 
 
 def _receive_pieces(wire: Wire, views: Sequence[memoryview]) -> Iterator[int]:
-    """Fill views with about a piece per system call; yields the checksum of each view."""
+    """Fill views with about a piece per system call; yield the checksum of each view."""
     group: list[memoryview] = []
     size = 0
     for view in views:

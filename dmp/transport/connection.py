@@ -1,7 +1,7 @@
-"""Client side of the data plane: one connection that has said HELLO.
+"""Client side of the data plane: one connection after its HELLO.
 
-Called by dmp/transport/connection_pool.py, and by dmp/client/node_link.py to learn who lives at an
-address. Errors are translated here, once: whatever goes wrong is a CacheError.
+Called by dmp/transport/connection_pool.py, and by dmp/client/node_link.py to learn which node
+listens at an address. Errors are translated once, here: every failure is a CacheError.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _BY_CODE: Final[dict[str, type[CacheError]]] = {
     )
 }
 _WINDOW: Final = 4
-"""Frames in flight. Their requests together (READ: 4 x 10 KiB) fit the smallest socket buffers, so
-that asking never waits for answers that wait for us."""
+"""Frames in flight. All their requests together (READ: 4 x 10 KiB) fit the smallest socket buffers,
+so that sending a request never blocks on replies that wait for this side."""
 
 
 class RefusedError(TransportError):
-    """The peer understood and said no; ``refusal`` is the code of its error."""
+    """The peer refused a valid request; ``refusal`` is the code of the peer's error."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -56,28 +56,29 @@ class RefusedError(TransportError):
 
 
 class BrokenConnectionError(TransportError):
-    """The peer closed or reset the connection; a new one may work."""
+    """The peer closed or reset the connection; a new connection may work."""
 
 
 class SilentPeerError(TransportError):
-    """The peer did not answer in time, nor take a connection."""
+    """The peer did not answer, or did not accept a connection, in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Whom to connect to, and how patiently.
+    """Address of a node, credentials and timeouts.
 
     Attributes:
-        node_id: who must answer; empty where the caller only knows an address.
+        node_id: the node that must answer; empty if the caller only knows an address.
         address: ``host:port``.
         token: cluster token.
-        connect_timeout_s: for connecting, TLS and HELLO, each.
-        op_timeout_s: longest wait for one frame, or for a piece of a long one.
+        connect_timeout_s: separate timeout for connecting, for TLS and for HELLO.
+        op_timeout_s: longest wait for one frame, or for a piece of a long frame.
         promote_timeout_s: longest wait for blocks that come from disk.
-        connections: most idle connections kept.
-        tls: certificate files; None speaks plain TCP.
-        client_id: says which connections belong together: when the last one closes, the node frees
-            what they reserved and held. Empty makes each connection pool a client of its own.
+        connections: maximum number of idle connections to keep.
+        tls: certificate files; None means plain TCP.
+        client_id: groups connections: when the last connection of a client closes, the node frees
+            the client's reservations and holds. Empty makes each connection pool a client of its
+            own.
     """
 
     node_id: NodeId
@@ -95,7 +96,7 @@ class PeerConnection:
     """A connection to one peer; used by one thread at a time.
 
     Attributes:
-        welcome: who answered.
+        welcome: identity of the node that answered.
     """
 
     def __init__(self, peer: Peer) -> None:
@@ -125,10 +126,10 @@ class PeerConnection:
         return welcome
 
     def call(self, kind: FrameType, head: bytes, *, timeout_s: float = 0.0) -> bytearray:
-        """Send one request and return the head of its reply.
+        """Send a request and return the head of the reply.
 
         Raises:
-            CacheError: as the peer said, or TransportError.
+            CacheError: the peer's refusal, or TransportError.
         """
         ask = Ask(kind, head)
         if not timeout_s:
@@ -142,10 +143,10 @@ class PeerConnection:
         return ask.reply
 
     def exchange(self, asks: Iterable[Ask]) -> None:
-        """Send requests, a few in flight at a time, and take their replies in order.
+        """Send requests, a few in flight at a time, and receive the replies in order.
 
-        After a refusal no more are sent, but what is in flight is taken, so that the connection
-        stays usable.
+        After a refusal no more requests are sent. Replies to requests in flight are still received,
+        so that the connection stays usable.
 
         Raises:
             CacheError: the first refusal, or TransportError.
@@ -167,7 +168,7 @@ class PeerConnection:
             raise refused
 
     def read_one(self, ref: Ref, view: memoryview) -> bool:
-        """Read one range into ``view``; False if its bytes lack the checksum that came with them.
+        """Read one range into ``view``; False if the bytes do not match the received checksum.
 
         Raises:
             CacheError: the refusal, or TransportError.
@@ -184,7 +185,7 @@ class PeerConnection:
         raise refused
 
     def _refusal_in(self, raw: bytes, request_id: int) -> CacheError:
-        """Take an ERROR frame of which the first bytes have come."""
+        """Receive the rest of an ERROR frame whose first bytes have arrived."""
         header = parse_header(raw)
         missing = HEADER_BYTES + header.head_bytes - len(raw)
         wrong = header.type is not FrameType.ERROR or header.request_id not in (request_id, 0)
@@ -196,7 +197,7 @@ class PeerConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the peer has not hung up, as far as is known."""
+        """True if no close by the peer is known."""
         return self._wire.is_open
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""Idle connections to one peer, and what happens when the peer is dead or silent.
+"""Idle connections to a peer, and the handling of a dead or silent peer.
 
-Called by dmp/transport/tcp.py. Connections are made when needed and again after a failure; the
-pool is one client in the eyes of the node, whose reservations end with its last connection.
+Called by dmp/transport/tcp.py. Connections are made on demand, and again after a failure. To the
+node all connections of a pool are one client, whose reservations end with the last connection.
 
-A refused connection costs nothing and is tried each time. An operation that times out costs its
-caller seconds, so only one does: calls that follow fail at once (SilentPath) until a probe in the
-background has reached the peer again.
+A refused connection costs nothing, so each call tries to connect. A time-out costs seconds, so only
+one caller pays: later calls fail at once (SilentPath) until a probe in the background has reached
+the peer again.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 4.0
-"""Before the first probe and, doubled after each that failed, between later ones."""
+"""Pauses before the first probe and, doubled after each failed probe, between later probes."""
 
 
 class SilentPath:
-    """Closed while all is well; open (calls fail at once) from a time-out to an answered probe.
+    """Circuit breaker: open (calls fail at once) from a time-out until an answered probe.
 
     Attributes:
-        reason: why calls fail; empty while they don't.
+        reason: why calls fail; empty while the breaker is closed.
     """
 
     def __init__(self, name: str, probe: Callable[[], bool]) -> None:
         """Begin closed.
 
         Args:
-            name: of the peer, for the log.
-            probe: tries to reach the peer, which may take a while; True: it answered.
+            name: name of the peer, for the log.
+            probe: tries to reach the peer, which may take a while; returns True if the peer
+                answered.
         """
         self.reason = ""
         self._name = name
@@ -53,16 +54,16 @@ class SilentPath:
         self._ended = threading.Event()
 
     def check(self) -> None:
-        """Fail while the peer is left alone.
+        """Fail while the breaker is open.
 
         Raises:
-            TransportError: it is.
+            TransportError: the breaker is open.
         """
         if self.reason:
             raise TransportError(f"left alone until it answers again: {self.reason}")
 
     def timed_out(self, reason: str) -> None:
-        """Leave the peer alone and begin to probe it, unless that is so already."""
+        """Open the breaker and start to probe the peer, unless the breaker is open already."""
         with self._lock:
             if self.reason or self._ended.is_set():
                 return
@@ -71,14 +72,14 @@ class SilentPath:
         threading.Thread(target=self._keep_probing, name="dmp-probe", daemon=True).start()
 
     def answered(self) -> None:
-        """Use the path again: the peer was reached."""
+        """Close the breaker: the peer was reached."""
         with self._lock:
             was, self.reason = self.reason, ""
         if was:
             log.info("dmp %s answers again", self._name)
 
     def end(self) -> None:
-        """Probe no more."""
+        """Stop probing."""
         self._ended.set()
 
     def _keep_probing(self) -> None:
@@ -96,8 +97,8 @@ class ConnectionPool:
     """Idle connections to one peer; thread-safe.
 
     Attributes:
-        peer: the other end, and this client's id.
-        silence: leaves the peer alone after a time-out, until it answers again.
+        peer: the peer, and this client's id.
+        silence: circuit breaker, open after a time-out until the peer answers again.
     """
 
     def __init__(self, peer: Peer) -> None:
@@ -108,15 +109,15 @@ class ConnectionPool:
         self.silence = SilentPath(f"{peer.node_id} at {peer.address}", self._reach)
 
     def run(self, action: Callable[[PeerConnection], T]) -> T:
-        """Do something with a connection of one's own.
+        """Run an action with an exclusive connection.
 
-        An idle connection may have died unseen (the node restarted): then all idle ones are
-        dropped and the action is tried again on a new one. Asking twice is harmless: what the
-        first time took is bound to the old incarnation or expires.
+        An idle connection may have died unseen (the node restarted). Then all idle connections are
+        dropped and the action runs again on a new connection. The repetition is harmless:
+        reservations of the first run belong to the old incarnation or expire.
 
         Raises:
-            CacheError: the action's, or TransportError when there is no connection, or the peer
-                is left alone because it was silent.
+            CacheError: the action's error, or TransportError without a connection or with an open
+                circuit breaker.
         """
         self.silence.check()
         try:
@@ -127,7 +128,7 @@ class ConnectionPool:
             raise
 
     def _reach(self) -> bool:
-        """Say HELLO to a peer that was silent."""
+        """Say HELLO to a silent peer."""
         try:
             connection = PeerConnection(self.peer)
         except TransportError:
@@ -145,7 +146,7 @@ class ConnectionPool:
         return self._use(PeerConnection(self.peer), action)
 
     def close(self) -> None:
-        """Close all; later calls raise TransportError."""
+        """Close all connections; later calls raise TransportError."""
         with self._lock:
             self._closed = True
         self.silence.end()

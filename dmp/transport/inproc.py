@@ -28,7 +28,7 @@ from tierkv.kvcore.location import Location
 
 
 class InprocPoolNode(PoolNode):
-    """PoolNode around a DmpNode; closing it leaves the node running."""
+    """PoolNode around a DmpNode; closing the PoolNode leaves the DmpNode running."""
 
     def __init__(self, node: DmpNode, *, clock: Clock | None = None) -> None:
         self._dmp = node
@@ -121,5 +121,5 @@ class InprocPoolNode(PoolNode):
 
 
 def copy_bytes(destination: memoryview, source: memoryview) -> None:
-    """Copy equal-sized buffers with the GIL released (a memoryview assignment keeps it)."""
+    """Copy equal-sized buffers with the GIL released (a memoryview assignment holds the GIL)."""
     np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))

@@ -1,7 +1,7 @@
-"""What a writer remembers of its grants: checksums of the ranges written so far, and the deadline.
+"""A writer's open grants: checksums of the ranges written so far, and the deadline.
 
-Shared by the three transports. Checksums come from the writer's own bytes, not from the slot, so
-that a late writer of an older grant can't have its bytes sealed as somebody else's.
+Shared by all transports. Checksums are computed from the writer's own bytes, not from the slot. So
+a late writer of an older grant cannot get foreign bytes into a sealed block unnoticed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PendingPuts:
         self._pending: dict[object, _Pending] = {}
 
     def opened(self, grants: Sequence[PutGrant | None], *, deadline: float) -> None:
-        """Remember new grants; forget those whose deadline passed unsealed."""
+        """Add new grants; forget unsealed grants whose deadline has passed."""
         now = self._clock.now()
         with self._lock:
             for place in [p for p, pending in self._pending.items() if pending.deadline <= now]:
@@ -43,11 +43,11 @@ class PendingPuts:
                     self._pending[grant.location] = _Pending(deadline)
 
     def check(self, writes: Sequence[RangeWrite]) -> None:
-        """Refuse ranges that may not be written.
+        """Check that ranges may be written.
 
         Raises:
             LeaseExpiredError: a grant is unknown or too old.
-            BlockNotFoundError: no such range, or not of that size.
+            BlockNotFoundError: the range does not exist or has another size.
         """
         now = self._clock.now()
         with self._lock:
@@ -55,7 +55,7 @@ class PendingPuts:
                 _check(write, self._pending.get(write.grant.location), now)
 
     def written(self, writes: Sequence[RangeWrite]) -> None:
-        """Remember the checksums of ranges that were written."""
+        """Note the checksums of written ranges."""
         sums = [xxhash.xxh3_64_intdigest(write.data) for write in writes]
         with self._lock:
             for write, checksum in zip(writes, sums, strict=True):
@@ -64,7 +64,7 @@ class PendingPuts:
                     pending.checksums[write.index] = checksum
 
     def closed(self, grants: Sequence[PutGrant]) -> list[Sealing | None]:
-        """Forget grants; answer what to seal, None for those not wholly written."""
+        """Remove grants; return what to seal, None for grants that are not wholly written."""
         answer: list[Sealing | None] = []
         with self._lock:
             for grant in grants:
@@ -91,5 +91,5 @@ def _check(write: RangeWrite, pending: _Pending | None, now: float) -> None:
 
 
 def as_bytes(view: memoryview) -> memoryview:
-    """Return a buffer as plain bytes, which it mostly is already."""
+    """Return a buffer as plain bytes; most buffers need no change."""
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")

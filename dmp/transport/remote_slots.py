@@ -1,11 +1,11 @@
-"""Slots that a reader reaches without asking their node: where they are, and which were read.
+"""Slots that a reader reaches without a request to the node: addresses, and a log of reads.
 
-Called by dmp/transport/verbs/node.py. Addresses are checked here against the geometry the node
-told, once more by the network device against the registered ranges; whether the slot still holds
-the block is known only after its header was read.
+Called by dmp/transport/verbs/node.py and dmp/transport/verbs/link.py. This module checks addresses
+against the node's geometry; the network device checks them again against the registered ranges.
+Only the slot's header, read later, tells whether the slot still holds the block.
 
-The node cannot see these reads, so ReadLog keeps them until the node is told; the node learns the
-order of use a little late.
+The node cannot see these reads, so ReadLog collects them for a later report. Hence the node learns
+the order of use a little late.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tierkv.kvcore.errors import BlockNotFoundError, CacheError, StaleEpochError
 from tierkv.kvcore.location import Location
 
 MAX_UNREPORTED: Final = 1_024
-"""Distinct slots read before the node is told."""
+"""Number of distinct slots read at which the reads are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Slots that were read, in order of their first read, and how many bytes altogether."""
+    """Slots that were read, in order of the first read, and the total number of bytes."""
 
     locations: list[Location]
     read_bytes: int
@@ -46,14 +46,14 @@ class ReadLog:
         self._bytes = 0
 
     def note(self, locations: Iterable[Location], read_bytes: int) -> bool:
-        """Remember reads; answers whether it is time to tell."""
+        """Add reads; return True if a report is due."""
         with self._lock:
             self._touched.update(dict.fromkeys(locations))
             self._bytes += read_bytes
             return len(self._touched) >= MAX_UNREPORTED
 
     def take(self) -> Reads:
-        """Return and forget what was noted."""
+        """Return all collected reads, and clear the log."""
         with self._lock:
             reads = Reads(list(self._touched), self._bytes)
             self._touched, self._bytes = {}, 0
@@ -65,9 +65,9 @@ class RangeSpan:
     """Offsets of one range in the segment file.
 
     Attributes:
-        payload_at: its bytes.
-        checksum_at: its xxh3_64.
-        header_at: header of its slot.
+        payload_at: offset of the bytes.
+        checksum_at: offset of the xxh3_64.
+        header_at: offset of the slot's header.
     """
 
     payload_at: int
@@ -76,10 +76,10 @@ class RangeSpan:
 
 
 def range_span(shape: Geometry, location: Location, ranges: RangeShape, index: int) -> RangeSpan:
-    """Find a range of a slot.
+    """Return the offsets of a range of a slot.
 
     Raises:
-        BlockNotFoundError: the segment has no such slot or the slot no such range.
+        BlockNotFoundError: the slot or the range does not exist.
     """
     _check_slot(shape, location)
     if not 0 <= index < ranges.count <= limits.MAX_LAYERS:
@@ -96,10 +96,10 @@ def range_span(shape: Geometry, location: Location, ranges: RangeShape, index: i
 
 
 def ranges_in(shape: Geometry, location: Location, range_bytes: int) -> int:
-    """Return how many ranges of that size a block has.
+    """Return how many ranges of a size a block has.
 
     Raises:
-        BlockNotFoundError: the segment has no such slot, or its block no ranges of that size.
+        BlockNotFoundError: the slot does not exist, or the block has no ranges of the given size.
     """
     _check_slot(shape, location)
     if range_bytes < 1 or location.length % range_bytes:
@@ -113,14 +113,14 @@ def _check_slot(shape: Geometry, location: Location) -> None:
 
 
 def check_stamp(location: Location, stamp: Stamp, *, range_bytes: int) -> None:
-    """Decide, from a header read after the bytes, whether the bytes were the block's.
+    """Check, with a header read after the bytes, that the bytes belong to the block.
 
-    A slot's generation grows before anybody may write to it again, so bytes that were read before
-    this header are those of this generation.
+    A slot's generation grows before any writer may write to the slot again. So bytes that were read
+    before the header belong to the header's generation.
 
     Raises:
         StaleEpochError: the slot was reused.
-        BlockNotFoundError: it holds no sealed block, or one cut into other ranges.
+        BlockNotFoundError: the slot holds no sealed block, or a block cut into other ranges.
     """
     error: CacheError | None = None
     if stamp.generation != location.generation:
@@ -134,7 +134,7 @@ def check_stamp(location: Location, stamp: Stamp, *, range_bytes: int) -> None:
 
 
 def remote_of(accept: RdmaAccept, at: int, size: int) -> tuple[int, int]:
-    """Turn an offset in the segment file into an address and its key.
+    """Turn an offset in the segment file into an address and the remote key.
 
     Raises:
         BlockNotFoundError: the bytes are not inside one of the node's two registered ranges.

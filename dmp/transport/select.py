@@ -1,8 +1,8 @@
-"""Opens the best path to a DMP node: the one place that carries out a transfer plan.
+"""Opens the best path to a DMP node: the only place that carries out a transfer plan.
 
-Called by the composition root for every DMP node the meta server lists, and by
-dmp/client/node_link.py for every address a Pool was given. What falls back says so once in the log,
-and in ``PoolNode.path``.
+Called by the composition root for every DMP node in the meta server's list, and by
+dmp/client/node_link.py for every address of a Pool. A fallback is reported once in the log, and in
+``PoolNode.path``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PathOptions:
-    """What a user wants of paths.
+    """The user's settings for paths.
 
     Attributes:
-        transport: which one; see dmp/transfer_plan.py.
+        transport: preferred transport; see dmp/transfer_plan.py.
         rdma_devices: this machine's devices to use; empty means all.
-        tls: certificate files for the TCP side; None speaks plain TCP.
+        tls: certificate files for the TCP side; None means plain TCP.
     """
 
     transport: Transport = Transport.AUTO
@@ -48,8 +48,8 @@ class Link:
     """An open path.
 
     Attributes:
-        node: moves bytes; closing it closes both.
-        control: asks questions over TCP; the same object where bytes go over TCP too.
+        node: moves bytes; closing the node closes both.
+        control: TCP side for requests; the same object as ``node`` if the bytes use TCP too.
     """
 
     node: PoolNode
@@ -63,16 +63,17 @@ def connect_pool_node(
     token: str | None = None,
     options: PathOptions | None = None,
 ) -> PoolNode:
-    """Return a PoolNode for a DMP node, over the best path there is.
+    """Return a PoolNode for a DMP node, over the best path available.
 
-    TCP and shared memory don't connect yet; their first call does, and every later one that finds
-    no connection. RDMA asks the node whether it has a door, which may take ``connect_timeout_s``.
+    TCP and shared memory do not connect yet; the first call connects, and so does every later call
+    that finds no connection. RDMA asks the node for its RDMA ports, which may take
+    ``connect_timeout_s``.
 
     Args:
         info: the DMP node's registration.
-        host: where the caller runs.
+        host: host of the caller.
         token: cluster token, if the cluster has one.
-        options: what the user wants; the best there is by default.
+        options: the user's settings; the default is the best path.
 
     Raises:
         TransportError: the node has no data address.
@@ -86,12 +87,12 @@ def connect_pool_node(
 
 
 def why_no_rdma(devices: tuple[str, ...] = ()) -> str:
-    """Return why this machine can't use RDMA; empty if it can."""
+    """Return why this machine can't use RDMA; empty if RDMA works."""
     return discover(devices).reason.removeprefix("no RDMA: ")
 
 
 def open_link(peer: Peer, ends: Ends, options: PathOptions) -> Link:
-    """Try the paths of the plan in order; TCP is the last and always opens."""
+    """Try the paths of the plan in order; TCP is last and always opens."""
     plan = plan_transfer(options.transport, ends)
     failed: list[PathInfo] = []
     for step in plan.steps:
@@ -110,7 +111,7 @@ def _open_shm(control: TcpPoolNode, peer: Peer, ends: Ends, options: PathOptions
     path = Path(ends.segment_path)
     try:
         if not ends.here and not _is_segment_of(path, ends.incarnation):
-            return f"another host ({ends.there})"  # A file of that name, but not the node's.
+            return f"another host ({ends.there})"  # The same path, but another node's file.
         return ShmPoolNode(control, path)
     except ConfigError as error:
         return error.message
@@ -141,7 +142,7 @@ _OPENERS: dict[str, Callable[[TcpPoolNode, Peer, Ends, PathOptions], PoolNode | 
 
 
 def _tell(node: PoolNode, peer: Peer, failed: list[PathInfo]) -> None:
-    """Log the path once; louder when a path that should have worked did not."""
+    """Log the path once, as a warning after an unexpected failure of a better path."""
     path = node.path
     told = log.warning if failed else log.info
     told("dmp %s at %s: %s (%s)", peer.node_id, peer.address, path.transport, path.reason)

@@ -1,11 +1,11 @@
 """A DMP node of the same host: bytes through the mapped segment, control over TCP (tier L2).
 
-Implements tierkv.dmp.pool_node.PoolNode. Nothing is locked while bytes are copied: a reader
-compares state, generation and key before and after, and verifies the checksum. Reads go on while
-the node's process is away; its next incarnation makes old references stale.
+Implements tierkv.dmp.pool_node.PoolNode. No lock is held while bytes are copied: a reader compares
+state, generation and key before and after the copy, and verifies the checksum. Reads continue while
+the node's process is down; the node's next incarnation makes old references stale.
 
-Whatever a header claims, no byte outside its extent is touched; a header is only believed together
-with the generation the caller came with.
+Whatever a header claims, no byte outside the extent is touched. A header counts only together with
+the generation in the caller's reference.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _slot_bytes = lru_cache(maxsize=64)(slot_bytes_for)
 
 
 class MappedSlots:
-    """One mapping; see dmp/segment/geometry.py for what lies where.
+    """One mapping; dmp/segment/geometry.py describes the layout.
 
     Attributes:
-        slot_count: slot numbers in the segment.
+        slot_count: number of slot numbers in the segment.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -78,15 +78,15 @@ class MappedSlots:
         return number
 
     def stamp(self, slot: int) -> Stamp:
-        """Return what a slot's header says at this moment."""
+        """Return the current contents of a slot's header."""
         return parse_stamp(self._memory, self._headers_at + g.SLOT_HEADER_BYTES * slot)
 
     def sealed(self, location: Location) -> Stamp:
         """Return the header of a sealed block.
 
         Raises:
-            StaleEpochError: the slot was used again.
-            BlockNotFoundError: it is not sealed.
+            StaleEpochError: the slot was reused.
+            BlockNotFoundError: the slot is not sealed.
         """
         stamp = self.stamp(location.slot)
         if stamp.generation != location.generation or stamp.state != _SEALED:
@@ -97,7 +97,7 @@ class MappedSlots:
         """Return the bytes of a range.
 
         Raises:
-            BlockNotFoundError: there is no such range.
+            BlockNotFoundError: the range does not exist.
             StaleEpochError: the header is being rewritten.
         """
         if not 0 <= index < stamp.range_count <= limits.MAX_LAYERS:
@@ -127,7 +127,7 @@ class MappedSlots:
 
         Raises:
             LeaseExpiredError: the reservation is gone.
-            BlockNotFoundError: there is no such range, or not of that size.
+            BlockNotFoundError: the range does not exist or has another size.
         """
         location = grant.location
         stamp = self.stamp(location.slot)
@@ -154,10 +154,12 @@ def _why_not(location: Location, stamp: Stamp) -> CacheError:
 
 
 _MAX_UNREPORTED: Final = 1_024
-"""Distinct slots read before the node is told; their order of use is a little late."""
+"""Number of distinct slots read at which the reads are reported; the node learns the order of use a
+little late."""
 
 _SMALL_PUT_BYTES: Final = 128 << 10
-"""Up to here one round trip with the bytes in it is faster than two and a copy (measured)."""
+"""Up to this size, one round trip that carries the bytes is faster than two round trips and a copy
+(measured)."""
 
 
 class ShmPoolNode(BesideTcp):
@@ -184,14 +186,14 @@ class ShmPoolNode(BesideTcp):
     def reserve(
         self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
-        # Before it may evict, the node learns what was read.
+        # Report reads first, because the reservation may evict blocks.
         self._report_touched()
         grants = self._control.reserve(puts, deadline_s=deadline_s)
         self._prepare([grant.location for grant in grants if grant is not None])
         return grants
 
     def _prepare(self, locations: Sequence[Location]) -> None:
-        """Have the memory of slots, and of those to come, entered in the background."""
+        """Populate in the background the extents of slots, and later extents with memory."""
         if locations:
             per_extent = self._segment.geometry.slots_per_extent
             self._segment.backing.prepare({place.slot // per_extent for place in locations})
@@ -234,15 +236,15 @@ class ShmPoolNode(BesideTcp):
         return len(view)
 
     def view(self, location: Location, index: int, *, verify: bool = False) -> memoryview:
-        """Return one range in place, read-only: no copy, and no round trip.
+        """Return one range in place, read-only: no copy and no round trip.
 
-        The caller holds the block (``hold``) for as long as it looks: the memory is used again
-        after an eviction, and only a hold prevents that.
+        The caller must hold the block (``hold``) while using the view: after an eviction the memory
+        is reused, and only a hold prevents eviction.
 
         Args:
-            location: the block's slot.
-            index: which range.
-            verify: compare the checksum too; that reads every byte once.
+            location: slot of the block.
+            index: number of the range.
+            verify: compare the checksum too, which reads every byte once.
 
         Raises:
             CacheError: as ``read_ranges``.
@@ -258,14 +260,14 @@ class ShmPoolNode(BesideTcp):
         return view.toreadonly()
 
     def view_block(self, location: Location) -> memoryview:
-        """Return a whole block in place, as ``view`` does a range."""
+        """Return a whole block in place, as ``view`` does for a range."""
         slots = self._slots_of(location)
         view = slots.payload(location, slots.sealed(location))
         self._touch((location,), len(view))
         return view.toreadonly()
 
     def mapped(self) -> memoryview:
-        """Return the payload memory as it is mapped here, to register it with a device."""
+        """Return the mapped payload memory, to register with a device."""
         return self._segment.memory[self._segment.geometry.payload_at :]
 
     def _refuse_bytes(self, location: Location, index: int) -> None:
@@ -289,7 +291,7 @@ class ShmPoolNode(BesideTcp):
             self._touched_bytes += size
             many = len(self._touched) >= _MAX_UNREPORTED
         if many:
-            with contextlib.suppress(TransportError):  # What was read stays read.
+            with contextlib.suppress(TransportError):  # The read itself succeeded.
                 self._report_touched()
 
     def _report_touched(self) -> None:
@@ -302,7 +304,7 @@ class ShmPoolNode(BesideTcp):
         self._control.touch(touched, read_bytes=size)
 
     def _slots_of(self, location: Location) -> MappedSlots:
-        """Return the mapping of that incarnation; map again when the node began a new one."""
+        """Return the mapping of the location's incarnation; map again if the node restarted."""
         if self._closed:
             raise TransportError(f"the connection to {self.node_id} is closed")
         if location.node != self._node_id:
@@ -323,8 +325,9 @@ class ShmPoolNode(BesideTcp):
         try:
             segment = map_segment(self._path)
             if segment.incarnation != self._life or segment.inode != self._segment.inode:
-                # A device may have pinned pages of the old mapping that the file has no more.
-                # It stays where it is: its address must not be another mapping's meanwhile.
+                # A device may have pinned pages of the old mapping that the file does not have any
+                # more. The old mapping stays, so that no other mapping gets the same address
+                # meanwhile.
                 self._segment.backing.close()
                 self._former.append(self._segment)
                 self._segment = segment

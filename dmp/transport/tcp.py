@@ -1,7 +1,7 @@
-"""A DMP node reached over TCP (tier L3, and the control side of shared memory).
+"""A DMP node reached over TCP (tier L3, and the control side of shared memory and RDMA).
 
-Implements tierkv.dmp.pool_node.PoolNode. Bytes go straight between the caller's buffers and the
-socket; each range is verified against the checksum that came with it.
+Implements tierkv.dmp.pool_node.PoolNode. Bytes move straight between the caller's buffers and the
+socket; each range is verified against the received checksum.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from tierkv.kvcore.location import Location
 T = TypeVar("T")
 _ITEMS: Final = limits.MAX_FRAME_ITEMS
 _SEAL_ITEMS: Final = 1_024
-"""A seal carries up to 2 KiB of checksums per block; this many stay under MAX_HEAD_BYTES."""
+"""A seal carries up to 2 KiB of checksums per block; this number of blocks stays under
+MAX_HEAD_BYTES."""
 
 _PROMOTE_ITEMS: Final = 256
-"""Blocks promoted by one frame; they may come from disk, one after the other."""
+"""Blocks promoted by one frame; the node may read all of them from disk, one after another."""
 
 _FRAME_BYTES: Final = 4 << 20
-"""Payload per frame (one block or range may be longer): several are in flight, so the node sends
-one while this side verifies another."""
+"""Payload per frame (a single block or range may be longer). Several frames are in flight, so the
+node sends one frame while this side verifies another."""
 
 _FRAME_RANGES: Final = 256
 
@@ -62,7 +63,7 @@ class TcpPoolNode(PoolNode):
 
     @property
     def peer(self) -> Peer:
-        """Whom it talks to, and as which client; further connections of the same client use it."""
+        """The peer, with the client id; further connections of the same client use this value."""
         return self._pool.peer
 
     @property
@@ -183,7 +184,7 @@ class TcpPoolNode(PoolNode):
             raise ChecksumError(f"{len(bad)} ranges from {self.node_id} have wrong checksums")
 
     def _read_one(self, read: RangeRead) -> None:
-        """Take the short way."""
+        """Read one range with the fewest calls."""
         location = self.mine(read.location)
         view = as_bytes(read.destination)
         ref = _ref(location, read.index, len(view))
@@ -209,7 +210,7 @@ class TcpPoolNode(PoolNode):
             read_bytes = 0
 
     def describe(self, keys: Sequence[BlockKey]) -> list[DescribedBlock | None]:
-        """Look blocks up whose layout is not known here."""
+        """Look up blocks whose layout the caller does not know."""
         answer: list[DescribedBlock | None] = []
         for part in _parts(keys, _ITEMS):
             reply = self._ask(FrameType.DESCRIBE, m.BlockLookup(part).pack())
@@ -219,7 +220,7 @@ class TcpPoolNode(PoolNode):
         return answer
 
     def suspect(self, refs: Sequence[RangeRef]) -> None:
-        """Ask the node to check ranges that look bad here, and to quarantine them if they are."""
+        """Ask the node to check ranges that look bad here, and to quarantine really bad slots."""
         self._ask(FrameType.SUSPECT, m.Ranges(refs).pack())
 
     def stats(self) -> PoolNodeStats:
@@ -227,7 +228,7 @@ class TcpPoolNode(PoolNode):
         return _trust(m.unpack_stats, reply)
 
     def answered(self) -> None:
-        """Use the node again, if it was left alone: someone has reached it."""
+        """Use a silent node again: another connection has reached the node."""
         self._pool.silence.answered()
 
     def close(self) -> None:
@@ -255,7 +256,7 @@ class TcpPoolNode(PoolNode):
 
 
 class BesideTcp(PoolNode):
-    """A PoolNode whose control messages go over TCP, and whose bytes go another way."""
+    """A PoolNode whose control messages use TCP, and whose bytes use another path."""
 
     def __init__(self, control: TcpPoolNode) -> None:
         self._control = control
@@ -308,7 +309,7 @@ def _ref(location: Location, index: int, size: int) -> Ref:
 
 
 def _trust(unpack: Callable[[bytearray], T], head: bytearray) -> T:
-    """Unpack a reply; a peer that answers nonsense is a failed transfer."""
+    """Unpack a reply; a malformed reply counts as a failed transfer."""
     try:
         return unpack(head)
     except RemoteProtocolError as error:
@@ -321,7 +322,7 @@ def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _by_bytes(sizes: Sequence[int]) -> Iterator[slice]:
-    """Cut a long list into frames of at most _FRAME_BYTES and _FRAME_RANGES."""
+    """Split a long list into frames of at most _FRAME_BYTES and _FRAME_RANGES."""
     start, total = 0, 0
     for i, size in enumerate(sizes):
         total += size

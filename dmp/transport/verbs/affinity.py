@@ -1,7 +1,7 @@
-"""How far RDMA devices are from memory and GPUs, as sysfs tells.
+"""Distances between RDMA devices, memory and GPUs, according to sysfs.
 
-Called by dmp/transport/verbs/fabric.py to choose rails. Reads small files and one system call;
-what can't be found out is None, and then every device is as near as any other.
+Called by dmp/transport/verbs/fabric.py to choose rails. Reads small files and makes one system
+call. An unknown place is None, and then all devices count as equally near.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ SYSFS: Final = Path("/sys")
 _GET_MEMPOLICY: Final = {"x86_64": 239, "aarch64": 236}
 _MPOL_F_NODE_ADDR: Final = 1 | 2
 _FAR: Final = 1 << 16
-"""Distance of things on different root complexes; more than any number of bridges."""
+"""Distance between different root complexes; more than any number of bridges."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumaPlace:
-    """Where a device or some memory sits.
+    """The place of a device or of memory in the machine.
 
     Attributes:
-        numa_node: its memory node; None where unknown or all are equal.
-        pci_path: the bridges above a device and itself, root first; empty for memory.
+        numa_node: memory node; None if unknown or if all nodes are equal.
+        pci_path: the bridges above a device and the device itself, root first; empty for memory.
     """
 
     numa_node: int | None = None
@@ -33,17 +33,17 @@ class NumaPlace:
 
 
 def device_place(name: str, sysfs: Path = SYSFS) -> NumaPlace:
-    """Return where an RDMA device sits; software devices sit nowhere."""
+    """Return the place of an RDMA device; software devices have no place."""
     return _place_of(sysfs / "class/infiniband" / name / "device", sysfs)
 
 
 def pci_place(address: str, sysfs: Path = SYSFS) -> NumaPlace:
-    """Return where a PCI device sits, for example a GPU at ``0000:3b:00.0``."""
+    """Return the place of a PCI device, for example of a GPU at ``0000:3b:00.0``."""
     return _place_of(sysfs / "bus/pci/devices" / address.lower(), sysfs)
 
 
 def memory_place(address: int, sysfs: Path = SYSFS) -> NumaPlace:
-    """Return where the page at an address sits; it must have been touched."""
+    """Return the place of the page at an address; the page must have been touched."""
     if len(list((sysfs / "devices/system/node").glob("node[0-9]*"))) < 2:
         return NumaPlace()
     number = _GET_MEMPOLICY.get(platform.machine())
@@ -63,9 +63,11 @@ def memory_place(address: int, sysfs: Path = SYSFS) -> NumaPlace:
 
 
 def distance(a: NumaPlace, b: NumaPlace) -> int:
-    """Return how far two places are: 0 is as near as can be told.
+    """Return the distance of two places; 0 is the smallest known distance.
 
-    Two PCI devices are as far as the bridges between them; otherwise another memory node is far.
+    The distance of two PCI devices under one root complex is the number of bridges between them;
+    under different root complexes it is _FAR or more. Otherwise only a different memory node
+    counts.
     """
     if a.pci_path and b.pci_path and a.pci_path[0] == b.pci_path[0]:
         shared = 0

@@ -1,8 +1,8 @@
 """The thin shell over pyverbs: devices, registered memory, reliable connections.
 
 The only file that imports pyverbs (versions 44 to 59, which differ in places); called by
-dmp/server/rdma_door.py and the dmp/transport/verbs*.py files. Where there is no RDMA it says so in
-words; every failure of the library is a TransportError.
+dmp/server/rdma_door.py and the dmp/transport/verbs*.py files. Where RDMA is unavailable, functions
+return a reason in words. Every failure of the library is a TransportError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TIMEOUT: Final = 17
 """4.096 us * 2**17: half a second before a packet is sent again."""
 
 _RETRIES: Final = 3
-"""About two seconds until a dead peer is noticed. Never 7: Soft-RoCE takes it for "no end"."""
+"""A dead peer is noticed after about two seconds. Never 7: Soft-RoCE treats 7 as "no end"."""
 
 _HOPS: Final = 64
 _STATUS: Final = {
@@ -45,7 +45,7 @@ _STATUS: Final = {
 
 
 class Access(Enum):
-    """Who may do what with registered memory."""
+    """Allowed access to registered memory."""
 
     LOCAL = 0
     READABLE = 1
@@ -61,16 +61,16 @@ class Op(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """An active port and the address it is reached at.
+    """An active port and the port's address.
 
     Attributes:
         device: name of the device.
         port: number of the port, from 1.
-        gid_index: which entry of its address table is ``gid``.
-        gid: RoCE v2 address of an IPv4 address, or an InfiniBand one.
+        gid_index: index of ``gid`` in the port's address table.
+        gid: RoCE v2 address of an IPv4 address, or an InfiniBand address.
         lid: InfiniBand local id; 0 on Ethernet.
         mtu: active MTU as ibv_mtu.
-        reads: RDMA READs at once.
+        reads: maximum number of concurrent RDMA READs.
     """
 
     device: str
@@ -84,7 +84,7 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The usable ports of this machine, or why there are none."""
+    """The usable ports of this machine, or the reason for having no ports."""
 
     ports: tuple[RdmaPort, ...]
     reason: str = ""
@@ -92,7 +92,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished work request; ``error`` is empty when it succeeded."""
+    """One finished work request; ``error`` is empty after a success."""
 
     number: int
     error: str
@@ -103,10 +103,10 @@ def discover(wanted: Sequence[str] = (), *, sysfs: Path = _SYSFS) -> Discovery:
 
     Args:
         wanted: device names; empty means all.
-        sysfs: where the kernel lists devices.
+        sysfs: folder in which the kernel lists devices.
 
     Returns:
-        the ports, in the order of their devices' names; where there are none, a reason. Never an
+        the ports, in the order of the devices' names; without ports, a reason. Never raises an
         exception.
     """
     names = sorted(path.name for path in sysfs.glob("*"))
@@ -132,12 +132,13 @@ def discover(wanted: Sequence[str] = (), *, sysfs: Path = _SYSFS) -> Discovery:
 
 
 class Region:
-    """Registered memory of one device; closing it makes its keys worthless.
+    """Registered memory of one device; closing a region invalidates the keys.
 
     Attributes:
-        base: what the device calls the first byte: its address, but for memory of other devices.
-        lkey: what our own work requests name it by.
-        rkey: what peers name it by.
+        base: the device's address of the first byte: the process address, but 0 for memory of
+            another device.
+        lkey: key for our own work requests.
+        rkey: key for the peers.
     """
 
     def __init__(self, region: Any, base: int) -> None:
@@ -147,7 +148,7 @@ class Region:
         self.rkey = int(region.rkey)
 
     def close(self) -> None:
-        """Deregister."""
+        """Deregister the memory."""
         with _translated("deregistering memory"):
             self._region.close()
 
@@ -156,7 +157,7 @@ class Device:
     """An opened device with a protection domain of its own.
 
     Attributes:
-        port: where it is reached.
+        port: port and address of the device.
     """
 
     def __init__(self, port: RdmaPort) -> None:
@@ -172,10 +173,10 @@ class Device:
         return self._context
 
     def register(self, address: int, size: int, access: Access) -> Region:
-        """Register memory of this process; its pages stay where they are until it is closed.
+        """Register memory of this process; the pages stay in place until the region is closed.
 
         Raises:
-            TransportError: the kernel refused, for example for its limit on locked memory.
+            TransportError: the kernel refused, for example because of the limit on locked memory.
         """
         verbs = _loaded()
         flags = _access_flags(verbs.enums, access)
@@ -183,12 +184,12 @@ class Device:
             return Region(verbs.mr.MR(self.domain, size, flags, address=address), address)
 
     def register_dmabuf(self, fd: int, size: int) -> Region:
-        """Register memory of another device, such as a GPU, that was exported as a dmabuf.
+        """Register memory of another device, for example a GPU, that was exported as a dmabuf.
 
-        pyverbs calls its first byte 0, whatever its address is elsewhere.
+        In pyverbs the first byte has address 0, whatever the address is elsewhere.
 
         Raises:
-            TransportError: the device or its driver can't reach such memory.
+            TransportError: the device or its driver can't reach the memory.
         """
         verbs = _loaded()
         flags = _access_flags(verbs.enums, Access.LOCAL)
@@ -196,24 +197,24 @@ class Device:
             return Region(verbs.mr.DmaBufMR(self.domain, size, flags, dmabuf=fd), 0)
 
     def close(self) -> None:
-        """Close the domain and the device; regions and queue pairs must be closed before."""
+        """Close the domain and the device; close regions and queue pairs before."""
         with _translated(f"closing {self.port.device}"):
             self.domain.close()
             self._context.close()
 
 
 class QueuePair:
-    """One end of a reliable connection and its completion queue; used by one thread at a time.
+    """One end of a reliable connection, with its completion queue; used by one thread at a time.
 
-    After any error it is of no more use: close it and make another.
+    After any error the queue pair is unusable: close the pair and make another.
     """
 
     def __init__(self, device: Device, *, depth: int, serves: bool) -> None:
         """Make a queue pair.
 
         Args:
-            device: on which device.
-            depth: most work requests in flight.
+            device: device of the queue pair.
+            depth: maximum number of work requests in flight.
             serves: whether the peer may read and write our registered memory.
         """
         verbs = _loaded()
@@ -238,12 +239,12 @@ class QueuePair:
 
     @property
     def address(self) -> QpAddress:
-        """What the peer needs to know."""
+        """The data that the peer needs to connect."""
         port = self._device.port
         return QpAddress(port.gid, port.lid, self._qp.qp_num, self._psn, port.mtu, port.reads)
 
     def connect(self, peer: QpAddress) -> None:
-        """Become ready to send to, and to serve, a peer.
+        """Connect to a peer, ready to send to and to serve the peer.
 
         Raises:
             TransportError: the peer can't be reached.
@@ -282,9 +283,9 @@ class QueuePair:
         """Start an operation.
 
         Args:
-            op: which.
-            number: comes back with its completion.
-            signalled: whether there is one even if it succeeds.
+            op: operation to start.
+            number: number that the completion returns.
+            signalled: whether a success also produces a completion.
             local: address and lkey.
             remote: address and rkey.
             size: bytes.
@@ -305,13 +306,13 @@ class QueuePair:
             self._qp.post_send(request)
 
     def poll(self, most: int = 16) -> list[Completion]:
-        """Return finished requests, oldest first; does not wait."""
+        """Return finished requests, oldest first, without waiting."""
         with _translated(f"polling {self._device.port.device}"):
             _, found = self._cq.poll(most)
             return [Completion(int(wc.wr_id), _status_text(int(wc.status))) for wc in found]
 
     def close(self) -> None:
-        """Destroy it: when this returns the device touches no memory on its behalf any more."""
+        """Destroy the pair; after the return the device touches no memory for this pair."""
         with _translated(f"closing a queue pair on {self._device.port.device}"):
             self._qp.close()
             self._cq.close()
@@ -319,7 +320,7 @@ class QueuePair:
 
 @functools.cache
 def _load() -> SimpleNamespace | str:
-    """Import pyverbs; the reason in words where it can't be."""
+    """Import pyverbs; return the reason in words if the import fails."""
     try:
         names = ("addr", "cq", "device", "mr", "pd", "pyverbs_error", "qp", "wr")
         parts = {name: importlib.import_module(f"pyverbs.{name}") for name in names}
@@ -341,7 +342,7 @@ def _loaded() -> SimpleNamespace:
 
 @contextlib.contextmanager
 def _translated(what: str) -> Iterator[None]:
-    """Turn what pyverbs raises into a TransportError."""
+    """Turn exceptions of pyverbs into a TransportError."""
     kind = _loaded().pyverbs_error.PyverbsError
     try:
         yield
@@ -368,7 +369,7 @@ def _ports_of(verbs: SimpleNamespace, name: str) -> list[RdmaPort]:
 
 
 def _choose_gid(enums: Any, context: Any, port: int, state: Any) -> tuple[int, str] | None:
-    """Return index and text of the address peers use: routable, RoCE v2 over IPv4."""
+    """Return index and text of the address for peers: routable, RoCE v2 over IPv4."""
     if state.link_layer == enums.IBV_LINK_LAYER_INFINIBAND:
         return 0, str(context.query_gid(port, 0))
     for entry in context.query_gid_table(_MAX_GIDS):

@@ -1,11 +1,11 @@
-"""This process's side of RDMA: its devices, opened once, and the memory registered with them.
+"""This process's side of RDMA: the devices, opened once, and the memory registered with them.
 
-Shared by the VerbsPoolNodes of a process, because registering memory is slow (it pins every page)
-and holds for all peers. Thread-safe.
+Shared by the VerbsPoolNodes of a process, because registration of memory is slow (every page is
+pinned) and holds for all peers. Thread-safe.
 
-GPU memory is registered as a dmabuf, the form in which Linux lends one device's memory to another.
-The CUDA driver is asked directly, because only compute/ may import torch; a process with GPU memory
-has a CUDA context already.
+GPU memory is registered as a dmabuf, the form in which Linux shares one device's memory with
+another device. This module calls the CUDA driver directly, because only compute/ may import torch;
+a process with GPU memory has a CUDA context already.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _DMA_BUF_FD: Final = 1
 
 @contextlib.contextmanager
 def exported_dmabuf(address: int, size: int) -> Iterator[int]:
-    """Give a file descriptor for a range of GPU memory; registrations outlive it.
+    """Yield a file descriptor for a range of GPU memory; registrations outlive the descriptor.
 
     Raises:
-        TransportError: there is no CUDA driver, or it exports no such range.
+        TransportError: no CUDA driver exists, or the driver does not export the range.
     """
     try:
         driver = ctypes.CDLL(_DRIVER)
@@ -66,18 +66,19 @@ def exported_dmabuf(address: int, size: int) -> Iterator[int]:
 
 
 _IDLE_BOUNCES: Final = 8
-"""Kept for the next call; more are only needed by more threads at once."""
+"""Number of bounce buffers kept for later calls; only a larger number of concurrent threads needs
+more."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalMemory:
-    """Memory all our devices may read and write.
+    """Memory that all our devices may read and write.
 
     Attributes:
-        start: its first address.
-        size: bytes.
-        place: where it sits.
-        regions: its registration with each device of the fabric, in their order.
+        start: address of the first byte.
+        size: number of bytes.
+        place: place in the machine.
+        regions: the registration with each device of the fabric, in the order of the devices.
         owner: keeps the memory alive.
     """
 
@@ -88,16 +89,16 @@ class LocalMemory:
     owner: object
 
     def holds(self, address: int, size: int) -> bool:
-        """Say whether a range lies inside."""
+        """Return True if a range lies inside."""
         return self.start <= address and address + size <= self.start + self.size
 
     def local_end(self, device: int, address: int) -> tuple[int, int]:
-        """Return what one of the devices calls an address inside, and the key to it."""
+        """Return a device's address for an address inside, and the device's key."""
         region = self.regions[device]
         return region.base + address - self.start, region.lkey
 
     def close(self) -> None:
-        """Deregister; no work request may use it any more."""
+        """Deregister the memory; no work request may use it any more."""
         for region in self.regions:
             region.close()
 
@@ -106,14 +107,14 @@ class Bounce:
     """Registered memory of our own, through which unregistered memory is moved.
 
     Attributes:
-        view: its bytes.
-        memory: its registration.
+        view: bytes of the buffer.
+        memory: registration of the buffer.
     """
 
     def __init__(self, fabric: Fabric, size: int) -> None:
         self._map = mmap.mmap(-1, size)
         self.view = memoryview(self._map)
-        self.view[:: mmap.PAGESIZE] = bytes(len(self.view[:: mmap.PAGESIZE]))  # A place to sit.
+        self.view[:: mmap.PAGESIZE] = bytes(len(self.view[:: mmap.PAGESIZE]))  # Gets pages.
         try:
             self.memory = fabric.register_own(self.view)
         except TransportError:
@@ -134,7 +135,7 @@ class Fabric:
 
     Attributes:
         ports: in the order of ``devices``.
-        devices: opened.
+        devices: the opened devices.
     """
 
     def __init__(self, ports: Sequence[RdmaPort]) -> None:
@@ -156,7 +157,7 @@ class Fabric:
         self._bounces: list[Bounce] = []
 
     def register(self, memory: memoryview) -> None:
-        """Register a caller's memory for good; a range that is registered already costs nothing.
+        """Register a caller's memory for good; an already registered range costs nothing.
 
         Raises:
             TransportError: a device refused.
@@ -167,18 +168,18 @@ class Fabric:
                 self._keep(self.register_own(memory))
 
     def register_gpu(self, address: int, size: int, *, pci_address: str) -> None:
-        """Register memory of a GPU for good, so that bytes land in it without passing the host.
+        """Register memory of a GPU for good, so bytes reach the GPU without a copy on the host.
 
-        Rails are chosen by their distance to the GPU. Never run so far: it takes a device whose
+        Rails are chosen by their distance to the GPU. Never run so far: requires a device whose
         driver maps dmabufs (mlx5 does, Soft-RoCE does not).
 
         Args:
             address: device address; page-aligned, as is ``size``.
             size: bytes.
-            pci_address: of the GPU, for example ``0000:3b:00.0``.
+            pci_address: PCI address of the GPU, for example ``0000:3b:00.0``.
 
         Raises:
-            TransportError: the GPU exports no such memory, or a device can't reach it.
+            TransportError: the GPU does not export the memory, or a device can't reach it.
         """
         with self._lock, exported_dmabuf(address, size) as fd:
             if self._find(address, size) is None:
@@ -186,13 +187,13 @@ class Fabric:
                 self._keep(LocalMemory(address, size, pci_place(pci_address), regions, None))
 
     def register_own(self, memory: memoryview) -> LocalMemory:
-        """Register memory that its owner will deregister."""
+        """Register memory whose owner will deregister it."""
         address, size = address_of(memory), memory.nbytes
         regions = _on_all(self.devices, lambda d: d.register(address, size, Access.LOCAL))
         return LocalMemory(address, size, memory_place(address), regions, memory)
 
     def find(self, address: int, size: int) -> LocalMemory | None:
-        """Return the registered memory a range lies in."""
+        """Return the registered memory that contains a range."""
         with self._lock:
             return self._find(address, size)
 
@@ -201,7 +202,7 @@ class Fabric:
         """Lend registered memory of our own.
 
         Raises:
-            TransportError: none could be registered.
+            TransportError: no memory could be registered.
         """
         bounce = self._idle_bounce(size) or Bounce(self, size)
         try:
@@ -222,11 +223,11 @@ class Fabric:
         return None
 
     def distances(self, place: NumaPlace) -> list[int]:
-        """Return how far each device is from a place."""
+        """Return the distance of each device from a place."""
         return [distance(device, place) for device in self.places]
 
     def close(self) -> None:
-        """Deregister everything and close the devices; queue pairs must be closed before."""
+        """Deregister all memory and close the devices; close queue pairs before."""
         with self._lock:
             memories, self._memories, self._starts = self._memories, [], []
             bounces, self._bounces = self._bounces, []
@@ -243,7 +244,7 @@ class Fabric:
         self._memories.insert(at, entry)
 
     def _find(self, address: int, size: int) -> LocalMemory | None:
-        # Registered ranges may overlap, so the nearest start is not always the one.
+        # Registered ranges may overlap, so the nearest start may belong to a shorter range.
         for at in range(bisect.bisect(self._starts, address) - 1, -1, -1):
             if self._memories[at].holds(address, size):
                 return self._memories[at]
@@ -251,7 +252,7 @@ class Fabric:
 
 
 def _on_all(devices: Sequence[Device], register: Callable[[Device], Region]) -> tuple[Region, ...]:
-    """Register something with every device, or with none."""
+    """Register memory with every device, or with none."""
     regions: list[Region] = []
     try:
         for device in devices:
@@ -265,9 +266,9 @@ def _on_all(devices: Sequence[Device], register: Callable[[Device], Region]) -> 
 
 @functools.cache
 def local_fabric(names: tuple[str, ...] = ()) -> Fabric | str:
-    """Return this process's fabric, opened at the first call; or why there is no RDMA.
+    """Return this process's fabric, opened at the first call, or why RDMA is unavailable.
 
-    It lives as long as the process, as do its devices.
+    The fabric and its devices live as long as the process.
 
     Args:
         names: devices to use; empty means all.
@@ -282,7 +283,7 @@ def local_fabric(names: tuple[str, ...] = ()) -> Fabric | str:
 
 
 def address_of(view: memoryview) -> int:
-    """Return the address of a buffer's first byte; works for read-only ones too."""
+    """Return the address of a buffer's first byte; also works for read-only buffers."""
     if view.nbytes == 0:
         return 0
     data: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]

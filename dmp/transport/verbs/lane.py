@@ -1,11 +1,11 @@
-"""What one thread needs to move bytes to and from a DMP node: a link per rail and a bounce buffer.
+"""A lane moves bytes of one thread to and from a DMP node: a link per rail and a bounce buffer.
 
-Called by dmp/transport/verbs/node.py, one thread per lane at a time; as many threads as there are
-lanes transfer at once, others wait. Work of a failed link goes to the others; a link is never used
-again after an error, because its queue pair can't be.
+Called by dmp/transport/verbs/node.py. A lane serves one thread at a time, so as many threads as
+lanes transfer at once, and other threads wait. Jobs of a failed link move to the other links. After
+an error a link is never used again, because its queue pair is unusable.
 
-Lanes keep their connections. The bounce buffer is lent to a call from those all nodes share, so
-that memory grows with threads and not with nodes.
+Lanes keep their connections. Each call borrows a bounce buffer from a stock that all nodes share,
+so memory grows with threads and not with nodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from tierkv.kvcore.errors import CacheError, StaleEpochError, TransportError
 from tierkv.kvcore.ids import Incarnation
 
 _TRIES = 2
-"""Failures of one rail that end its part in a call: the first may be a link that died unseen."""
+"""Failures of a rail within a call after which the call gives up the rail: the first failure may be
+a link that died unseen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ class VerbsSettings:
     """How a client moves bytes over RDMA.
 
     Attributes:
-        lanes: threads that transfer at once; each has a queue pair per rail.
+        lanes: number of threads that transfer at once; each has a queue pair per rail.
         bounce_bytes: registered memory per call for buffers that are not registered themselves.
-        chunk_bytes: longest work request; rails share a transfer in such steps.
+        chunk_bytes: longest work request; rails share a transfer in chunks of this size.
         stripe_bytes: smaller transfers stay on one rail.
         wait_s: how long a call waits for a free lane.
-        link: about one queue pair.
+        link: settings of one queue pair.
     """
 
     lanes: int = 4
@@ -60,13 +61,13 @@ class VerbsSettings:
 
 @dataclass(frozen=True, slots=True)
 class MemorySpan:
-    """Caller's bytes and where they are in the segment.
+    """The caller's bytes and their offset in the segment.
 
     Attributes:
-        local: their address.
-        size: how many.
+        local: address of the bytes.
+        size: number of bytes.
         at: offset in the segment file.
-        view: them, if the processor can reach them; None for a GPU's.
+        view: the bytes, if the processor can reach them; None for GPU memory.
     """
 
     local: int
@@ -77,7 +78,7 @@ class MemorySpan:
 
 @dataclass(slots=True)
 class Wave:
-    """Jobs that run together, and the copies between bounce buffer and caller around them.
+    """Jobs that run together, and the related copies between bounce buffer and caller.
 
     Attributes:
         jobs: work requests.
@@ -105,10 +106,10 @@ class VerbsLane:
         self._room = room
 
     def link(self, incarnation: Incarnation) -> RailLink:
-        """Return any link to that life of the node.
+        """Return any link to an incarnation of the node.
 
         Raises:
-            StaleEpochError: the node lives another one.
+            StaleEpochError: the node is in another incarnation.
             NoRailError: no rail works.
             CacheError: the node does not answer.
         """
@@ -117,10 +118,11 @@ class VerbsLane:
     def move(
         self, op: Op, jobs: Sequence[TransferJob], incarnation: Incarnation, clock: Clock
     ) -> None:
-        """Do all jobs, on whatever rails work.
+        """Do all jobs on any working rails.
 
         Raises:
-            StaleEpochError, NoRailError, CacheError: as ``link``; some jobs may have been done.
+            StaleEpochError, NoRailError, CacheError: as ``link``; part of the jobs may have been
+                done.
         """
         failures: Counter[Rail] = Counter()
         left = list(jobs)
@@ -133,7 +135,7 @@ class VerbsLane:
             try:
                 failed = run_jobs(op, shares, clock)
             except BaseException:
-                self._drop_all()  # Nothing may land in memory the caller has back.
+                self._drop_all()  # No bytes may land in memory that the caller uses again.
                 raise
             rails = {link: rail for rail, link in links}
             for link, _ in shares:
@@ -144,13 +146,13 @@ class VerbsLane:
             left = [job for link, share in shares if link in failed for job in share]
 
     def waves(self, spans: Sequence[MemorySpan]) -> list[Wave]:
-        """Plan the transfer of caller's bytes to or from offsets in the segment.
+        """Plan the transfer between the caller's bytes and offsets in the segment.
 
-        Registered memory is used where it is; the rest goes through the bounce buffer, as many
-        waves as that takes.
+        Registered memory is used in place; other memory goes through the bounce buffer, in as many
+        waves as necessary.
 
         Raises:
-            TransportError: bytes without a view of their own are not registered.
+            TransportError: bytes without a view are not registered.
         """
         waves = [Wave()]
         start = used = self._room
@@ -178,7 +180,7 @@ class VerbsLane:
         return waves
 
     def own_jobs(self, pieces: Sequence[Piece]) -> list[TransferJob]:
-        """Make jobs of pieces that lie in the bounce buffer."""
+        """Make jobs of pieces in the bounce buffer."""
         return [TransferJob(piece, self.bounce.memory) for piece in join(pieces)]
 
     def close(self) -> None:
@@ -202,7 +204,7 @@ class VerbsLane:
         link = self._links.get(rail)
         if link is not None and not (
             link.is_alive and link.accept.incarnation >= incarnation
-        ):  # The node stopped, or has started again since.
+        ):  # The node stopped or restarted.
             self._drop(rail)
             link = None
         if link is None:
@@ -238,13 +240,13 @@ class VerbsLane:
 
 
 def copy_out(wave: Wave) -> None:
-    """Bring what was read to the callers."""
+    """Copy the read bytes from the bounce buffer to the caller."""
     for part, view in wave.copies:
         copy_bytes(view, part)
 
 
 def copy_in(wave: Wave) -> None:
-    """Bring what will be written into the bounce buffer."""
+    """Copy the bytes to write from the caller into the bounce buffer."""
     for part, view in wave.copies:
         copy_bytes(part, view)
 
@@ -263,10 +265,10 @@ class LanePool:
 
     @contextmanager
     def one(self) -> Iterator[VerbsLane]:
-        """Give a lane of one's own.
+        """Lend an exclusive lane.
 
         Raises:
-            NoRailError: none became free in time, or no memory could be registered.
+            NoRailError: no lane became free in time, or no memory could be registered.
             TransportError: the pool is closed.
         """
         lane = self._take()
@@ -284,7 +286,7 @@ class LanePool:
                 lane.close()
 
     def close(self) -> None:
-        """Close idle lanes now, and busy ones when they are given back."""
+        """Close idle lanes now, and busy lanes when they are returned."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -1,11 +1,11 @@
-"""One reliable connection to a DMP node over one rail, and the posting of work on several of them.
+"""A reliable connection to a DMP node over a rail, and the posting of work on several links.
 
 Called by dmp/transport/verbs/lane.py, always from one thread per link. pyverbs never releases the
-interpreter lock, so waiting is polling with short sleeps in the calling thread: a blocking wait
-would stop the whole process, and a thread per rail would only add switches.
+interpreter lock, so a thread waits by polling with short sleeps: a blocking wait would stop the
+whole process, and a thread per rail would only add context switches.
 
-Requests of one queue pair complete in order, so one completion stands for all requests before it:
-every n-th is signalled, and the last (SendWindow).
+Requests of a queue pair complete in order, so a completion covers all earlier requests. Only every
+n-th request and the last request are signalled (SendWindow).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SendWindow:
     """Progress of one list of work requests; their numbers are [0, total).
 
     Attributes:
-        total: how many there are.
-        depth: most in flight; at least ``signal_every``, or nothing would ever complete.
+        total: number of requests.
+        depth: maximum in flight; at least ``signal_every``, or no request would ever complete.
         signal_every: distance of signalled requests.
         posted: requests [0, posted) were posted.
         completed: requests [0, completed) are done.
@@ -50,23 +50,23 @@ class SendWindow:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all are done."""
+        """Whether all requests are done."""
         return self.completed == self.total
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may be posted."""
+        """Whether one more request may be posted."""
         return self.posted < self.total and self.posted - self.completed < self.depth
 
     def post(self) -> tuple[int, bool]:
-        """Take the next request: its number, and whether it is signalled."""
+        """Take the next request; return its number, and whether the request is signalled."""
         assert self.has_room
         number = self.posted
         self.posted += 1
         return number, self.posted == self.total or self.posted % self.signal_every == 0
 
     def complete(self, number: int) -> None:
-        """Note a completion: that request and all before it are done."""
+        """Note a completion: the request and all before it are done."""
         assert self.completed <= number < self.posted, (number, self.completed, self.posted)
         self.completed = number + 1
 
@@ -74,7 +74,7 @@ class SendWindow:
 T = TypeVar("T")
 
 _EAGER_POLLS: Final = 64
-"""Polls before the first sleep: a small transfer on a fast network ends meanwhile."""
+"""Polls before the first sleep: a small transfer on a fast network ends within these polls."""
 
 _FIRST_SLEEP_S: Final = 20e-6
 _LONGEST_SLEEP_S: Final = 1e-3
@@ -82,11 +82,11 @@ _LONGEST_SLEEP_S: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """How much goes over one queue pair at once, and how patiently.
+    """Limits of one queue pair.
 
     Attributes:
-        depth: most work requests in flight.
-        signal_every: distance of those that ask for a completion.
+        depth: maximum number of work requests in flight.
+        signal_every: distance of requests that ask for a completion.
         stall_timeout_s: longest time without any completion.
     """
 
@@ -100,10 +100,10 @@ class NodeAwayError(TransportError):
 
 
 class RailLink:
-    """A queue pair, and the control connection whose end is its own.
+    """A queue pair and its control connection, which end together.
 
     Attributes:
-        accept: what the node said of itself and of its memory.
+        accept: the node's description of itself and of its memory.
         rail: index of our device in the fabric.
     """
 
@@ -114,7 +114,7 @@ class RailLink:
 
         Raises:
             NodeAwayError: the node does not answer.
-            CacheError: it refuses, or the rail does not work.
+            CacheError: the node refuses, or the rail does not work.
         """
         self.rail = rail
         self.settings = settings
@@ -136,11 +136,11 @@ class RailLink:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the node still holds its end; a node that stopped is noticed at once."""
+        """Whether the node still holds its end; a stop of the node is noticed at once."""
         return self._control.is_open
 
     def post(self, op: Op, piece: Piece, memory: LocalMemory, *, number: int, last: bool) -> None:
-        """Start one piece; ``last`` of a group asks for a completion."""
+        """Start one piece; the ``last`` piece of a group asks for a completion."""
         self._pair.post(
             op,
             number=number,
@@ -151,10 +151,10 @@ class RailLink:
         )
 
     def completed(self) -> int:
-        """Return the number of the last finished request, -1 where none finished since last time.
+        """Return the number of the last finished request; -1 if none finished since the last call.
 
         Raises:
-            TransportError: one failed; the link is of no more use.
+            TransportError: a request failed; the link is unusable.
         """
         last = -1
         for done in self._pair.poll():
@@ -164,7 +164,7 @@ class RailLink:
         return last
 
     def close(self) -> None:
-        """End both; when this returns nothing is read or written on its behalf any more."""
+        """End both; after the return no byte is read or written for this link any more."""
         with suppress(TransportError):
             self._pair.close()
         self._control.close()
@@ -181,7 +181,7 @@ def ask_offer(peer: Peer) -> m.RdmaOffer:
     """Ask a node for its RDMA ports.
 
     Raises:
-        CacheError: it can't be reached, or knows nothing of RDMA.
+        CacheError: the node can't be reached, or does not know RDMA.
     """
     connection = PeerConnection(peer)
     try:
@@ -192,7 +192,7 @@ def ask_offer(peer: Peer) -> m.RdmaOffer:
 
 @dataclass(frozen=True, slots=True)
 class TransferJob:
-    """A piece, and the registered memory its local end lies in."""
+    """A piece, and the registered memory of its local end."""
 
     piece: Piece
     memory: LocalMemory
@@ -201,11 +201,11 @@ class TransferJob:
 def run_jobs(
     op: Op, shares: Sequence[tuple[RailLink, Sequence[TransferJob]]], clock: Clock
 ) -> dict[RailLink, TransportError]:
-    """Do all jobs on all links at once; each link has many in flight.
+    """Do all jobs on all links at once; each link has several jobs in flight.
 
     Returns:
-        the links that failed and why; their jobs may or may not have been done. The links must be
-        closed before the memory is used again.
+        the failed links with the error of each; their jobs may or may not have been done. The
+        caller must close these links before reusing the memory.
     """
     runs = [_Run(link, jobs, clock.now()) for link, jobs in shares]
     failed: dict[RailLink, TransportError] = {}
@@ -234,7 +234,7 @@ class _Run:
         self._moved_at = now
 
     def step(self, op: Op, now: float) -> bool:
-        """Post what has room and note what is done; answers whether anything happened."""
+        """Post requests up to the limit and note completions; return True on any progress."""
         before = self.window.posted
         while self.window.has_room:
             number, last = self.window.post()
@@ -252,7 +252,7 @@ class _Run:
 
 
 def _pause(idle: int) -> float:
-    """Return how long to sleep after so many polls in vain; 0 lets other threads run."""
+    """Return how long to sleep after ``idle`` polls in vain; 0 lets other threads run."""
     if idle <= _EAGER_POLLS:
         return 0.0
     doublings = min(idle - _EAGER_POLLS, 10) - 1

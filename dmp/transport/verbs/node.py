@@ -1,7 +1,7 @@
 """A DMP node reached over one-sided RDMA (tier L3): bytes by READ and WRITE, control over TCP.
 
-Implements tierkv.dmp.pool_node.PoolNode. The node's processor has no part in a transfer; a reader
-checks header and checksum after the bytes have arrived. Where no rail works, a call goes over TCP.
+Implements tierkv.dmp.pool_node.PoolNode. The node's processor takes no part in a transfer; a reader
+checks header and checksum after the bytes have arrived. If no rail works, a call uses TCP.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ _WORDS: Final = -(-(_INCARNATION_AT + 8) // PAGE) * PAGE
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """One range of one block, and the memory its bytes go to.
+    """A range of a block, and the destination memory.
 
     Attributes:
-        location: the block's slot.
-        index: which range.
+        location: slot of the block.
+        index: number of the range.
         local: address of the memory.
-        size: the range's bytes.
-        view: the same memory, if the processor can reach it; else it must be registered.
+        size: number of bytes of the range.
+        view: the same memory, if the processor can reach it; otherwise the memory must be
+            registered.
     """
 
     location: Location
@@ -72,13 +73,14 @@ class Landing:
 class VerbsPoolNode(BesideTcp):
     """PoolNode over RDMA.
 
-    A read is two steps: payload and checksums first, then the slots' headers and the node's
-    incarnation. A header read after the bytes proves that they were the block's: a slot's
-    generation grows before anybody may write to it again. A write that comes too late, into a slot
-    that was given to somebody else, is found by that block's readers: checksums are the writer's.
+    A read has two steps: first payload and checksums, then the slots' headers and the node's
+    incarnation. A header read after the bytes proves that the bytes belong to the block: a slot's
+    generation grows before any writer may write to the slot again. A late write into the slot of
+    another block is found by the other block's readers, because the stored checksums come from the
+    block's writer.
 
     Attributes:
-        board: the RDMA ports of both sides, as far as they are known.
+        board: the RDMA ports of both sides, as far as known.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class VerbsPoolNode(BesideTcp):
     def reserve(
         self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
-        self._report_reads()  # Before it may evict, the node learns what was read.
+        self._report_reads()  # The reservation may evict blocks.
         return self._control.reserve(puts, deadline_s=deadline_s)
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
@@ -172,15 +174,16 @@ class VerbsPoolNode(BesideTcp):
             raise ChecksumError(f"{len(bad)} ranges from {self.node_id} have wrong checksums")
 
     def land(self, targets: Sequence[Landing]) -> list[int]:
-        """Bring ranges into registered memory the processor may not reach, such as a GPU's.
+        """Read ranges into registered memory outside the processor's reach, for example a GPU's.
 
-        Headers are checked as by ``read_ranges``; checksums can't be, without the bytes.
+        Headers are checked as by ``read_ranges``. Checksums can't be checked without the bytes.
 
         Returns:
-            the xxh3_64 each range must have, for the caller to verify where the bytes are.
+            the expected xxh3_64 of each range, for the caller to verify at the destination.
 
         Raises:
-            CacheError: as ``read_ranges``; NoRailError where no rail works, for TCP can't do it.
+            CacheError: as ``read_ranges``; NoRailError if no rail works, because TCP cannot replace
+                RDMA here.
         """
         sums: list[int] = []
         for part in _parts(targets):
@@ -216,7 +219,7 @@ class VerbsPoolNode(BesideTcp):
         spans: Sequence[RangeSpan],
         incarnation: Incarnation,
     ) -> None:
-        """Read the slots' headers, after the bytes, and check that the bytes were the blocks'."""
+        """Read the slots' headers, after the bytes, and check that the bytes are the blocks'."""
         headers = list(dict.fromkeys(span.header_at for span in spans))
         steps = {at: _STAMPS_AT + _STAMP_STEP * i for i, at in enumerate(headers)}
         base = lane.bounce.memory.start
@@ -232,7 +235,7 @@ class VerbsPoolNode(BesideTcp):
             check_stamp(target.location, stamp, range_bytes=target.size)
 
     def register(self, memory: memoryview) -> None:
-        # A hint: what can't be registered goes through bounce buffers.
+        # A hint: memory that can't be registered goes through bounce buffers.
         with contextlib.suppress(TransportError):
             self._fabric.register(memory)
 
@@ -246,7 +249,7 @@ class VerbsPoolNode(BesideTcp):
 
     def _note(self, locations: Sequence[Location], size: int) -> None:
         if self._log.note(locations, size):
-            with contextlib.suppress(TransportError):  # What was read stays read.
+            with contextlib.suppress(TransportError):  # The read itself succeeded.
                 self._report_reads()
 
     def _report_reads(self) -> None:
@@ -261,9 +264,9 @@ def open_verbs_node(
     devices: Sequence[str] = (),
     settings: VerbsSettings | None = None,
 ) -> VerbsPoolNode | str:
-    """Return a PoolNode over RDMA, or why there can't be one; asks the node.
+    """Return a PoolNode over RDMA, or why RDMA is impossible; asks the node.
 
-    A node that does not answer is given the benefit of the doubt: it is asked again later.
+    A silent node does not count as a refusal: the PoolNode asks the node again later.
 
     Args:
         control: reaches the node over TCP; closed by the PoolNode.
@@ -289,7 +292,7 @@ def _span_of(shape: g.Geometry, target: Landing) -> RangeSpan:
 
 
 def _common_life(locations: Sequence[Location]) -> Incarnation:
-    """Return the youngest incarnation of some references; older ones can't be valid beside it."""
+    """Return the common incarnation of references; an older one is stale: StaleEpochError."""
     youngest = max(location.incarnation for location in locations)
     for location in locations:
         if location.incarnation != youngest:

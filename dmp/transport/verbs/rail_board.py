@@ -1,7 +1,7 @@
-"""The rails to one DMP node, as all threads that use it see them.
+"""The rails to a DMP node, shared by all threads.
 
-Called by dmp/transport/verbs/lane.py. Asks the node once which ports it has, keeps the health of
-each rail, and says whether RDMA is in use, and why not.
+Called by dmp/transport/verbs/lane.py and dmp/transport/verbs/node.py. Asks the node once for its
+ports, tracks the health of each rail, and tells whether RDMA is in use, and if not, why.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tierkv.kvcore.errors import CacheError, TransportError
 
 log = logging.getLogger(__name__)
 OFFER_RETRY_S: Final = 30.0
-"""How long a node's answer is believed while no rail works."""
+"""How long a node's answer counts while no rail works."""
 
 
 class NoRailError(TransportError):
@@ -31,12 +31,12 @@ class NoRailError(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """A local port and the port of the node it speaks to.
+    """A local port, paired with a port of the node.
 
     Attributes:
         local: index of our device in the fabric.
         remote: name of the node's device.
-        name: for people.
+        name: human-readable name.
     """
 
     local: int
@@ -63,7 +63,7 @@ class RailBoard:
         self._told = ""
 
     def ask(self) -> str:
-        """Ask the node for its ports if that is due; answers why there is no rail, or nothing."""
+        """Ask the node for its ports if due; return why no rail exists, or an empty string."""
         with self._lock:
             now = self._clock.now()
             is_up = any(health.is_usable(now) for health in self._health.values())
@@ -85,7 +85,7 @@ class RailBoard:
         with self._lock:
             self._refusal = ""
             self._ask_again_at = self._clock.now() + OFFER_RETRY_S
-            # Asked again, the node may have other ports; those it kept keep their history.
+            # The node may have other ports now; kept ports keep their history.
             self._health = {rail: self._health.get(rail) or RailHealth() for rail in rails}
         return ""
 
@@ -96,10 +96,10 @@ class RailBoard:
         return reason
 
     def usable(self, place: NumaPlace, *, without: Collection[Rail] = ()) -> list[Rail]:
-        """Return the nearest rails to a place that may be used now.
+        """Return the usable rails nearest to a place.
 
         Raises:
-            NoRailError: there is none.
+            NoRailError: no rail is usable.
         """
         refusal = self.ask()
         if refusal:
@@ -113,13 +113,13 @@ class RailBoard:
         return nearest(rails, [far[rail.local] for rail in rails])
 
     def succeeded(self, rail: Rail) -> None:
-        """Note a transfer."""
+        """Note a successful transfer."""
         with self._lock:
             if rail in self._health:
                 self._health[rail].succeeded(self._clock.now())
 
     def failed(self, rail: Rail, error: CacheError) -> None:
-        """Note an error; tells once when the rail is given up for a while."""
+        """Note an error; log once when the rail trips."""
         with self._lock:
             health = self._health.get(rail)
             if health is None:
@@ -133,7 +133,7 @@ class RailBoard:
             )
 
     def note_path(self, reason: str = "") -> None:
-        """Note how a transfer went: over rails, or over TCP for a reason; tells changes."""
+        """Note the path of a transfer: rails, or TCP for a reason; log changes."""
         with self._lock:
             told, self._told = self._told, reason
         if reason and not told:
@@ -142,7 +142,7 @@ class RailBoard:
             log.info("dmp %s: bytes go over RDMA again", self.peer.node_id)
 
     def why_tcp(self) -> str:
-        """Return why bytes go over TCP now; empty while they go over RDMA."""
+        """Return why bytes go over TCP now; empty while bytes go over RDMA."""
         with self._lock:
             now = self._clock.now()
             if self._health and not any(h.is_usable(now) for h in self._health.values()):
@@ -150,7 +150,7 @@ class RailBoard:
             return self._told or self._refusal
 
     def describe(self) -> str:
-        """Name the rails, and what is wrong with any of them."""
+        """Return the names of the rails, with the fault of each rail that is down."""
         with self._lock:
             now = self._clock.now()
             parts = [

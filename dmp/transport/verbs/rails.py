@@ -1,8 +1,8 @@
-"""Which RDMA rails to a node may be used now, and what each of them carries.
+"""Health of the RDMA rails to a node, and the distribution of work over rails.
 
 A rail is a local port paired with a port of the node. Pure: no sockets, clock or pyverbs; called by
-dmp/transport/verbs/lane.py with the time. Like a circuit breaker: a rail that fails often is left
-alone for a while, then tried again.
+dmp/transport/verbs/lane.py and dmp/transport/verbs/rail_board.py, which pass the time. RailHealth
+is a circuit breaker: a rail that fails often gets no traffic for a while, then a trial.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_COOLDOWN_S: Final = 300.0
 
 @dataclass(slots=True)
 class RailHealth:
-    """Errors of one rail and what follows from them.
+    """Errors of one rail and the state of its circuit breaker.
 
     Attributes:
         errors: times of recent errors, oldest first.
-        tripped_until: no traffic before that time.
-        cooldown_s: how long the last trip lasted; doubles with each one in a row; 0 when healthy.
-        reason: the last error, for people.
+        tripped_until: no traffic before this time.
+        cooldown_s: duration of the last trip; doubles with each consecutive trip; 0 when healthy.
+        reason: the last error, human-readable.
     """
 
     errors: list[float] = field(default_factory=list)
@@ -38,22 +38,22 @@ class RailHealth:
     reason: str = ""
 
     def is_usable(self, now: float) -> bool:
-        """Say whether traffic may go this way."""
+        """Return True if the rail may carry traffic."""
         return now >= self.tripped_until
 
     def is_on_trial(self, now: float) -> bool:
-        """Say whether it was tripped and has not proved itself since."""
+        """Return True if the rail was tripped and has not succeeded since."""
         return self.cooldown_s > 0.0 and self.is_usable(now)
 
     def succeeded(self, now: float) -> None:
-        """Note a transfer; the first one after a trip ends the trial."""
+        """Note a successful transfer; the first success after a trip ends the trial."""
         if self.is_on_trial(now):
             self.errors.clear()
             self.cooldown_s = 0.0
             self.reason = ""
 
     def failed(self, now: float, reason: str) -> bool:
-        """Note an error; answers whether it tripped the rail."""
+        """Note an error; return True if the error trips the rail."""
         self.reason = reason
         self.errors = [at for at in self.errors if now - at < TRIP_WINDOW_S] + [now]
         if not self.is_on_trial(now) and len(self.errors) < TRIP_ERRORS:
@@ -88,7 +88,7 @@ def cut(piece: Piece, limit: int) -> list[Piece]:
 
 
 def join(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join pieces that follow each other here and there: one request instead of several."""
+    """Join pieces that are adjacent on both sides, to save requests."""
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None
@@ -103,9 +103,9 @@ def join(pieces: Sequence[Piece]) -> list[Piece]:
 def share_out(
     items: Sequence[T], sizes: Sequence[int], rails: Sequence[R]
 ) -> list[tuple[R, list[T]]]:
-    """Give every item to the rail with the fewest bytes so far; rails left without are left out.
+    """Give every item to the rail with the fewest bytes so far; omit rails without items.
 
-    Order within a rail is the order given, so neighbours in memory stay neighbours on the wire.
+    A rail keeps the order of its items, so neighbours in memory stay neighbours on the wire.
     """
     shares: list[list[T]] = [[] for _ in rails]
     loads = [0] * len(rails)
@@ -117,16 +117,17 @@ def share_out(
 
 
 def nearest(rails: Sequence[R], distances: Sequence[int]) -> list[R]:
-    """Return the rails at the least distance: all of them where nothing is known."""
+    """Return the rails at the least distance: all rails if no distance is known."""
     least = min(distances, default=0)
     return [rail for rail, distance in zip(rails, distances, strict=True) if distance == least]
 
 
 def pair_ports(local: Sequence[str], remote: Sequence[str]) -> list[tuple[int, int]]:
-    """Pair our ports with the node's, one to one: those whose addresses have most bits in common.
+    """Pair our ports with the node's, each at most once, by the longest common address prefix.
 
-    Networks for RDMA have a plane per port, each its own subnet, so ports of one plane find each
-    other. Where one side has more, the rest stay unused: the other side's ports are the bottleneck.
+    Networks for RDMA have a plane per port, each plane with a subnet of its own, so ports of one
+    plane find each other. If one side has more ports, the extra ports stay unused: the other side's
+    ports are the bottleneck.
 
     Args:
         local: GIDs of our ports.
