@@ -1,8 +1,8 @@
-"""A Pool for asyncio: the same verbs as coroutines.
+"""A Pool for asyncio: the same methods as coroutines.
 
-Transports block, so each call runs in one of a few threads. A cancelled call that was lent memory
-(put, get_into) ends only when no thread touches that memory any more, which takes at most the
-pool's timeouts; every other cancelled call ends at once and its answer is dropped.
+Transports block, so each call runs in a thread of a small pool. A cancelled call with memory of the
+caller (put, get_into) ends only when no thread touches the memory any more, which takes at most the
+pool's timeouts. Every other cancelled call ends at once, and its result is dropped.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tierkv.dmp.client.values import Key, PoolStats, Value
 
 T = TypeVar("T")
 THREADS: Final = 8
-"""Calls in flight; more wait their turn. Transfers release the interpreter lock."""
+"""Number of concurrent calls; further calls wait. Transfers release the interpreter lock."""
 
 
 class AsyncPool:
-    """A Pool behind a few threads; ``pool`` is the blocking one, shared freely with threads."""
+    """A Pool behind a few threads; ``pool`` is the blocking Pool, which threads may use freely."""
 
     def __init__(self, pool: Pool, *, threads: int = THREADS) -> None:
         self.pool = pool
@@ -33,7 +33,7 @@ class AsyncPool:
     async def connect(
         cls, addresses: str | Sequence[str], *, threads: int = THREADS, **options: Any
     ) -> Self:
-        """Reach the nodes; ``options`` and errors are those of ``Pool.connect``."""
+        """Reach the nodes; ``options`` and errors are as for ``Pool.connect``."""
         pool = await asyncio.to_thread(partial(Pool.connect, addresses, **options))
         return cls(pool, threads=threads)
 
@@ -73,13 +73,13 @@ class AsyncPool:
         return await self._own(partial(self.pool.get_many, keys))
 
     async def get_into(self, key: Key, buffer: bytearray | memoryview) -> int | None:
-        """As ``Pool.get_into``; nothing is written to the buffer once the call has ended."""
+        """As ``Pool.get_into``; no byte is written to the buffer after the call has ended."""
         return await self._lent(partial(self.pool.get_into, key, buffer))
 
     async def get_many_into(
         self, items: Sequence[tuple[Key, bytearray | memoryview]]
     ) -> list[int | None]:
-        """As ``Pool.get_many_into``; nothing is written to a buffer once the call has ended."""
+        """As ``Pool.get_many_into``; no byte is written to a buffer after the call has ended."""
         return await self._lent(partial(self.pool.get_many_into, items))
 
     async def get_ranges(self, key: Key, indices: Sequence[int]) -> list[bytes] | None:
@@ -87,7 +87,7 @@ class AsyncPool:
         return await self._own(partial(self.pool.get_ranges, key, indices))
 
     async def get_ranges_into(self, reads: Sequence[tuple[Key, int, memoryview]]) -> list[bool]:
-        """As ``Pool.get_ranges_into``; nothing is written to a buffer once the call has ended."""
+        """As ``Pool.get_ranges_into``; no byte is written to a buffer after the call has ended."""
         return await self._lent(partial(self.pool.get_ranges_into, reads))
 
     async def get_span(self, key: Key, offset: int, length: int) -> bytes | None:
@@ -132,20 +132,20 @@ class AsyncPool:
             raise ValueError("the pool is closed") from error
 
     async def _own(self, call: Callable[[], T]) -> T:
-        """Run a call that touches no memory of the caller's."""
+        """Run a call that touches no memory of the caller."""
         return await asyncio.wrap_future(self._submit(call))
 
     async def _lent(self, call: Callable[[], T]) -> T:
-        """Run a call that does: when cancelled, wait until its thread is done."""
+        """Run a call that touches memory of the caller; a cancelled call still runs to its end."""
         return await self._taken(call, lambda: None)
 
     async def _taken(self, take: Callable[[], T], undo: Callable[[], object]) -> T:
-        """Run a call to its end; when cancelled, undo what it took."""
+        """Run a call to its end; when cancelled, undo a successful call."""
         job = self._submit(take)
         try:
             return await asyncio.shield(asyncio.wrap_future(job))
         except asyncio.CancelledError:
-            # What still waited for a thread never begins.
+            # A call that still waited for a thread never begins.
             if not job.cancel():
                 await _ended(job, then=lambda: self._submit(undo))
             raise
@@ -156,7 +156,7 @@ async def _ended(job: Future[T], *, then: Callable[[], Future[object]] | None = 
 
     Args:
         job: the call.
-        then: starts another to wait for, unless the first failed or gave nothing.
+        then: starts another call to wait for, unless the first call failed or had an empty result.
     """
     waiter = asyncio.wrap_future(job)
     while not waiter.done():

@@ -1,8 +1,8 @@
-"""One node of a Pool: found by its address, watched, and never the cause of an exception.
+"""One node of a Pool, found by its address and monitored; never the cause of an exception.
 
-Called by dmp/client/pool.py. The first HELLO tells who answers and where its segment is; then the
-best path is opened. What fails is counted; a node that does not answer is left alone until the
-pool's keeper has reached it again, so that callers never wait for a dead node twice.
+Called by dmp/client/pool.py. The first HELLO tells the node's name and segment; then the best path
+is opened. Failures are counted. A silent node gets no calls until the pool's keeper thread has
+reached the node again; callers never wait for a dead node twice.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 
 log = logging.getLogger(__name__)
 MAX_KNOWN: Final = 65_536
-"""Places of blocks remembered per node; a stale one fails cleanly and is asked for again."""
+"""Locations of blocks remembered per node; a stale location fails cleanly and is looked up
+again."""
 
 
 class NodeLink:
     """A node by address.
 
     Attributes:
-        peer: whom to call; its node id is empty until the node has answered once.
+        peer: how to reach the node, as given: the node id may be empty.
         errors: cache errors by code.
         link: the open path; None until the node has answered once.
         up: whether calls are worth trying.
-        reason: why not.
+        reason: why the node is not up.
     """
 
     def __init__(self, peer: Peer, options: PathOptions) -> None:
@@ -54,26 +55,26 @@ class NodeLink:
 
     @property
     def node_id(self) -> NodeId:
-        """Its name; empty until it has answered once."""
+        """Name of the node; empty until the first answer."""
         return self._welcome.node_id if self._welcome is not None else NodeId("")
 
     @property
     def host(self) -> HostId:
-        """The host it says it is on; empty until it has answered once."""
+        """Host that the node reports; empty until the first answer."""
         return self._welcome.host if self._welcome is not None else HostId("")
 
     @property
     def path(self) -> PathInfo:
-        """How bytes travel to it."""
+        """How bytes travel to the node."""
         return PathInfo("none", self.reason) if self.link is None else self.link.node.path
 
     def reach(self) -> bool:
-        """Say HELLO, and open the path if the node is new or was started again.
+        """Say HELLO, and open the path if the node is new or restarted.
 
-        Called by one thread at a time: the one that connects, then the keeper.
+        Called by one thread at a time: first the connecting thread, then the keeper.
 
         Raises:
-            AuthenticationError: the node wants another token.
+            AuthenticationError: the node requires another token.
         """
         try:
             welcome = greet(self.peer)
@@ -88,7 +89,7 @@ class NodeLink:
 
     def _open(self, welcome: Welcome) -> None:
         peer = replace(self.peer, node_id=welcome.node_id)
-        # Host names may differ or repeat; whether memory is shared only the mapping can tell.
+        # Host names may differ or repeat; only the mapping can tell whether memory is shared.
         ends = Ends(
             here=HostId(""),
             there=welcome.host,
@@ -104,7 +105,7 @@ class NodeLink:
             old.node.close()
 
     def close(self) -> None:
-        """Let go of the node; what it holds stays."""
+        """Close the path; blocks in the node stay."""
         self.up = False
         self.reason = "closed"
         if self.link is not None:
@@ -112,7 +113,7 @@ class NodeLink:
 
     @contextlib.contextmanager
     def absorb(self) -> Iterator[None]:
-        """Turn a failure of the node into a count; the caller's default answer stands."""
+        """Count a failure of the node instead of raising; the caller's default result stands."""
         try:
             yield
         except CacheError as error:
@@ -126,17 +127,17 @@ class NodeLink:
                 "pool: %s is left alone until it answers again: %s", self.peer.address, error
             )
         self.up = False
-        self.reason = str(error).strip().removeprefix("at ")  # It has no name before it answers.
+        self.reason = str(error).strip().removeprefix("at ")  # No name before the first answer.
 
     # What the pool asks
 
     def forget(self, key: BlockKey) -> None:
-        """Forget a place that turned out wrong."""
+        """Forget a location that turned out wrong."""
         with self._lock:
             self.known.pop(key, None)
 
     def find(self, keys: Sequence[BlockKey]) -> dict[BlockKey, DescribedBlock]:
-        """Ask where blocks are now; what rests on the node's disk is brought to its memory."""
+        """Look up the locations of blocks; blocks on the node's disk are loaded into memory."""
         found: dict[BlockKey, DescribedBlock] = {}
         with self.absorb():
             found = self._described(keys)
@@ -147,7 +148,7 @@ class NodeLink:
         return found
 
     def describe(self, keys: Sequence[BlockKey]) -> dict[BlockKey, DescribedBlock]:
-        """Ask which blocks are in the node's memory now."""
+        """Look up which blocks are in the node's memory now."""
         found: dict[BlockKey, DescribedBlock] = {}
         if keys:
             with self.absorb():
@@ -159,7 +160,7 @@ class NodeLink:
         return {k: block for k, block in zip(keys, blocks, strict=True) if block is not None}
 
     def put(self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]) -> list[bool]:
-        """Store values; True where the value is there afterwards, whoever stored it."""
+        """Store values; True if the value exists afterwards, whichever client stored it."""
         stored = [False] * len(puts)
         with self.absorb():
             places = self.opened.node.put(puts, payloads)
@@ -171,7 +172,7 @@ class NodeLink:
         return stored
 
     def reserve(self, puts: Sequence[BlockSpec], *, deadline_s: float) -> list[PutGrant | None]:
-        """Take slots for values; None where there is none, or the value is there already."""
+        """Reserve slots for values; None if no slot is free, or the value exists already."""
         grants: list[PutGrant | None] = [None] * len(puts)
         with self.absorb():
             grants = self.opened.node.reserve(puts, deadline_s=deadline_s)
@@ -196,15 +197,15 @@ class NodeLink:
 
 
 Act = Callable[[NodeLink, list[BlockKey]], set[BlockKey]]
-"""Does something with some keys at a node; answers those that are done."""
+"""Runs an action with keys at a node; returns the keys that are done."""
 
 
 def greet(peer: Peer) -> Welcome:
-    """Say HELLO on a connection of its own.
+    """Say HELLO on a separate connection.
 
     Raises:
         AuthenticationError: wrong token.
-        TransportError: nobody answers, or nobody of ours.
+        TransportError: no TierKV node answers.
     """
     try:
         connection = PeerConnection(peer)

@@ -1,7 +1,8 @@
-"""Pins of a Pool: holds on nodes, renewed for as long as somebody wants them.
+"""Pins of a Pool: holds on nodes, renewed until the last unpin.
 
-A node's holds end by themselves, so that a lost client blocks no memory for good; the pool's keeper
-renews them. A pin whose node is lost is looked for again and, if the block is gone, counted.
+A node's holds end by themselves, so a lost client does not block memory for good. The pool's keeper
+thread renews the holds. After the loss of a node, the keeper searches pinned blocks on all nodes; a
+pin without a block is counted as lost.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class _Pin:
     """A pinned block.
 
     Attributes:
-        holder: where it is held.
-        count: how often it is pinned.
-        holds: taken on it. The node may have fewer: it ends them with the client's last connection,
-            of which the client, which connects again, learns nothing. So none is ever released
-            before the last unpin; one that is not there is ignored.
+        holder: node and location of the hold.
+        count: number of pins.
+        holds: number of holds taken by this client. The node may have fewer holds: the node ends
+            them with the client's last connection, and a client that reconnects does not notice.
+            Hence no hold is released before the last unpin; the release of a missing hold is
+            ignored.
     """
 
     holder: Holder
@@ -40,7 +42,7 @@ class _Pin:
     holds: int = 1
 
     def holders(self) -> list[Holder]:
-        """Return what to release to let the block go."""
+        """Return the holds to release to make the block evictable."""
         return [self.holder] * self.holds
 
 
@@ -48,7 +50,7 @@ class Pins:
     """Counted pins by key; thread-safe.
 
     Attributes:
-        lost: pins whose block is gone.
+        lost: number of pins whose block is gone.
     """
 
     def __init__(self, seek: Callable[[Sequence[BlockKey], Act], None]) -> None:
@@ -61,10 +63,10 @@ class Pins:
         return len(self._pins)
 
     def add(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Holder]:
-        """Pin blocks once more, one that is named twice twice; costs nothing if they are pinned.
+        """Add a pin per named key (a repeated key counts again); no request for pinned blocks.
 
         Returns:
-            Who holds each; a block that is not in the pool has no entry.
+            The holder of each block; no entry for a block that is not in the pool.
         """
         counted = self._count(keys)
         new = [key for key in keys if key not in counted]
@@ -96,7 +98,7 @@ class Pins:
         return counted
 
     def drop(self, keys: Sequence[BlockKey]) -> list[bool]:
-        """Undo one ``add`` of each; the last one lets the block go. False where it isn't pinned."""
+        """Undo one ``add`` of each key; the last releases the block. False if not pinned."""
         dropped: list[bool] = []
         unwanted: list[Holder] = []
         with self._lock:
@@ -113,18 +115,18 @@ class Pins:
         return dropped
 
     def renew(self) -> None:
-        """Hold every pinned block for another while; called by one thread at a time."""
+        """Renew the hold on every pinned block; called by one thread at a time."""
         with self._lock:
             pins = list(self._pins.items())
         by_link: dict[NodeLink, list[tuple[BlockKey, _Pin]]] = {}
         for key, pin in pins:
             by_link.setdefault(pin.holder[0], []).append((key, pin))
         for link, group in by_link.items():
-            if link.up:  # One that is away may still come back with its blocks.
+            if link.up:  # A node that is down may return with its blocks.
                 self._renew_on(link, group)
 
     def close(self) -> None:
-        """Let every block go."""
+        """Release every block."""
         with self._lock:
             pins, self._pins = self._pins, {}
         _release_holders([holder for pin in pins.values() for holder in pin.holders()])
@@ -157,7 +159,7 @@ class Pins:
             _release_holders([holder])  # Unpinned meanwhile.
 
     def _take(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Holder]:
-        """Find and hold blocks; a remembered place may be stale, so those are looked for twice."""
+        """Find and hold blocks; search twice for keys whose remembered location was stale."""
         held: dict[BlockKey, Holder] = {}
         stale: list[BlockKey] = []
 
@@ -181,7 +183,7 @@ class Pins:
 
 
 def hold_all(link: NodeLink, places: list[Location]) -> list[bool]:
-    """Keep blocks of one node for a while; answers which are still there."""
+    """Hold blocks of one node for HOLD_S; return which locations are still valid."""
     held = [False] * len(places)
     if places:
         with link.absorb():
@@ -190,7 +192,7 @@ def hold_all(link: NodeLink, places: list[Location]) -> list[bool]:
 
 
 def release_all(link: NodeLink, places: list[Location]) -> None:
-    """Undo one hold on each."""
+    """Undo one hold on each location."""
     if places:
         with link.absorb():
             link.opened.node.release(places)

@@ -1,7 +1,7 @@
-"""Where a new block goes: weighted rendezvous hashing over the live nodes.
+"""Placement of a new block: weighted rendezvous hashing over the live nodes.
 
-Pure; computed by every writer alike, so that a reader finds a block even when the meta server is
-down. A node that joins or leaves moves only its own share.
+Pure. Every writer computes the same ranking, so a reader finds a block even when the meta server is
+down. A node that joins or leaves moves only its own share of the blocks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tierkv.kvcore.ids import BlockKey, NodeId
 def rank_nodes(key: BlockKey, nodes: Sequence[tuple[NodeId, float]]) -> list[NodeId]:
     """Rank nodes for a block, best first; nodes without weight are left out.
 
-    Each node draws a number from the key and its name; a node of twice the weight comes first
-    twice as often.
+    Each node draws a number from the key and the node's name; a node of twice the weight ranks
+    first twice as often.
 
     Args:
-        key: the block.
-        nodes: (node, weight), for example its capacity in bytes; order does not matter.
+        key: key of the block.
+        nodes: (node, weight), for example the node's capacity in bytes; order does not matter.
 
     Ref: Schindler & Schomaker 2005, "Weighted distributed hash tables" (logarithmic method).
     """

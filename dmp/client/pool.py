@@ -1,9 +1,9 @@
-"""A distributed memory pool for KV blocks, for programs that want nothing else of TierKV.
+"""A distributed memory pool for KV blocks, for programs that use no other part of TierKV.
 
 ``Pool.connect("10.0.0.1:7401,10.0.0.2:7401")`` gives put, get, get_ranges, exists, pin and stats by
-key; dmp/client/async_pool.py has the same as coroutines. The pool is a cache: a node that is down,
-full or damaged is a miss or a refused put, never an exception; only what the caller did wrong
-raises.
+key; dmp/client/async_pool.py has the same methods as coroutines. The pool is a cache: a node that
+is down, full or damaged causes a miss or a refused put, never an exception. Only the caller's own
+errors raise.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.ids import BlockKey, NodeId
 
 KEEP_INTERVAL_S: Final = 1.0
-"""How often nodes that are down are tried again."""
+"""Interval between attempts to reach nodes that are down."""
 
 
 class Pool:
     """A client of one or several DMP nodes; thread-safe, used as a context manager.
 
-    Each key ranks the nodes by rendezvous hashing. A put goes to the first that takes it, a get
-    asks the first, then the others, so clients that list the same nodes agree without a directory.
+    Each key ranks the nodes by rendezvous hashing. A put goes to the first node in the ranking that
+    accepts the value. A get asks the first node, then the rest. Clients with the same list of nodes
+    agree without a directory.
     """
 
     def __init__(self, ring: Ring, clock: Clock) -> None:
@@ -78,25 +79,25 @@ class Pool:
     ) -> Self:
         """Reach the nodes and choose a path to each.
 
-        Nodes that don't answer now are used as soon as they do; one must.
+        Silent nodes are used as soon as they answer; at least one node must answer now.
 
         Args:
             addresses: ``host:port`` of every node, in a list or separated by commas.
-            token: the cluster token, if the nodes ask for one.
+            token: the cluster token, if the nodes require a token.
             transport: ``auto``, ``shm``, ``rdma`` or ``tcp``.
             tls: certificate files, for nodes that speak TLS.
             rdma_devices: this machine's RDMA devices to use; empty means all.
-            connect_timeout_s: for connecting to one node.
+            connect_timeout_s: timeout for connecting to one node.
             op_timeout_s: longest silence inside one operation.
 
         Raises:
             ConfigError: an address, the transport or a certificate file can't be used.
-            AuthenticationError: a node wants another token.
-            NoNodeError: no node answers; the message says why, node by node.
+            AuthenticationError: a node requires another token.
+            NoNodeError: no node answers; the message gives the reason for each node.
         """
         options = PathOptions(to_transport(transport), tuple(rdma_devices), tls)
         if tls is not None:
-            client_context(tls)  # Later an unusable file would only look like a dead node.
+            client_context(tls)  # Later, an unusable file would look like a dead node.
         peers = [
             Peer(NodeId(""), address, token, connect_timeout_s, op_timeout_s, tls=tls)
             for address in parse_addresses(addresses)
@@ -110,9 +111,9 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Let pinned blocks go, give open puts up and close all connections.
+        """Release pinned blocks, abort open puts and close all connections.
 
-        What was put stays in the pool.
+        Stored values stay in the pool.
         """
         self._closing.set()
         self._keeper.join()
@@ -123,21 +124,22 @@ class Pool:
     # Put
 
     def put(self, key: Key, value: Value, *, range_bytes: int | None = None) -> bool:
-        """Store a value under a key, unless the key is there already.
+        """Store a value under a key, unless the key exists already.
 
-        Keys name content: a second put of a key keeps the first value and is True as well.
+        Keys name content: a second put of a key keeps the first value and also returns True.
 
         Args:
             key: any str or bytes; 16 bytes are taken as a block key, anything else is hashed.
             value: a C-contiguous buffer, which must not change until the call returns.
-            range_bytes: cut it in ranges of this size (a layer each), to be read alone later.
+            range_bytes: cut the value into ranges of this size (a layer each), for separate reads
+                later.
 
         Returns:
-            Whether the value is in the pool now; False when no node has room for it or answers.
+            True if the value is in the pool now; False if no node has room or no node answers.
 
         Raises:
-            ValueError: the value is empty, larger than limits.MAX_SLOT_BYTES, or not a whole number
-                of ranges, at most limits.MAX_LAYERS of them.
+            ValueError: the value is empty, larger than limits.MAX_SLOT_BYTES, not a whole number of
+                ranges, or has more than limits.MAX_LAYERS ranges.
         """
         return self.put_many([(key, value)], range_bytes=range_bytes)[0]
 
@@ -148,15 +150,15 @@ class Pool:
         range_bytes: int | None = None,
         notes: Sequence[PutNotes] | None = None,
     ) -> list[bool]:
-        """Store several values, in one round trip per node; one answer each, in order.
+        """Store several values, in one round trip per node; one result each, in order.
 
         Args:
             items: keys and values; of equal keys the first counts.
             range_bytes: as for ``put``.
-            notes: what is known of each value, if they are blocks of KV.
+            notes: facts about each value, if the values are blocks of KV.
 
-        Of a client that has said its host, blocks of KV and what ``open_puts`` writes go to nodes
-        of that host first.
+        If the client has named its host, blocks of KV and the values of ``open_puts`` go to nodes
+        of this host first.
         """
         pairs = items.items() if isinstance(items, Mapping) else items
         named = [(to_block_key(key), to_bytes_view(value)) for key, value in pairs]
@@ -190,17 +192,17 @@ class Pool:
     ) -> list[OpenPut | None]:
         """Reserve values to be written range by range, in one round trip per node.
 
-        Nobody sees one before ``seal_puts``. One that is neither sealed nor given up is given up by
-        ``close``, or by its node at the deadline.
+        A value is invisible before ``seal_puts``. A put without seal or abort is aborted by
+        ``close``, or by the node at the deadline.
 
         Args:
-            items: of each value its key, its size and that of one range.
-            notes: what is known of each value, if they are blocks of KV.
+            items: key, size and range size of each value.
+            notes: facts about each value, if the values are blocks of KV.
             deadline_s: how long the node keeps the slots.
 
         Returns:
-            One put each; None where there is nothing to write: the value is there already, its key
-            was named before, or no node has room (then ``stats().refused`` grows).
+            One put each. None if there is nothing to write: the value exists already, an earlier
+            item has the same key, or no node has room (then ``stats().refused`` grows).
 
         Raises:
             ValueError: sizes that don't fit, as for ``put``.
@@ -221,18 +223,18 @@ class Pool:
         """Write ranges of open puts, in one batch per node.
 
         Returns:
-            Which are written. A put one of whose ranges is not can't be sealed.
+            True for each written range. A put with a failed range can't be sealed.
 
         Raises:
-            ValueError: no such range, or the data is not as long as one; nothing is written.
+            ValueError: the range does not exist or the data has another length; nothing is written.
         """
         self._check_open()
         return self._open_puts.write(writes)
 
     def seal_puts(self, puts: Sequence[OpenPut]) -> list[bool]:
-        """Make wholly written values readable, in one round trip per node; which of them are.
+        """Make wholly written values readable, in one round trip per node; return True for each.
 
-        Each put has ended then; what isn't readable is given up.
+        All the puts end here; unreadable values are aborted.
         """
         self._check_open()
         sealed = self._open_puts.seal(puts)
@@ -242,14 +244,14 @@ class Pool:
         return sealed
 
     def abort_puts(self, puts: Iterable[OpenPut]) -> None:
-        """Give up open puts; those that have ended are passed over."""
+        """Abort open puts; puts that have ended are ignored."""
         self._check_open()
         self._open_puts.abort(puts)
 
     # Get
 
     def get(self, key: Key) -> bytes | None:
-        """Return a value whose checksums are right, or None."""
+        """Return a value with verified checksums, or None."""
         return self.get_many([key])[0]
 
     def get_many(self, keys: Iterable[Key]) -> list[bytes | None]:
@@ -268,10 +270,11 @@ class Pool:
         return [buffers[key].getvalue() if key in got else None for key in named]
 
     def get_into(self, key: Key, buffer: bytearray | memoryview) -> int | None:
-        """Read a value straight into memory of the caller's; the fastest way to copy it.
+        """Read a value straight into the caller's memory; the fastest way to copy a value.
 
         Returns:
-            The value's size, or None: then the buffer may hold garbage.
+            Size of the value; None if the value could not be read, and then the buffer may hold
+            garbage.
 
         Raises:
             ValueError: the buffer is smaller than the value, read-only or not contiguous.
@@ -281,13 +284,14 @@ class Pool:
     def get_many_into(
         self, items: Sequence[tuple[Key, bytearray | memoryview]]
     ) -> list[int | None]:
-        """Read several values straight into memory of the caller's, one batch per node.
+        """Read several values straight into the caller's memory, one batch per node.
 
         Returns:
-            Each value's size, or None: then its buffer may hold garbage.
+            Size of each value; None if the value could not be read, and then its buffer may hold
+            garbage.
 
         Raises:
-            ValueError: a buffer is unfit, as for ``get_into``, or a key is named twice.
+            ValueError: a buffer is unfit, as for ``get_into``, or a key occurs twice.
         """
         targets = {to_block_key(key): to_writable_view(buffer) for key, buffer in items}
         if len(targets) != len(items):
@@ -297,10 +301,10 @@ class Pool:
         return [values.sizes[key] if key in got else None for key in targets]
 
     def get_ranges(self, key: Key, indices: Sequence[int]) -> list[bytes] | None:
-        """Return some ranges of a value, for example a few layers, or None.
+        """Return ranges of a value, for example a few layers, or None.
 
         Raises:
-            ValueError: the value has no such range.
+            ValueError: a range does not exist.
         """
         parts: list[BytesIO] = []
 
@@ -314,15 +318,15 @@ class Pool:
         return [part.getvalue() for part in parts] if got else None
 
     def get_ranges_into(self, reads: Sequence[tuple[Key, int, memoryview]]) -> list[bool]:
-        """Read ranges of several values straight into memory of the caller's, one batch per node.
+        """Read ranges of several values straight into the caller's memory, one batch per node.
 
         Args:
-            reads: key, number of the range, and a buffer exactly as long as it. A value may be
-                named as often as there are ranges wanted of it.
+            reads: key, number of the range, and a buffer of exactly the range's length. A key may
+                occur once per wanted range.
 
         Returns:
-            Which buffers are filled; the others may hold garbage. A value whose ranges are of
-            another size is not read, and counted in ``stats().misfits``.
+            True for each filled buffer; other buffers may hold garbage. Ranges of another size than
+            the buffer are not read, and counted in ``stats().misfits``.
 
         Raises:
             ValueError: a buffer is read-only or not contiguous.
@@ -337,7 +341,8 @@ class Pool:
     def get_span(self, key: Key, offset: int, length: int) -> bytes | None:
         """Return bytes [offset, offset + length) of a value, or None.
 
-        Reads, and checks, the ranges that hold them; a value put without ``range_bytes`` is one.
+        Reads and verifies the ranges that contain the span; a value stored without ``range_bytes``
+        has one range.
 
         Raises:
             ValueError: the span is empty or leaves the value.
@@ -347,11 +352,11 @@ class Pool:
 
     @contextlib.contextmanager
     def view(self, key: Key) -> Iterator[memoryview]:
-        """Lend a value read-only: in place where the node is on this host, else as a copy.
+        """Lend a value read-only: in place if the node is on this host, otherwise as a copy.
 
-        The block is held meanwhile, which costs two short questions to the node; none if it is
-        pinned. In place nothing is copied and no checksum is computed. Don't use the view after
-        the ``with`` block.
+        The block is held meanwhile, which costs two short requests to the node, or none if the
+        block is pinned. In place, no byte is copied and no checksum is computed. Don't use the view
+        after the ``with`` block.
 
         Raises:
             KeyError: the value is not in the pool.
@@ -373,11 +378,11 @@ class Pool:
     # Ask
 
     def exists(self, key: Key) -> bool:
-        """Whether a value is in the pool; one that rests on disk is brought to memory."""
+        """Return True if a value is in the pool; a value on disk is loaded into memory."""
         return self.exists_many([key])[0]
 
     def exists_many(self, keys: Iterable[Key]) -> list[bool]:
-        """Whether each value is in the pool."""
+        """Return True for each value in the pool."""
         named = [to_block_key(key) for key in keys]
         there: set[BlockKey] = set()
 
@@ -390,14 +395,14 @@ class Pool:
         return [key in there for key in named]
 
     def pin(self, key: Key) -> bool:
-        """Keep a value from eviction until ``unpin`` or ``close``; False if it is not there.
+        """Keep a value from eviction until ``unpin`` or ``close``; False if the value is missing.
 
-        Pins are counted. They end with this process, and when their node is started again.
+        Pins are counted. A pin ends with this process, and when the node restarts.
         """
         return self.pin_many([key])[0]
 
     def pin_many(self, keys: Iterable[Key]) -> list[bool]:
-        """Pin several values, in one round trip per node where their places are known."""
+        """Pin several values, in one round trip per node if the locations are known."""
         named = [to_block_key(key) for key in keys]
         self._check_open()
         pinned = self._pins.add(named)
@@ -407,13 +412,13 @@ class Pool:
         """Undo one ``pin``.
 
         Raises:
-            KeyError: it is not pinned.
+            KeyError: the value is not pinned.
         """
         if not self.unpin_many([key])[0]:
             raise KeyError(key)
 
     def unpin_many(self, keys: Iterable[Key]) -> list[bool]:
-        """Undo one ``pin`` of each, in one round trip per node; False where it isn't pinned.
+        """Undo one ``pin`` of each key, in one round trip per node; False for a key without a pin.
 
         A pin whose block was lost has ended already.
         """

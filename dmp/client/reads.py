@@ -1,7 +1,7 @@
-"""Reading values from one node of a Pool: whole batches first, one by one where a batch fails.
+"""Reads values from one node of a Pool: whole batches first, single values after a failed batch.
 
-Called by dmp/client/pool.py. A remembered place may be stale (evicted, restarted): then the node is
-asked once more, and what still can't be read with the right checksum is not there.
+Called by dmp/client/pool.py. A remembered location may be stale (evicted, restarted). Then the node
+is asked once more; a value that still can't be read with the right checksum counts as missing.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tierkv.dmp.wire.stored import DescribedBlock
 from tierkv.kvcore.ids import BlockKey
 
 Place = Callable[[DescribedBlock], Sequence[tuple[int, memoryview]]]
-"""Says which ranges of a block are wanted and where their bytes go; may raise ValueError."""
+"""Chooses the ranges of a block to read and the destinations of the bytes; may raise ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A block somebody wants to read.
+    """A block to read.
 
     Attributes:
-        key: which.
-        place: where its bytes go; may be asked more than once, the last answer counts.
+        key: key of the block.
+        place: chooses the destinations; may be called more than once, and the last result counts.
     """
 
     key: BlockKey
@@ -35,11 +35,11 @@ class Want:
 
 
 class WholeInto:
-    """Whole values on their way to buffers of a caller's.
+    """Reads of whole values into the caller's buffers.
 
     Attributes:
-        wants: what to fetch.
-        sizes: of the values that were found.
+        wants: blocks to fetch.
+        sizes: sizes of the values that were found.
     """
 
     def __init__(self, targets: Mapping[BlockKey, memoryview]) -> None:
@@ -56,14 +56,14 @@ class WholeInto:
 
 
 class Span:
-    """Bytes [offset, offset + length) of a value, and the ranges that hold them."""
+    """Bytes [offset, offset + length) of a value, and the ranges that contain the span."""
 
     def __init__(self, offset: int, length: int) -> None:
         self._offset, self._length = offset, length
         self._buffer, self._start = bytearray(), 0
 
     def place(self, block: DescribedBlock) -> list[tuple[int, memoryview]]:
-        """Make room for the ranges.
+        """Allocate a buffer for the ranges.
 
         Raises:
             ValueError: the span is empty or leaves the value.
@@ -82,11 +82,11 @@ class Span:
 
 
 class Scatter:
-    """Ranges of values on their way to buffers of a caller's.
+    """Reads of ranges of several values into the caller's buffers.
 
     Attributes:
-        wants: what to fetch, a block each.
-        misfits: positions of reads whose value has no such range, or one of another size.
+        wants: blocks to fetch, one per value.
+        misfits: positions of reads whose range does not exist or has another size.
     """
 
     def __init__(self, reads: Sequence[tuple[BlockKey, int, memoryview]]) -> None:
@@ -109,12 +109,12 @@ class Scatter:
         return placed
 
     def answer(self, got: set[BlockKey]) -> list[bool]:
-        """Return which reads were done, given the keys that were."""
+        """Return True for each finished read, given the keys that were fetched."""
         return [key in got and i not in self.misfits for i, (key, *_) in enumerate(self._reads)]
 
 
 def fetch(link: NodeLink, wants: Sequence[Want]) -> set[BlockKey]:
-    """Read what the node has; answer the keys that were read and verified."""
+    """Read the blocks that the node has; return the keys that were read and verified."""
     known = {w.key: block for w in wants if (block := link.known.get(w.key)) is not None}
     unknown = [want.key for want in wants if want.key not in known]
     blocks = known | (link.find(unknown) if unknown else {})
@@ -127,7 +127,7 @@ def fetch(link: NodeLink, wants: Sequence[Want]) -> set[BlockKey]:
 def _fetch_alone(
     link: NodeLink, want: Want, blocks: dict[BlockKey, DescribedBlock], *, again: bool
 ) -> bool:
-    """Read one block of a failed batch; ``again`` if that place was tried alone already."""
+    """Read one block of a failed batch; ``again`` if this location was tried alone already."""
     if not again and link.up and _read(link, [want], blocks):
         return True
     link.forget(want.key)
@@ -151,16 +151,16 @@ def _read(link: NodeLink, wants: Sequence[Want], blocks: dict[BlockKey, Describe
 
 
 def whole(buffer: memoryview, block: DescribedBlock) -> list[tuple[int, memoryview]]:
-    """Place all ranges of a block one after the other."""
+    """Place all ranges of a block in sequence."""
     size = block.ranges.size_bytes
     return [(i, buffer[i * size : (i + 1) * size]) for i in range(block.ranges.count)]
 
 
 def landing(size_bytes: int) -> BytesIO:
-    """Return memory to be filled through ``getbuffer``, whose ``getvalue`` is then no copy.
+    """Return memory to be filled through ``getbuffer``, whose ``getvalue`` then makes no copy.
 
-    BytesIO lives in a bytes object and gives out that very object when nobody views it any more;
-    ``bytes(n)`` is zeroed by the kernel only where it is written. Together that halves the time of
-    a large get.
+    BytesIO keeps a bytes object and returns the same object when no view exists any more. The
+    kernel zeroes ``bytes(n)`` only on the first write to each page. Together, both halve the time
+    of a large get.
     """
     return BytesIO(bytes(size_bytes))

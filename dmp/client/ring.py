@@ -1,8 +1,8 @@
-"""The nodes of a Pool and the order in which each key asks them.
+"""The nodes of a Pool, and each key's ranking of the nodes.
 
-Called by dmp/client/pool.py. Every client that lists the same nodes ranks them alike for a key, by
-rendezvous hashing of their names, so no directory is needed; nodes that are down are passed over.
-A client that says which host it is on may have nodes of that host come before their turn.
+Called by dmp/client/pool.py. All clients with the same list of nodes compute the same ranking for a
+key, by rendezvous hashing of the node names, so no directory is needed. Nodes that are down are
+skipped. A client that names its own host may prefer nodes of this host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_HOST: Final = HostId("")
 
 
 class Ring:
-    """Some nodes, each known by its address and, once it answered, by its name.
+    """Nodes, each known by address and, after the first answer, by name.
 
     Attributes:
         links: the nodes, in the order given.
@@ -35,13 +35,13 @@ class Ring:
         self._host = host
 
     def offer(self, keys: Sequence[BlockKey], act: Act, *, near: bool = False) -> None:
-        """Offer keys to nodes, in the order of each key's ranking, until a node takes them.
+        """Offer keys to nodes, in the order of each key's ranking, until a node accepts the key.
 
         Args:
-            keys: what to offer.
-            act: has a node take some of them.
-            near: nodes of this host come first. Values on which clients shall agree don't want
-                it: of those the first one under a key is to stay, and so all must rank alike.
+            keys: keys to offer.
+            act: offers keys to a node; returns the accepted keys.
+            near: nodes of this host come first. Not for values on which clients must agree: the
+                first value under a key must stay, so all clients must use the same ranking.
         """
         left = {key: self._ranked(key, near=near) for key in keys}
         for rank in range(len(self.links)):
@@ -54,10 +54,10 @@ class Ring:
                     del left[key]
 
     def seek(self, keys: Sequence[BlockKey], act: Act) -> None:
-        """Ask for keys: the first node of each key's ranking, then every other one once.
+        """Ask nodes for keys: the first node of each key's ranking, then every other node once.
 
-        What is not where it ranks was put near another host, or while a better node was full or
-        down; no ranking says where that is.
+        A value may be on any node: near another host, or on a lower rank because a better node was
+        full or down. No ranking tells where.
         """
         left = {key: self._ranked(key, near=True)[:1] for key in keys}
         for first in (True, False):
@@ -67,19 +67,19 @@ class Ring:
                     del left[key]
 
     def reach_again(self) -> None:
-        """Try the nodes that are down."""
+        """Try to reach the nodes that are down."""
         for link in self.links:
             if not link.up:
-                # A node that came back with another token stays down and says why in stats.
+                # A node that returns with another token stays down, with the reason in stats.
                 with contextlib.suppress(AuthenticationError):
                     link.reach()
 
     def members(self) -> tuple[PoolMember, ...]:
-        """Return how each node is doing; asks those that are up."""
+        """Return the state of each node; asks the nodes that are up."""
         return tuple(_member(link) for link in self.links)
 
     def close(self) -> None:
-        """Let all nodes go."""
+        """Close all links."""
         for link in self.links:
             link.close()
 
@@ -87,7 +87,7 @@ class Ring:
         if len(self.links) == 1:
             return self.links
         named = {link.node_id: link for link in self.links if link.node_id}
-        # Equal weights: every client must rank alike, whatever it knows of capacities.
+        # Equal weights: every client must compute the same ranking, whatever capacities it knows.
         ranked = [named[node] for node in rank_nodes(key, [(node, 1.0) for node in named])]
         if near and self._host:
             ranked.sort(key=lambda link: link.host != self._host)
@@ -95,16 +95,16 @@ class Ring:
 
 
 def reach_nodes(peers: Sequence[Peer], options: PathOptions, *, host: HostId = NO_HOST) -> Ring:
-    """Reach nodes for the first time; one must answer.
+    """Reach nodes for the first time; at least one must answer.
 
     Args:
         peers: the nodes.
-        options: how to reach them.
-        host: this machine, if some values shall go to its own nodes first.
+        options: how to reach the nodes.
+        host: this machine, if values may go to nodes of this machine first.
 
     Raises:
-        AuthenticationError: a node wants another token.
-        NoNodeError: none answers; the message says why, node by node.
+        AuthenticationError: a node requires another token.
+        NoNodeError: no node answers; the message gives the reason for each node.
     """
     ring = Ring([NodeLink(peer, options) for peer in peers], host=host)
     try:

@@ -1,7 +1,7 @@
-"""What goes into a Pool and what a Pool tells: checked arguments, and counters.
+"""Arguments and counters of a Pool: checks of the input, and statistics.
 
-Called by dmp/client/pool.py; the counters are read by people, tests and ``tierkv pool``. Arguments
-that a bound of kvcore/limits.py forbids are refused by the name of that bound before they travel.
+Called by dmp/client/pool.py; people, tests and ``tierkv pool`` read the counters. Arguments beyond
+a bound of kvcore/limits.py are refused, with the name of the bound, before anything is sent.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class PoolMember:
 
     Attributes:
         address: as given to ``Pool.connect``.
-        node_id: its name; empty until it answered once.
-        up: whether it answers.
-        path: how bytes travel, and why; or why there is no path.
-        errors: failed calls by code, each of them a miss or a refused put.
-        stats: the node's own counters; None while it is down.
+        node_id: name of the node; empty until the first answer.
+        up: whether the node answers.
+        path: how bytes travel, and why; or why no path exists.
+        errors: failed calls by code; each failure is a miss or a refused put.
+        stats: the node's own counters; None while the node is down.
     """
 
     address: str
@@ -55,14 +55,14 @@ class PoolStats:
 
     Attributes:
         hits: values, or parts of values, that were read.
-        misses: those that were not there or could not be read.
-        stored: values that are in the pool after a put.
-        refused: values no node took.
+        misses: values that did not exist or could not be read.
+        stored: values in the pool after a put.
+        refused: values that no node accepted.
         pinned: keys pinned now.
-        pins_lost: pinned keys that are gone (their node was lost or started again).
-        open_puts: puts that are opened and neither sealed nor given up.
-        misfits: ranges that ``get_ranges_into`` found, but not of the size that was asked for:
-            who wrote and who reads are not set up alike.
+        pins_lost: pinned keys that are gone (their node was lost or restarted).
+        open_puts: open puts, neither sealed nor aborted.
+        misfits: ranges that ``get_ranges_into`` found with another size than requested: writer and
+            reader have different settings.
         members: the nodes.
     """
 
@@ -79,7 +79,7 @@ class PoolStats:
 
 @dataclass(slots=True)
 class PoolCounters:
-    """The counters while they count; guarded by the pool's lock."""
+    """The running counters; guarded by the pool's lock."""
 
     hits: int = 0
     misses: int = 0
@@ -89,7 +89,7 @@ class PoolCounters:
 
 
 Key = str | bytes
-"""A name of any length, or exactly 16 bytes that are a block key already."""
+"""A name of any length, or exactly 16 bytes of an existing block key."""
 
 Value = bytes | bytearray | memoryview
 """Any C-contiguous buffer; numpy arrays and CPU tensors through ``memoryview(array)``."""
@@ -97,7 +97,7 @@ Value = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class PutNotes:
-    """What a writer knows of a value that is a block of KV; fields as in BlockSpec."""
+    """A writer's facts about a value that is a block of KV; fields as in BlockSpec."""
 
     parent: BlockKey = ROOT_PARENT
     tokens: int = 0
@@ -106,11 +106,12 @@ class PutNotes:
 
 
 BY_HAND: Final = PutNotes(outlook=Outlook(Expectation.ROWS, expected_in_s=0.0))
-"""Who stores a value by hand wants it: it is no block that happens to be there after a request."""
+"""Notes of a value that is stored explicitly: its use is expected soon, unlike the use of a block
+that is a by-product of a request."""
 
 
 def to_block_key(key: Key) -> BlockKey:
-    """Return 16 bytes as they are and anything else hashed (blake2b-128).
+    """Return 16 bytes unchanged and hash any other key (blake2b-128).
 
     Raises:
         ValueError: the key is empty, or 16 zero bytes, which name no block.
@@ -127,7 +128,7 @@ def to_bytes_view(value: Value) -> memoryview:
     """Return a flat view of a buffer.
 
     Raises:
-        ValueError: it is not contiguous.
+        ValueError: the buffer is not contiguous.
     """
     view = memoryview(value)
     if not view.c_contiguous:
@@ -141,13 +142,13 @@ def to_put(
     """Cut a value into ranges that are checked and read alone.
 
     Args:
-        key: its name.
-        size_bytes: its size.
+        key: key of the value.
+        size_bytes: size of the value.
         range_bytes: bytes of one range; None makes the whole value one range.
-        notes: what is known of it.
+        notes: facts about the value.
 
     Raises:
-        ValueError: the value is too large or no whole number of ranges, or there are too many.
+        ValueError: the value is too large or no whole number of ranges, or has too many ranges.
     """
     if not 1 <= size_bytes <= limits.MAX_SLOT_BYTES:
         raise ValueError(
@@ -165,10 +166,10 @@ def to_put(
 
 
 def note_each(notes: Sequence[PutNotes] | None, count: int) -> Sequence[PutNotes]:
-    """Return notes for each of some values.
+    """Return notes for each value.
 
     Raises:
-        ValueError: there are notes, but not one for each.
+        ValueError: the number of notes differs from the number of values.
     """
     if notes is None:
         return [BY_HAND] * count
@@ -178,7 +179,7 @@ def note_each(notes: Sequence[PutNotes] | None, count: int) -> Sequence[PutNotes
 
 
 def covering(offset: int, length: int, *, range_bytes: int, size_bytes: int) -> range:
-    """Return the ranges that hold bytes [offset, offset + length).
+    """Return the ranges that contain bytes [offset, offset + length).
 
     Raises:
         ValueError: the span is empty or leaves the value.
@@ -189,10 +190,10 @@ def covering(offset: int, length: int, *, range_bytes: int, size_bytes: int) -> 
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
-    """Cut and check a list of ``host:port``.
+    """Split and check a list of ``host:port``.
 
     Raises:
-        ConfigError: there is none, or one is malformed.
+        ConfigError: the list is empty, or an address is malformed.
     """
     given = addresses.split(",") if isinstance(addresses, str) else addresses
     found = [address.strip() for address in given if address.strip()]
@@ -206,10 +207,10 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
 
 
 def to_transport(name: str) -> Transport:
-    """Return the transport of that name.
+    """Return the transport with a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: unknown name.
     """
     try:
         return Transport(name)
@@ -219,7 +220,7 @@ def to_transport(name: str) -> Transport:
 
 
 def to_writable_view(buffer: bytearray | memoryview) -> memoryview:
-    """Return a flat view to be filled.
+    """Return a flat view of a buffer to fill.
 
     Raises:
         ValueError: the buffer is read-only or not contiguous.

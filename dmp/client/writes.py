@@ -1,8 +1,8 @@
-"""Values that a Pool's caller writes range by range: opened, written, sealed or given up.
+"""Values that a Pool's caller writes range by range: opened, written, then sealed or aborted.
 
-Called by dmp/client/pool.py. An open put has a slot and is seen by nobody; it ends by ``seal``,
-``abort``, the pool's ``close`` or its deadline. What a node or its loss does to it is answered with
-False.
+Called by dmp/client/pool.py. An open put has a slot and is invisible to readers. A put ends by
+``seal``, ``abort``, the pool's ``close`` or its deadline. After a failure or loss of the node the
+result is False.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class OpenPut:
 
     Attributes:
         grant: the slot, and the value's key and ranges.
-        link: the node that has it.
-        deadline_s: when the node takes the slot back.
+        link: the node of the slot.
+        deadline_s: time at which the node takes the slot back.
     """
 
     grant: PutGrant
@@ -41,7 +41,7 @@ class OpenPut:
 
     @property
     def key(self) -> BlockKey:
-        """The value's name."""
+        """Key of the value."""
         return self.grant.block.key
 
     @property
@@ -50,10 +50,10 @@ class OpenPut:
         return self.grant.block.ranges.payload_bytes
 
     def write(self, index: int, data: Value) -> bool:
-        """Write one range; False if the slot is gone, and then it can't be sealed either.
+        """Write one range; False if the slot is gone, and then the value can't be sealed either.
 
         Raises:
-            ValueError: no such range, or the data is not as long as one.
+            ValueError: the range does not exist or the data has another length.
         """
         return self._owner.write([(self, index, data)])[0]
 
@@ -77,11 +77,11 @@ class OpenPuts:
     def open(
         self, puts: Sequence[BlockSpec], *, deadline_s: float
     ) -> dict[BlockKey, OpenPut | None]:
-        """Reserve slots for values, keys all different.
+        """Reserve slots for values with distinct keys.
 
         Returns:
-            An entry per value that a node answered for: its put, or None where it is there already.
-            A value that no node takes has no entry.
+            An entry per value that a node answered for: the open put, or None if the value exists
+            already. A value that no node accepts has no entry.
         """
         by_key = {put.key: put for put in puts}
         answer: dict[BlockKey, OpenPut | None] = {}
@@ -101,10 +101,10 @@ class OpenPuts:
         return answer
 
     def write(self, writes: Sequence[Write]) -> list[bool]:
-        """Write ranges, in one batch per node; which of them are written.
+        """Write ranges, in one batch per node; return True for each written range.
 
         Raises:
-            ValueError: a range that is not there or not as long as the data; nothing is written.
+            ValueError: a range does not exist or the data has another length; nothing is written.
         """
         ready = [_to_range_write(*write) for write in writes]
         with self._lock:
@@ -114,16 +114,16 @@ class OpenPuts:
             if _write_on(link, [ready[i] for i in group]):
                 done.update(group)
                 continue
-            # One of them may have run out: the others need not suffer.
+            # One expired put must not fail the others.
             for alone in _by(lambda i: writes[i][0], group).values():
                 if len(alone) < len(group) and _write_on(link, [ready[i] for i in alone]):
                     done.update(alone)
         return [i in done for i in range(len(writes))]
 
     def seal(self, puts: Sequence[OpenPut]) -> list[bool]:
-        """Make values readable, in one batch per node; which of them are.
+        """Make values readable, in one batch per node; return True for each readable value.
 
-        One that is not open any more, or whose ranges are not all written, is given up.
+        A put with unwritten ranges is aborted; a put that has ended already is ignored.
         """
         sealed: set[OpenPut] = set()
         for link, group in _by(lambda put: put.link, self._take(puts)).items():
@@ -133,9 +133,9 @@ class OpenPuts:
         return [put in sealed for put in puts]
 
     def abort(self, puts: Iterable[OpenPut]) -> None:
-        """Give the slots of puts back; those that are not open any more are passed over."""
+        """Free the slots of puts; puts that have ended already are ignored."""
         for link, group in _by(lambda put: put.link, self._take(puts)).items():
-            if link.up:  # A node that is away takes them back at their deadline.
+            if link.up:  # A node that is down frees the slots at the deadline.
                 with link.absorb():
                     link.opened.node.abort([put.grant for put in group])
 
@@ -146,11 +146,11 @@ class OpenPuts:
             self._open = {put for put in self._open if put.deadline_s > now}
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Abort all open puts."""
         self.abort(list(self._open))
 
     def _take(self, puts: Iterable[OpenPut]) -> list[OpenPut]:
-        """Return those that are open, which they then aren't: each ends once."""
+        """Take the open ones of ``puts`` out of the table and return them; each put ends once."""
         with self._lock:
             taken = [put for put in dict.fromkeys(puts) if put in self._open]
             self._open.difference_update(taken)
@@ -185,7 +185,7 @@ def _seal_on(link: NodeLink, puts: Sequence[OpenPut]) -> list[Location | None]:
 
 
 def _by(name: Callable[[T], K], items: Iterable[T]) -> dict[K, list[T]]:
-    """Sort items into groups, in the order in which they come."""
+    """Group items by name, in their order."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(name(item), []).append(item)
