@@ -232,7 +232,7 @@ class Pool:
         return self._open_puts.write(writes)
 
     def seal_puts(self, puts: Sequence[OpenPut]) -> list[bool]:
-        """Make wholly written values readable, in one round trip per node; return True for each.
+        """Make wholly written values readable, in one round trip per node; return which are.
 
         All the puts end here; unreadable values are aborted.
         """
@@ -382,7 +382,7 @@ class Pool:
         return self.exists_many([key])[0]
 
     def exists_many(self, keys: Iterable[Key]) -> list[bool]:
-        """Return True for each value in the pool."""
+        """Return for each key whether the value is in the pool."""
         named = [to_block_key(key) for key in keys]
         there: set[BlockKey] = set()
 

@@ -109,7 +109,7 @@ class Scatter:
         return placed
 
     def answer(self, got: set[BlockKey]) -> list[bool]:
-        """Return True for each finished read, given the keys that were fetched."""
+        """Return which reads are done, given the fetched keys."""
         return [key in got and i not in self.misfits for i, (key, *_) in enumerate(self._reads)]
 
 

@@ -101,7 +101,7 @@ class OpenPuts:
         return answer
 
     def write(self, writes: Sequence[Write]) -> list[bool]:
-        """Write ranges, in one batch per node; return True for each written range.
+        """Write ranges, in one batch per node; return which ranges are written.
 
         Raises:
             ValueError: a range does not exist or the data has another length; nothing is written.
@@ -121,7 +121,7 @@ class OpenPuts:
         return [i in done for i in range(len(writes))]
 
     def seal(self, puts: Sequence[OpenPut]) -> list[bool]:
-        """Make values readable, in one batch per node; return True for each readable value.
+        """Make values readable, in one batch per node; return which values are.
 
         A put with unwritten ranges is aborted; a put that has ended already is ignored.
         """
