@@ -1,1 +1,1 @@
-"""Who runs it: node choice by one cost in seconds, dispatch, retry; a library inside the front."""
+"""Node choice by one cost in seconds, dispatch and retries; a library inside the front."""

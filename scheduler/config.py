@@ -1,8 +1,8 @@
-"""What the scheduler may be told.
+"""Configuration of the scheduler.
 
 Read by scheduler/requests/state.py and scheduler/dispatcher.py; built by the composition root.
-Every value has a default that works for one machine, and rates are only used until a node has
-measured its own.
+Every value has a default for a single machine. The default rates apply only until a node has
+measured its own rates.
 """
 
 from __future__ import annotations
@@ -19,40 +19,45 @@ class SchedulerConfig:
     """Bounds, waits and default rates.
 
     Attributes:
-        refresh_interval_s: time between two looks at the list of nodes.
-        locate_timeout_s: a directory slower than this answers "no hits". Long enough for a front
-            that looks at its sockets late: a wave that is sent blind goes where its KV is not.
-        directory_backoff_s: after failures the directory is left alone up to this long.
-        lease_s: what a locate finds is kept from eviction until its request is served; a lost front
-            keeps it no longer than this.
-        namespace_ttl_s: how long a namespace's key and policy are trusted before they are asked for
-            again; so long may a change take.
+        refresh_interval_s: time between two refreshes of the node list.
+        locate_timeout_s: a locate without a reply after this time counts as "no hits". Long enough
+            for a front that reads its sockets late: a wave of calls sent without locations misses
+            its KV.
+        directory_backoff_s: longest pause between questions to a failing directory.
+        lease_s: length of the lease on located blocks. The front extends the lease until the
+            request is served; the lease of a lost front ends after this time.
+        namespace_ttl_s: how long a namespace's key and policy are cached; a change may take as
+            long.
         node_wait_s: how long a request waits for a node to appear or to come back.
-        max_attempts: how many nodes one stage of a request may lose before it fails.
-        backoff_initial_s: suspension of a node after its first failure; doubles with each one.
+        max_attempts: losses of nodes after which a request fails.
+        backoff_initial_s: suspension of a node after its first failure; each further failure in a
+            row doubles it.
         backoff_max_s: longest suspension of a node.
-        max_requests: requests in flight or waiting before new ones are refused.
-        max_waiting: requests that wait here for room at a node before new ones are refused.
-        max_in_flight_per_node: requests a node is given at a time; the others wait here, where they
-            may still go elsewhere. As many as a node batches (``compute.max_running``).
-        node_queue_s: with several nodes to choose from, a node is given no more prompts while those
-            it has will take longer than this.
-        priority_step_s: how much waiting outweighs one step of priority.
-        ttft_slo_s: target for the time to the first token; a request that can't meet it because of
-            those before it is refused at once. 0.0: none.
+        max_requests: requests in flight or waiting before new requests are refused.
+        max_waiting: requests waiting here for room at a node before new requests are refused.
+        max_in_flight_per_node: requests sent to a node at a time, equal to the node's batch
+            (``compute.max_running``). Further requests wait here, where another node may still take
+            them.
+        node_queue_s: with several candidates, a node gets no further prompt while its queued
+            prompts will take longer than this.
+        priority_step_s: waiting time that outweighs one step of priority.
+        ttft_slo_s: target for the time to the first token; a request that can't meet the target
+            because of earlier requests is refused at once. 0.0: no target.
         prefetches_per_node: waiting requests whose blocks a node loads ahead at a time.
-        queue_weight: ``c`` of ``wait + service + c*Q * taken``; of 1, 3 and 8 the last kept nodes
-            that don't take the predicted time stable at full load (docs/performance.md).
-        decode_harm: how much a second counts for which a prefill holds up one running decode,
-            beside a second to the first token; a reader notices a pause less than a wait.
-        handoff_s: time to pass a request from a prefill to a decode node, but for its KV.
+        queue_weight: ``c`` of ``wait + service + c*Q * taken``; of 1, 3 and 8, only 8 kept nodes
+            with mispredicted times stable at full load (docs/performance.md).
+        decode_harm: weight of a second by which a prefill delays one running decode, relative to a
+            second to the first token; a reader notices a pause less than a wait.
+        handoff_s: time to pass a request from a prefill to a decode node, without the transfer of
+            its KV.
         direct_tokens: uncached tokens that a decode node may compute itself, if they are at most
-            half of the prompt and cheaper there; longer prompts would hold its decodes up.
-        prefill_tokens_per_s: prefill rate of a node that has not measured any, as long as no other
-            node of its model has.
+            half of the prompt and cheaper at the decode node; longer prompts would delay its
+            decodes.
+        prefill_tokens_per_s: prefill rate of a node until the node, or another node of its model,
+            has measured a rate.
         l2_bytes_per_s: load rate from the host's own segment until measured (a DRAM copy).
         l3_bytes_per_s: load rate from other hosts until measured (10 Gbit/s Ethernet).
-        l4_bytes_per_s: rate of bringing up what rests on disk until measured (a slow NVMe drive).
+        l4_bytes_per_s: rate of promoting blocks from disk until measured (a slow NVMe drive).
         decisions_logged: routing decisions kept for the views.
     """
 
@@ -84,7 +89,7 @@ class SchedulerConfig:
 
     @property
     def rates(self) -> Rates:
-        """How fast a node is taken to be until it measured that."""
+        """Default rates of a node without measurements."""
         return Rates(
             StepCost(1.0 / self.prefill_tokens_per_s),
             Line(0.0, self.l2_bytes_per_s),

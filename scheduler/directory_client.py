@@ -1,9 +1,9 @@
-"""The scheduler's way to the directory: where a prompt's blocks are, and which keys a tenant has.
+"""The scheduler's client of the directory: locations of a prompt's blocks, and keys of tenants.
 
 Used by scheduler/dispatcher.py. Every failure of the directory means "no hits" and is counted.
-After a failure the directory is left alone for a while, then asked one question at a time, so that
-a hanging server delays few requests. Questions that come while one is under way wait for its reply
-and go together as the next: the busier the directory, the more each call holds.
+After a failure the client pauses, then asks a single question as a probe, so a hanging server
+delays few requests. New questions during a call are batched into the next call: the busier the
+directory, the larger each call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.routing_stats import RoutingStats
 
 Ask = Callable[[list[Sequence[BlockKey]], float], Awaitable[list[LocateReply]]]
-"""Asks where some chains are and reserves them for so many seconds; one reply for each."""
+"""Locates several chains and reserves them for the given seconds; returns one reply per chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Question:
 
 
 class LocateWave:
-    """Gathers questions; used from one event loop."""
+    """Batches locate questions; used from one event loop."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -48,17 +48,17 @@ class LocateWave:
         self._asking: asyncio.Task[None] | None = None
 
     async def find(self, chain: Sequence[BlockKey], *, reserve_s: float) -> LocateReply:
-        """Ask with the others where a chain is.
+        """Locate a chain, batched with concurrent questions.
 
         Args:
             chain: at most MAX_CHAIN_BLOCKS keys.
-            reserve_s: keep what is found for so long.
+            reserve_s: length of the lease on the blocks found.
         """
         loop = asyncio.get_running_loop()
         question = _Question(chain, reserve_s, loop.create_future())
         self._waiting.append(question)
         if self._asking is None:
-            # It begins when everybody who is about to ask has done so.
+            # # The task starts after all callers that are ready now have queued their questions.
             self._asking = loop.create_task(self._work(), name="scheduler-locate")
         return await question.answer
 
@@ -82,7 +82,7 @@ class LocateWave:
             self._asking = None
 
     def _next(self) -> list[_Question]:
-        """Take as many questions as go together; those that were given up are left out."""
+        """Take the questions of the next call from the queue; cancelled questions are left out."""
         wave: list[_Question] = []
         blocks = 0
         while self._waiting and len(wave) < limits.MAX_CHAINS_PER_QUESTION:
@@ -102,33 +102,33 @@ FIRST_BACKOFF_SHARE = 0.125
 
 
 class Patience:
-    """How often the directory failed, and when to try again.
+    """Back-off after failures of the directory.
 
     Attributes:
         failures: questions that failed in a row.
     """
 
     def __init__(self, *, backoff_s: float) -> None:
-        """Start with no experience; ``backoff_s`` is the longest time without a question."""
+        """Start without failures; ``backoff_s`` is the longest pause between questions."""
         self.failures = 0
         self._backoff_s = backoff_s
         self._off_until_s = 0.0
         self._probing = False
 
     def may_ask(self, now: float) -> bool:
-        """Whether a question is worth it now."""
+        """Return whether a question may be sent now."""
         return not self.failures or (now >= self._off_until_s and not self._probing)
 
     def ask(self) -> None:
-        """Note that somebody asks."""
+        """Record that a question is sent."""
         self._probing = self.failures > 0
 
     def answered(self) -> None:
-        """Note an answer."""
+        """Record an answer."""
         self.failures, self._probing = 0, False
 
     def failed(self, now: float) -> None:
-        """Note that no answer came; questions that fail together count once."""
+        """Record a missing answer; questions that fail together count once."""
         self._probing = False
         if now < self._off_until_s:
             return
@@ -137,21 +137,21 @@ class Patience:
         self._off_until_s = now + share * self._backoff_s
 
     def gave_up(self) -> None:
-        """Note that the asker went away before anything was known."""
+        """Record that the caller was cancelled before an answer or a failure."""
         self._probing = False
 
 
 _Answer = TypeVar("_Answer")
 
 RESOLVE_TIMEOUT_S = 5.0
-"""For a tenant never seen before: without an answer it would share nothing."""
+"""For a tenant never seen before: without an answer the tenant would share nothing."""
 
 NOTHING_FOUND = LocateReply()
-"""Stands for every answer that did not come; the directory's own empty answers are others."""
+"""Stands for every missing answer; compared by identity with empty replies of the directory."""
 
 
 class DirectoryClient:
-    """Asks the meta server, and goes on without it."""
+    """Asks the meta server, and works without one."""
 
     def __init__(
         self,
@@ -164,10 +164,10 @@ class DirectoryClient:
         """Make a client; does no I/O.
 
         Args:
-            meta: the directory; None means no hits and tenants keyed by this process alone.
+            meta: the directory; None means no hits and tenant keys known to this process alone.
             config: waits and bounds.
-            stats: where failures and questions are counted.
-            clock: where ``now`` comes from.
+            stats: counts failures and questions.
+            clock: source of ``now``.
         """
         self._meta = meta
         self._config = config
@@ -181,7 +181,7 @@ class DirectoryClient:
     async def locate(
         self, request: GenerateRequest, layout: BlockLayout | None, *, reserve_s: float = 0.0
     ) -> LocateReply:
-        """Ask where the prompt's blocks are; whatever goes wrong means nowhere."""
+        """Locate the prompt's blocks; any failure means no hits."""
         if layout is None or not self._may_ask():
             return NOTHING_FOUND
         keys = block_keys(
@@ -190,7 +190,7 @@ class DirectoryClient:
         return await self.find(keys, reserve_s=reserve_s)
 
     async def find(self, keys: Sequence[BlockKey], *, reserve_s: float = 0.0) -> LocateReply:
-        """Ask where a chain is, and reserve it for ``reserve_s``; failures mean nowhere."""
+        """Locate and reserve a chain for ``reserve_s``; any failure means no hits."""
         if self._meta is None or not self._may_ask():
             return NOTHING_FOUND
         self._stats.located += 1
@@ -199,7 +199,7 @@ class DirectoryClient:
     async def _ask_all(
         self, chains: list[Sequence[BlockKey]], reserve_s: float
     ) -> list[LocateReply]:
-        """Ask where some chains are, in one question."""
+        """Locate several chains in one question."""
         nothing = [NOTHING_FOUND] * len(chains)
         if self._meta is None or not chains or not self._may_ask():
             return nothing
@@ -208,21 +208,21 @@ class DirectoryClient:
         return nothing if replies is None else replies
 
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
-        """Prolong a lease; False when it is over, or nobody knows."""
+        """Extend a lease; return False for an ended lease or without an answer."""
         if self._meta is None or lease == NO_LEASE or not self._may_ask():
             return False
         question = self._meta.extend_lease(lease, ttl_s=ttl_s)
         return await self._tell(question)
 
     async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
-        """End a lease; False when it was over, or nobody knows: then it ends by itself."""
+        """End a lease; return False for an ended lease or without an answer: it then expires."""
         if self._meta is None or lease == NO_LEASE or not self._may_ask():
             return False
         question = self._meta.end_lease(lease, used=used)
         return await self._tell(question)
 
     async def _tell(self, question: Awaitable[bool]) -> bool:
-        """Ask what nobody waits for: that it comes late says nothing of the next locate."""
+        """Send a question that delays no request; a late answer does not change the back-off."""
         try:
             async with asyncio.timeout(self._config.locate_timeout_s):
                 return await question
@@ -236,7 +236,7 @@ class DirectoryClient:
         return self._meta is not None and self._patience.may_ask(self._clock.now())
 
     async def _ask(self, question: Awaitable[_Answer], *, timeout_s: float) -> _Answer | None:
-        """Wait for an answer; None, counted, when there is none in time."""
+        """Wait for an answer; a failure or a timeout is counted and returns None."""
         self._patience.ask()
         try:
             async with asyncio.timeout(timeout_s):
@@ -256,8 +256,9 @@ class DirectoryClient:
     async def namespace(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
         """Return the hash key of a tenant's blocks of a model (cached).
 
-        While the directory is away an expired grant stays good; a tenant never seen before gets
-        a key only this process knows, so that it shares with nobody by mistake.
+        While the directory is away an expired grant stays valid. A tenant never seen before then
+        gets a key known only to this process, so the tenant shares KV with no other tenant by
+        mistake.
         """
         fingerprint = model.layout.fingerprint()
         key = (tenant, model.revision, fingerprint)
@@ -269,7 +270,7 @@ class DirectoryClient:
             question = self._meta.resolve_namespace(
                 tenant, model_revision=model.revision, layout_fingerprint=fingerprint
             )
-            # Who has a grant does not wait long for a new one.
+            # # With a cached grant the wait for a new grant is short.
             wait_s = RESOLVE_TIMEOUT_S if cached is None else self._config.locate_timeout_s
             grant = await self._ask(question, timeout_s=wait_s)
             if grant is not None:

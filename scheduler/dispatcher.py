@@ -1,8 +1,8 @@
-"""Hop 2 of the main job: from a request to a stream of tokens, whatever happens to nodes.
+"""Hop 2 of the main job: from a request to a stream of tokens, despite failures of nodes.
 
 ``Dispatcher.submit`` is called by dbfront/generation/generation.py for every AI call and chat
-request. It carries out what scheduler/requests/state.py decides. A CacheError is turned into "no
-hits" or "another node" and counted here, in directory_client.py, requests/stage_runner.py and
+request. It carries out the decisions of scheduler/requests/state.py. A CacheError is turned into
+"no hits" or "another node" and counted here, in directory_client.py, requests/stage_runner.py and
 plans/planner.py, and in compute/tiers/tiers.py; nowhere else.
 """
 
@@ -63,14 +63,14 @@ log = logging.getLogger("tierkv.scheduler")
 
 REFRESH_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 1.0
-"""A node that does not take a cancel in this time is not listened to any more."""
+"""If a node does not confirm a cancel in this time, its stream is dropped."""
 
 MIN_REFRESH_GAP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A request that waits for a node, with what only the shell knows of it."""
+    """A request waiting for a node, with its tenant and model, which only the shell knows."""
 
     tenant: str
     model: str
@@ -78,13 +78,13 @@ class WaitingRequest:
 
 
 class Dispatcher:
-    """Sends requests to nodes and streams back what they answer.
+    """Sends requests to nodes and streams back the answers.
 
-    One per front process; used from one event loop. ``start`` before the first request.
+    One per front process; used from one event loop. Call ``start`` before the first request.
 
     Attributes:
-        view: the nodes and the connections to them.
-        state: who runs what; read-only for others.
+        view: the nodes and the connections to the nodes.
+        state: the pure core, with all live requests; read-only for other modules.
         stats: counters and decisions.
         affinity: counters of where prompts went.
     """
@@ -100,10 +100,10 @@ class Dispatcher:
         """Make a dispatcher; does nothing before ``start``.
 
         Args:
-            view: which nodes there are.
-            meta: the directory; None means no hits and tenants keyed by this process alone.
+            view: the available nodes.
+            meta: the directory; None means no hits and tenant keys known to this process alone.
             config: waits, bounds and default rates.
-            clock: where ``now`` comes from.
+            clock: source of ``now``.
         """
         self.view = view
         self.config = config or SchedulerConfig()
@@ -134,12 +134,12 @@ class Dispatcher:
     # -- life
 
     async def start(self) -> None:
-        """Look at the nodes once and keep looking."""
+        """Refresh the node list once and start the periodic refresh."""
         await self.refresh()
         self._watcher = asyncio.create_task(self._watch(), name="scheduler-watch")
 
     async def stop(self) -> None:
-        """Stop looking and close connections; requests in flight lose their nodes."""
+        """Stop refreshing and close connections; requests in flight lose their nodes."""
         if self._watcher is not None:
             self._watcher.cancel()
             with suppress(asyncio.CancelledError):
@@ -150,16 +150,16 @@ class Dispatcher:
         await self.view.close()
 
     async def wake(self) -> None:
-        """Have a node for a call that needs one: start those of this process, look at the list.
+        """Prepare for a call to a node: start the nodes of this process and refresh the list.
 
         Raises:
-            TierKVError: they can't start.
+            TierKVError: the nodes can't start.
         """
         await self.view.wake()
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Look at the list of nodes now; when nobody answers, the old list stays."""
+        """Refresh the list of nodes now; without an answer the old list stays."""
         try:
             async with asyncio.timeout(REFRESH_TIMEOUT_S):
                 nodes = await self.view.refresh()
@@ -179,18 +179,18 @@ class Dispatcher:
             self._wake.clear()
             try:
                 await self.refresh()
-            except Exception:  # the watch must outlive any bug in a look
+            except Exception:  # # The watch must outlive any bug in a refresh.
                 log.exception("could not look at the list of nodes")
 
     # -- requests
 
     def open_plan(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> StatementRun:
-        """Plan the calls of a statement, each of which is then submitted when its turn comes."""
+        """Plan the calls of a statement; each call is submitted later, in its turn."""
         return self._planner.open(calls, max_in_flight=max_in_flight)
 
     async def forecast(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> Forecast:
-        """Say what the calls of a statement would take; nothing is sent or reserved."""
-        await self.refresh()  # Rates and queues as they are now; nobody is in a hurry.
+        """Predict the cost of a statement's calls; sends and reserves nothing."""
+        await self.refresh()  # # Current rates and queues; a forecast is not urgent.
         return await self._forecaster.forecast(calls, max_in_flight=max_in_flight)
 
     async def submit(
@@ -200,25 +200,26 @@ class Dispatcher:
         model: ModelInfo | None = None,
         preferred_node: PreferredNode | None = None,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Answer a request: yield its tokens as they come, from whichever nodes are needed.
+        """Answer a request: yield its tokens as they come, from as many nodes as needed.
 
-        A node that is lost is replaced; what it generated is not generated again. Closing the
-        iterator cancels the request at its node.
+        A lost node is replaced, and tokens generated before the loss are not generated again.
+        Closing the iterator cancels the request at its node.
 
         Args:
             request: its id must not be in use.
-            model: the very model it was prepared for; None takes any of the request's name.
-            preferred_node: taken while the call takes little more from others there.
+            model: the exact model that the request was prepared for; None accepts any with the
+                request's model name.
+            preferred_node: used unless the call takes much more time from other calls at this node.
 
         Yields:
-            events; the last one, and only it, has a finish_reason and a usage.
+            events; only the last event has a finish_reason and a usage.
 
         Raises:
-            UserError: as the node said.
-            OverloadedError: too many requests are here or wait, it would miss the target for its
-                first token, or every node's queue is full.
-            NoNodeError: no node serves the model, for too long.
-            NodeLostError: nodes died under the request again and again.
+            UserError: as reported by the node.
+            OverloadedError: too many requests are live or waiting, the request would miss the
+                target for its first token, or every node's queue is full.
+            NoNodeError: no node has served the model for too long.
+            NodeLostError: nodes died repeatedly while serving the request.
         """
         if request.request_id in self._jobs:
             raise UdfArgumentError(f"request id {request.request_id} is already in use")
@@ -261,7 +262,7 @@ class Dispatcher:
             self._handle(job.ending)
 
     async def cancel(self, request_id: RequestId) -> bool:
-        """End a request now, wherever it is; its stream still ends with a usage.
+        """End a request now, in any phase; its stream still ends with a usage.
 
         Returns:
             False when the request is not known.
@@ -287,7 +288,7 @@ class Dispatcher:
         return True
 
     async def _next_dispatch(self, job: Job) -> Dispatch | None:
-        """Do what is to be done before the next send: locate, wait, or give up.
+        """Carry out instructions until the next send: locate, wait, or give up.
 
         Returns:
             None when the caller cancelled the request meanwhile.
@@ -320,11 +321,11 @@ class Dispatcher:
         if layout is not None and dispatch.stage is not Stage.DECODE:
             self.affinity.of(job.wanted.name).decided(dispatch.candidates, layout.block_tokens)
         if not dispatch.candidates[0].cost.service.load_s:
-            # What is reused lies in the node's own pages, if anything is: nothing needs keeping.
+            # # Reused blocks, if any, lie in the node's own pages: nothing needs a lease.
             self._leases.abort(job.lease)
 
     async def _locate(self, job: Job) -> ChainLocated:
-        """Ask where the prompt's blocks are, and have them kept; a cancelled request asks not."""
+        """Locate and lease the prompt's blocks; a cancelled request stops waiting."""
         request, layout = job.answer.request, self._layout(job.wanted)
         reply = LocateReply()
         with suppress(TimeoutError):
@@ -343,7 +344,7 @@ class Dispatcher:
                 await job.woken.wait()
         except TimeoutError:
             if job.todo is None:
-                # A timer may fire a little early; the state must see the time it asked for.
+                # # A timer may fire a little early; the state must see the time given in Wait.
                 self._perform(
                     self.state.handle(WaitOver(job.request_id), max(until_s, self._clock.now()))
                 )
@@ -380,7 +381,7 @@ class Dispatcher:
     # -- what others read
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """Models that live nodes serve, by name."""
+        """Return the models that live nodes serve, by name."""
         return self.state.fleet.models()
 
     def _layout(self, wanted: WantedModel) -> BlockLayout | None:
@@ -389,7 +390,7 @@ class Dispatcher:
         return next((m.layout for m in self.models() if wanted.matches(m)), None)
 
     def snapshot(self) -> SchedulerStats:
-        """Counters for the views and /metrics."""
+        """Return the counters for the views and /metrics."""
         records = self.state.fleet.records.values()
         return SchedulerStats(
             arrived=self.state.arrived,
@@ -415,13 +416,13 @@ class Dispatcher:
         )
 
     def routing(self) -> RoutingView:
-        """What was decided, and what decisions are made from."""
+        """Return the logged decisions and the data behind predictions."""
         return RoutingView(
             tuple(self.stats.decisions()), node_costs(self.state.fleet.records.values())
         )
 
     def waiting(self) -> tuple[WaitingRequest, ...]:
-        """Requests that wait for a node, by rank."""
+        """Return the requests waiting for a node, by rank."""
         return tuple(
             WaitingRequest(job.answer.request.tenant, job.wanted.name, call)
             for call in self.state.queue.calls(self._clock.now())

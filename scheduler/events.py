@@ -1,7 +1,7 @@
-"""What can happen to the scheduler, and what it may ask for in return.
+"""Events of the scheduler core, and the instructions that the core returns.
 
-Events go into ``SchedulerState.handle``; instructions come out and are carried out by
-scheduler/dispatcher.py. All are frozen values, so a scenario is a list of them.
+Events go into ``SchedulerState.handle``; scheduler/dispatcher.py carries out the returned
+instructions. All are frozen values, so a scenario is a list of events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Stage(StrEnum):
 
 
 class Failure(StrEnum):
-    """Why the scheduler gives a request up."""
+    """Why the scheduler gives up a request."""
 
     OVERLOADED = "overloaded"
     NO_NODE = "no_node"
@@ -36,15 +36,16 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WantedModel:
-    """Which model a request is for.
+    """The model that a request needs.
 
-    A request that was prepared for certain weights and a certain KV layout is never sent to
-    others of the same name: its namespace key names KV of just those.
+    A request prepared for certain weights and a certain KV layout is never sent to a model of the
+    same name with different weights or layout: the request's namespace key names KV of exactly
+    these weights and this layout.
 
     Attributes:
-        name: what requests call it.
-        revision: which weights; None takes any.
-        layout: which KV layout; None takes any.
+        name: model name in requests.
+        revision: identifies the weights; None accepts any.
+        layout: KV layout; None accepts any.
     """
 
     name: str
@@ -52,11 +53,11 @@ class WantedModel:
     layout: BlockLayout | None = None
 
     def __hash__(self) -> int:
-        """Each request looks nodes up with it several times: the layout would cost the most."""
+        """Hash without the layout: hashing a layout is slow, and each request looks up often."""
         return hash((self.name, self.revision))
 
     def matches(self, model: ModelInfo) -> bool:
-        """Whether a served model is the wanted one."""
+        """Return whether a served model is the wanted model."""
         return (
             model.name == self.name
             and self.revision in (None, model.revision)
@@ -66,12 +67,12 @@ class WantedModel:
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """A compute node as the directory (or the node itself) describes it.
+    """A compute node as described by the directory (or by the node itself).
 
     Attributes:
-        info: its registration.
-        load: its last heartbeat.
-        state: ``alive``, ``suspect`` or ``dead``, as the directory says.
+        info: registration of the node.
+        load: last heartbeat of the node.
+        state: ``alive``, ``suspect`` or ``dead``, as reported by the directory.
     """
 
     info: NodeInfo
@@ -81,12 +82,12 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True)
 class NodesSeen:
-    """The whole list of compute nodes; whoever is not in it is doubted, and later forgotten.
+    """The complete list of compute nodes. A missing node becomes suspect and is removed later.
 
     Attributes:
         nodes: the compute nodes.
-        pool_nodes: how many nodes' memory and disks they share; 0: unknown, and no load is assumed
-            to wait for those of other compute nodes.
+        pool_nodes: number of pool nodes whose memory and disks the compute nodes share. 0: unknown;
+            then no load is predicted to wait for loads of other compute nodes.
     """
 
     nodes: tuple[SeenNode, ...]
@@ -99,15 +100,15 @@ class RequestArrived:
 
     Attributes:
         request_id: unique among live requests.
-        model: which model.
+        model: the model to use.
         prompt_tokens: length of the prompt.
-        session_id: breaks ties towards the node that answered this session last.
+        session_id: breaks ties in favour of the node that last answered this session.
         locatable: the prompt has a full block and may use the cache.
-        splittable: a prefill node may hand it over. Blended KV is never published, so a request
-            with chunks to blend stays where it was prefilled, and so does one that only asks about
-            its prompt.
-        priority: lower goes earlier, when it has to wait.
-        preferred_node: where the plan of its statement has its prefix; None: no wish.
+        splittable: a prefill node may hand the request over. False for a request with chunks to
+            blend, because blended KV is never published, and for a request that only reads out its
+            prompt.
+        priority: a lower priority goes earlier among waiting requests.
+        preferred_node: the node where the statement's plan has the prefix; None: no preference.
     """
 
     request_id: RequestId
@@ -122,12 +123,13 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class ChainLocated:
-    """The directory answered, or did not (then everything is empty).
+    """The directory's reply. Without a reply all counts are empty.
 
     Attributes:
-        request_id: whose chain.
+        request_id: the request whose chain was located.
         near: per compute node, blocks in its L1 and on its host.
-        pool: blocks in anybody's memory (``l3_blocks``) and with disk (``l4_blocks``).
+        pool: blocks in the memory of any node (``l3_blocks``), and in memory or on disk
+            (``l4_blocks``).
     """
 
     request_id: RequestId
@@ -137,14 +139,14 @@ class ChainLocated:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The node that runs the request's current stage sent its first token."""
+    """The node running the request's current stage sent its first token."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """KV of the prompt's first ``published_tokens`` is in the pool; its prefill stage goes on."""
+    """The pool has KV of the prompt's first ``published_tokens``; the prefill stage goes on."""
 
     request_id: RequestId
     published_tokens: int
@@ -152,7 +154,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchDone:
-    """A node that was asked to load ahead answered: it has the first ``tokens``, maybe none."""
+    """A node has answered a Prefetch: its pages hold the first ``tokens``, possibly 0."""
 
     request_id: RequestId
     node_id: NodeId
@@ -161,7 +163,7 @@ class PrefetchDone:
 
 @dataclass(frozen=True, slots=True)
 class HandoffDone:
-    """The prefill stage ended; ``total_tokens`` is the prompt and what was generated."""
+    """The prefill stage ended; ``total_tokens`` counts the prompt and the generated tokens."""
 
     request_id: RequestId
     total_tokens: int
@@ -169,7 +171,7 @@ class HandoffDone:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """The node died under the request. ``total_tokens`` as in HandoffDone."""
+    """The node died while serving the request. ``total_tokens`` as in HandoffDone."""
 
     request_id: RequestId
     total_tokens: int
@@ -177,14 +179,14 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class NodeRefused:
-    """The node's queue is full; it is healthy."""
+    """The node refused the request because its queue is full; the node is healthy."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class WaitOver:
-    """The time a request was told to wait has passed."""
+    """The time given in a Wait has passed."""
 
     request_id: RequestId
 
@@ -198,7 +200,7 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The request can't work, or its node broke a rule; nobody else is tried."""
+    """The request can't succeed, or its node broke a rule; no other node is tried."""
 
     request_id: RequestId
 
@@ -229,14 +231,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """Ask the directory where the request's chain is, then say ChainLocated."""
+    """Ask the directory where the request's chain is, then report ChainLocated."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateCost:
-    """One node that could take a request, and what it would cost there."""
+    """A candidate node for a request, and the cost at this node."""
 
     node_id: NodeId
     cost: CostSplit
@@ -244,14 +246,14 @@ class CandidateCost:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the request's next stage to that life of that node.
+    """Send the request's next stage to one incarnation of a node.
 
     Attributes:
-        request_id: which request.
-        node_id: where to.
-        incarnation: which life of the node was meant.
-        stage: what to ask for.
-        candidates: the cheapest that were weighed, the chosen one first.
+        request_id: the request.
+        node_id: the destination.
+        incarnation: the intended incarnation of the node.
+        stage: the part of the answer to ask for.
+        candidates: the cheapest candidates that were compared, the chosen node first.
         attempt: counts sends of this request, from 1.
     """
 
@@ -265,9 +267,10 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Have a node load the prompt's first ``tokens``, then say PrefetchDone; nobody waits for it.
+    """Have a node load the prompt's first ``tokens``, then report PrefetchDone.
 
-    It is the node that will go on after the prefill, or the one a waiting request will go to.
+    No request waits for the load. The node is the successor after the prefill, or the node for
+    which the request waits.
     """
 
     request_id: RequestId
@@ -278,7 +281,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No node has room for it now; say WaitOver at ``until_s`` unless told otherwise before."""
+    """No node has room now; report WaitOver at ``until_s`` unless instructed otherwise before."""
 
     request_id: RequestId
     until_s: float
@@ -286,19 +289,19 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class RefreshNodes:
-    """Look at the list of nodes now: something about it is no longer true."""
+    """Refresh the list of nodes now: a part of the list is out of date."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Stop listening to the node: its life ended. Say NodeLost, as if it had hung up."""
+    """Stop listening to a node whose incarnation ended. Report NodeLost, as for a hang-up."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Give the request up; the caller is told why, and after how long to try again."""
+    """Give up the request; the caller is told the reason and when to retry."""
 
     request_id: RequestId
     failure: Failure

@@ -1,7 +1,7 @@
-"""One live request as the scheduler's core sees it: its phase, its node, its story.
+"""One live request in the scheduler's core: its phase, its node, its story.
 
-A part of SchedulerState, mutated only through it. TRANSITIONS is the truth about what may follow
-what; anything else raises.
+A part of SchedulerState, mutated only through SchedulerState. TRANSITIONS lists the allowed moves
+between phases; any other move raises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STORY_LINES = 32
 
 
 class RequestPhase(StrEnum):
-    """Where a request is in its life."""
+    """Phase in the life of a request."""
 
     LOCATING = "locating"
     RUNNING = "running"
@@ -47,7 +47,8 @@ TRANSITIONS: dict[RequestPhase, frozenset[RequestPhase]] = {
         }
     ),
 }
-"""Every move a request may make; anything else is our bug and raises with its story."""
+"""All allowed moves of a request; any other move is a bug here and raises with the request's story.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,28 +56,29 @@ class RequestRecord:
     """One live request.
 
     Attributes:
-        arrived: what came in.
+        arrived: the arrival event.
         phase: see TRANSITIONS.
-        stage: what the next (or running) dispatch asks for.
-        total_tokens: prompt and what was generated so far.
+        stage: the stage of the next (or running) dispatch.
+        total_tokens: prompt tokens and generated tokens.
         near: blocks near each node; pool: blocks anywhere.
-        node: who runs it; None unless RUNNING.
-        queued_tokens: what it adds to ``node.waiting_tokens`` until its first token.
+        node: the node running the request; None unless RUNNING.
+        queued_tokens: tokens of this request in ``node.waiting_tokens`` until the first token
+            comes.
         refused: nodes whose queue was full.
-        lives_lost: lives of nodes that died under it.
-        losses: lives lost, and streams lost after progress.
-        attempts: sends so far.
-        arrived_s: when it came; ``rank`` orders it among those that wait.
-        waiting_since_s: when it last began to wait.
-        service_s: predicted seconds of its prefill, loading included, where it would go.
-        awaits: the node it waits for; None unless WAITING for room at one.
-        awaited_tokens: what it will add to that node's queue.
-        asked_ahead: a node was asked to load its blocks, since it last began to wait.
-        ahead: the node that does that now; None: nobody.
-        successor: who is to go on after the prefill stage; it loads ahead.
-        prefetched_tokens: how much of the prompt it was told to load.
+        lives_lost: incarnations of nodes that died while serving the request.
+        losses: incarnations lost, and streams lost after progress.
+        attempts: number of sends.
+        arrived_s: arrival time; ``rank`` orders waiting requests.
+        waiting_since_s: when the request last began to wait.
+        service_s: predicted seconds of the prefill, loading included, at the chosen node.
+        awaits: the node for which the request waits; None unless WAITING for room at a node.
+        awaited_tokens: tokens to be added to the queue of ``awaits``.
+        asked_ahead: a node was asked to load blocks ahead since the request last began to wait.
+        ahead: the node loading blocks ahead now; None: no node.
+        successor: the node that continues after the prefill stage; it loads blocks ahead.
+        prefetched_tokens: tokens of the prompt that the successor was told to load.
         give_up_s: when waiting ends; None while the answer makes progress.
-        story: what happened to it and when, oldest first, bounded.
+        story: past events with their times, oldest first, bounded.
     """
 
     arrived: RequestArrived
@@ -107,7 +109,7 @@ class RequestRecord:
 
     @property
     def request_id(self) -> RequestId:
-        """Its name."""
+        """Return the request's id."""
         return self.arrived.request_id
 
     def tell(self, what: str, now: float) -> None:
@@ -120,7 +122,7 @@ class RequestRecord:
         """Go to another phase.
 
         Raises:
-            InvalidTransition: TRANSITIONS does not have it.
+            InvalidTransition: TRANSITIONS does not allow the move.
         """
         if phase not in TRANSITIONS[self.phase]:
             story = "; ".join(f"{at_s:.3f} {what}" for at_s, what in self.story)
@@ -132,4 +134,4 @@ class RequestRecord:
 
 
 class InvalidTransition(AssertionError):
-    """A request was moved in a way TRANSITIONS does not allow; carries its story."""
+    """A request made a move that TRANSITIONS does not allow; carries the request's story."""

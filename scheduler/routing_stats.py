@@ -1,8 +1,8 @@
-"""What the scheduler did and how well it predicted: counters, a bounded log of decisions, views.
+"""Counters, a bounded log of routing decisions, and the accuracy of the scheduler's predictions.
 
 Written by scheduler/dispatcher.py; read by /metrics and the admin views (``stat_scheduler``,
 ``node_costs``, ``routing_errors``), whose rows are computed when a view is read. Nothing here
-decides anything; forgetting old decisions is on purpose.
+decides anything. Old decisions are dropped on purpose.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class AffinityCounts:
     """Counters of one model since the front started.
 
     Attributes:
-        decisions: sends of a prompt to a node, again after a loss included.
-        affinity_hit: of those with a choice, to the node that had most of it near.
-        affinity_miss: no node had any of it near.
-        load_override: another node had more, but would have cost more.
-        matched_tokens: prompt tokens worth reusing where most of them were.
+        decisions: sends of a prompt to a node, including resends after a loss.
+        affinity_hit: decisions with a choice that picked the node with most of the prompt near.
+        affinity_miss: decisions where no node had any of the prompt near.
+        load_override: decisions against a node with more of the prompt near, because of its cost.
+        matched_tokens: prompt tokens worth reusing at the node with most of them.
         predicted_tokens: prompt tokens expected to be reused at the chosen node.
         queued: waits for room at a node.
-        queue_time: milliseconds of these.
+        queue_time: milliseconds of these waits.
     """
 
     decisions: int = 0
@@ -44,12 +44,12 @@ class AffinityCounts:
     def decided(self, candidates: Sequence[CandidateCost], block_tokens: int) -> None:
         """Count a decision.
 
-        Near is what lies in a node's pages or on its host (L1 and L2); what is further away is as
-        far from every node.
+        Near means in a node's pages or on its host (L1 and L2); blocks further away are equally far
+        from every node.
 
         Args:
-            candidates: those that were weighed, the chosen one first.
-            block_tokens: of the model's blocks.
+            candidates: the compared candidates, the chosen node first.
+            block_tokens: tokens per block of the model.
         """
         self.decisions += 1
         if len(candidates) == 1:
@@ -86,7 +86,7 @@ class Affinity:
         return counts
 
     def counts(self) -> Mapping[str, Mapping[str, float]]:
-        """Return all numbers by model, as they are now."""
+        """Return the current counters by model."""
         return {model: asdict(counts) for model, counts in self._models.items()}
 
 
@@ -95,17 +95,17 @@ class Decision:
     """One choice of a node.
 
     Attributes:
-        request_id: for which request.
-        attempt: its how many-th send.
-        stage: what was asked for.
-        node_id: who was chosen.
-        candidates: all that were weighed, the chosen one first.
+        request_id: the request.
+        attempt: number of this send of the request, from 1.
+        stage: the stage that was asked for.
+        node_id: the chosen node.
+        candidates: the compared candidates, the chosen node first.
         decided_s: monotonic time of the decision.
-        predicted_ttft_s: what the cost said.
-        decided_unix_s: the same time for people.
+        predicted_ttft_s: predicted time to the first token.
+        decided_unix_s: wall-clock time of the decision.
         model: name of the model.
-        prompt_tokens: tokens of the prompt, with what was generated before.
-        actual_ttft_s: what it was; None until (and unless) a token came.
+        prompt_tokens: tokens of the prompt and of the answer generated before.
+        actual_ttft_s: measured time to the first token; None until (and unless) a token came.
     """
 
     request_id: RequestId
@@ -153,15 +153,15 @@ class RoutingStats:
     Attributes:
         dispatched: sends to a node.
         resent: sends after a loss or a refusal.
-        handoffs: prefill stages that were continued elsewhere.
-        located: chains the directory was asked for.
-        prefetches: times a node loaded blocks ahead: while their prompt was still computed
-            elsewhere, or waited.
-        cache_errors: failures that became "no hits" or a resend, by kind.
-        leases_reserved: chains that were promised to stay until their request is served.
-        leases_committed: of these, ended because their blocks were taken.
-        leases_aborted: ended because they were not wanted any more.
-        leases_lost: ends and prolongations that the directory did not take.
+        handoffs: prefill stages continued on another node.
+        located: locates of chains sent to the directory.
+        prefetches: times a node loaded blocks ahead, while the prompt was still computed on another
+            node or waited.
+        cache_errors: failures turned into "no hits" or a resend, by kind.
+        leases_reserved: leases taken on chains until their request is served.
+        leases_committed: leases ended because their blocks were read.
+        leases_aborted: leases ended because their blocks were no longer needed.
+        leases_lost: extensions and ends of leases that the directory did not accept.
     """
 
     def __init__(self, decisions_logged: int) -> None:
@@ -188,7 +188,7 @@ class RoutingStats:
         model: str = "",
         prompt_tokens: int = 0,
     ) -> None:
-        """Log a decision and forget the oldest one too many."""
+        """Log a decision and drop the oldest decision beyond the capacity."""
         self.dispatched += 1
         if dispatch.attempt > 1 and dispatch.stage is not Stage.DECODE:
             self.resent += 1
@@ -211,14 +211,14 @@ class RoutingStats:
             self._ttft_s.pop(forgotten, None)
 
     def record_first_token(self, dispatch: Dispatch, now: float) -> None:
-        """Note the truth beside the prediction."""
+        """Record the measured time next to the prediction."""
         key = (dispatch.request_id, dispatch.attempt)
         decision = self._decisions.get(key)
         if decision is not None:
             self._ttft_s[key] = now - decision.decided_s
 
     def decisions(self) -> Iterable[Decision]:
-        """The newest decisions, oldest first."""
+        """Return the newest decisions, oldest first."""
         return tuple(
             replace(decision, actual_ttft_s=self._ttft_s.get(key))
             for key, decision in self._decisions.items()
@@ -227,15 +227,15 @@ class RoutingStats:
 
 @dataclass(frozen=True, slots=True)
 class ErrorSummary:
-    """How well times to the first token were predicted.
+    """Accuracy of predicted times to the first token.
 
     Attributes:
-        node_id: by whom the requests were answered; None: by any node.
-        model: which model.
-        stage: what was asked for.
-        count: answers among the decisions that are still logged.
+        node_id: the answering node; None: all nodes.
+        model: name of the model.
+        stage: the stage that was asked for.
+        count: answered requests among the logged decisions.
         mean_predicted_s: mean of the predictions.
-        mean_actual_s: mean of the truth.
+        mean_actual_s: mean of the measured times.
         error_s: mean, p50, p90 and p99 of the absolute difference.
         ratio: mean, p50, p90 and p99 of actual / predicted.
     """
@@ -252,12 +252,12 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """What the scheduler predicts with for one node.
+    """Data for the scheduler's predictions for one node.
 
     Attributes:
-        record: its figures, as its heartbeats told them, with defaults where they do not.
-        wait_tokens: prompt tokens it has to compute, ours and others'.
-        queued_bytes: bytes it loads or will load from L2, L3 and L4.
+        record: the node's record, from its heartbeats, with defaults for missing rates.
+        wait_tokens: prompt tokens that the node has to compute, ours and other fronts'.
+        queued_bytes: bytes that the node loads or will load from L2, L3 and L4.
     """
 
     record: NodeRecord
@@ -267,23 +267,23 @@ class NodeCosts:
 
 @dataclass(frozen=True, slots=True)
 class RoutingView:
-    """Everything about routing that the admin views show.
+    """Everything about routing in the admin views.
 
     Attributes:
-        decisions: the newest, oldest first.
-        nodes: what predictions are made from.
+        decisions: the newest decisions, oldest first.
+        nodes: data behind the predictions.
     """
 
     decisions: tuple[Decision, ...] = ()
     nodes: tuple[NodeCosts, ...] = ()
 
     def errors(self) -> tuple[ErrorSummary, ...]:
-        """Sum up how wrong the logged predictions were."""
+        """Summarise the errors of the logged predictions."""
         return summarise(self.decisions)
 
 
 def node_costs(records: Iterable[NodeRecord]) -> tuple[NodeCosts, ...]:
-    """Collect what is known of nodes, by name."""
+    """Collect the data of all nodes, sorted by name."""
     ordered = sorted(records, key=lambda record: record.info.node_id)
     return tuple(
         NodeCosts(r, r.waiting_tokens + r.others_waiting_tokens, r.queued_bytes) for r in ordered
@@ -291,7 +291,7 @@ def node_costs(records: Iterable[NodeRecord]) -> tuple[NodeCosts, ...]:
 
 
 def summarise(decisions: Iterable[Decision]) -> tuple[ErrorSummary, ...]:
-    """Summarise predictions whose truth is known: by model and stage, for all nodes and each."""
+    """Summarise answered predictions by model and stage, for all nodes and for each node."""
     groups: dict[tuple[str, Stage, NodeId | None], list[Decision]] = {}
     for decision in decisions:
         if decision.actual_ttft_s is not None:
@@ -321,7 +321,7 @@ def _summary(node_id: NodeId | None, answered: list[Decision]) -> ErrorSummary:
 def _spread(
     predicted: Sequence[float], actual: Sequence[float], measure: Callable[[float, float], float]
 ) -> tuple[float, float, float, float]:
-    """Mean, p50, p90 and p99, each quantile a value that occurred."""
+    """Return mean, p50, p90 and p99; each quantile is a value from the data."""
     values = sorted(map(measure, predicted, actual))
     p50, p90, p99 = (values[math.ceil(q * len(values)) - 1] for q in (0.5, 0.9, 0.99))
     return sum(values) / len(values), p50, p90, p99

@@ -1,1 +1,1 @@
-"""The compute nodes as the scheduler knows them: load, speed, health."""
+"""The compute nodes in the scheduler's view: load, speed, health."""

@@ -1,7 +1,7 @@
-"""Who is there: the list of compute nodes, and a connection to each.
+"""The list of compute nodes, and a connection to each node.
 
-Used by scheduler/dispatcher.py. A front asks the meta server; a process that has its nodes inside
-hands them in. Failures are raised as they come: the dispatcher decides what they mean.
+Used by scheduler/dispatcher.py. A front asks the meta server; a process with embedded nodes passes
+their clients in. Failures are raised unchanged: the dispatcher decides what a failure means.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ Connect = Callable[[NodeInfo], ComputeClient]
 """Makes a client for a node; does no I/O itself (gRPC channels connect when first used)."""
 
 StartNodes = Callable[[], Awaitable[Sequence[ComputeClient]]]
-"""Starts the compute nodes of this process, or waits until they are; raises what keeps them."""
+"""Starts the compute nodes of this process and waits until they run; raises the cause of a failure.
+"""
 
 FORGET_AFTER_LOOKS = 60
-"""Connections to nodes that were missing from so many looks are closed."""
+"""A connection is closed after its node was missing from this number of refreshes."""
 
 LIST_TIMEOUT_S = 2.0
-"""For the meta server's list, while there are remembered nodes to ask instead."""
+"""For the meta server's list, while remembered nodes can be asked instead."""
 
 PROBE_TIMEOUT_S = 2.0
 """For a remembered node to describe itself."""
@@ -53,10 +54,10 @@ class ClusterView:
     """The compute nodes and their clients.
 
     Attributes:
-        nodes: every node of the last look, DMP and front processes included (for the views).
-        default_model: the model that was last the only one; empty before there was one. A second
-            model that joins does not change what calls without a name mean.
-        from_memory: the nodes are remembered ones: no meta server answered since the start.
+        nodes: all nodes of the last refresh, including DMP and front processes (for the views).
+        default_model: the last model that was the only model; empty before the first. A second
+            model does not change the meaning of calls without a model name.
+        from_memory: the nodes are remembered ones: no meta server has answered since the start.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class ClusterView:
         Args:
             meta: lists the nodes; not needed with ``fixed``.
             connect: makes clients of listed nodes.
-            fixed: the compute nodes of this process; the list of ``meta`` is then not used for
+            fixed: the compute nodes of this process. The list of ``meta`` is then not used for
                 routing, and these clients are not closed here.
-            start_nodes: gives those of ``fixed`` at the first ``wake``; before it there is no node.
+            start_nodes: returns the ``fixed`` clients at the first ``wake``; the list is empty
+                before.
             memory: nodes of the last run, asked until the meta server answers for the first time.
         """
         self._memory = memory
@@ -94,29 +96,29 @@ class ClusterView:
 
     @property
     def pool_nodes(self) -> int:
-        """Live nodes whose memory and disks the compute nodes share; 0 when none are listed."""
+        """Number of live pool nodes shared by the compute nodes; 0 if none is listed."""
         return sum(s.info.role is NodeRole.DMP and s.state == "alive" for s in self.nodes)
 
     @property
     def asleep(self) -> bool:
-        """Whether the nodes of this process are still to be started."""
+        """Return whether the nodes of this process still have to be started."""
         return self._start_nodes is not None and not self._fixed
 
     async def wake(self) -> None:
-        """Have the nodes of this process started, if they start when they are needed.
+        """Start the nodes of this process, if they start on demand and have not started.
 
         Raises:
-            TierKVError: they can't start.
+            TierKVError: the nodes can't start.
         """
         if self._start_nodes is not None and not self._fixed:
             self._fixed = tuple(await self._start_nodes())
 
     async def refresh(self) -> tuple[SeenNode, ...]:
-        """Look at the list of compute nodes.
+        """Refresh the list of compute nodes.
 
         Raises:
             DirectoryUnavailableError: the meta server did not answer.
-            TransportError: a fixed node did not.
+            TransportError: a fixed node did not answer.
         """
         if self._fixed:
             return await self._describe_fixed()
@@ -134,7 +136,7 @@ class ClusterView:
         return tuple(SeenNode(s.info, s.report.load, s.state) for s in compute)
 
     async def _list(self, meta: MetaClient) -> tuple[DirectoryNode, ...]:
-        """Ask the meta server; before it has answered once, the remembered nodes stand in."""
+        """Ask the meta server; until its first answer, fall back to the remembered nodes."""
         if not self._remembered:
             return await meta.list_nodes()
         try:
@@ -147,7 +149,7 @@ class ClusterView:
         return nodes
 
     async def _probe_remembered(self) -> tuple[DirectoryNode, ...]:
-        """Ask remembered compute nodes for themselves; those that don't answer are called dead."""
+        """Ask remembered compute nodes for their state; no answer counts as dead."""
         probed = await asyncio.gather(*map(self._probe, _computing(self._remembered)))
         others = [s for s in self._remembered if s not in _computing(self._remembered)]
         self._remembered = (*probed, *(replace(s, state="dead") for s in others))
@@ -162,7 +164,7 @@ class ClusterView:
                 info, report = await client.describe()
         except (TimeoutError, CacheError, NodeRefusedError):
             return replace(known, state="dead")
-        if info.node_id != node_id:  # Another node has its address now.
+        if info.node_id != node_id:  # # Another node has the address now.
             return replace(known, state="dead")
         return DirectoryNode(info, report, heartbeat_age_s=0.0, state="alive")
 
@@ -183,9 +185,9 @@ class ClusterView:
         return tuple(seen)
 
     async def fresh_reports(self, timeout_s: float) -> dict[NodeId, NodeReport]:
-        """Ask the compute nodes what they have counted by now, all at once.
+        """Ask all compute nodes at once for their current report.
 
-        A node that does not answer in time is left out: its last heartbeat has to do.
+        A node without an answer in time is left out; the caller then uses its last heartbeat.
         """
         clients = dict(self._fixed_by_id)
         for state in self.nodes:
@@ -207,10 +209,10 @@ class ClusterView:
         return None
 
     def client(self, node_id: NodeId, incarnation: Incarnation) -> ComputeClient:
-        """Return the connection to one life of a node.
+        """Return the connection to one incarnation of a node.
 
         Raises:
-            TransportError: that life is over, or the node was never seen.
+            TransportError: the incarnation has ended, or the node was never seen.
         """
         if node_id in self._fixed_by_id:
             return self._fixed_by_id[node_id]
@@ -224,9 +226,9 @@ class ClusterView:
         return known[1]
 
     def _retire(self, listed: set[NodeId]) -> None:
-        """Put aside connections to earlier lives, and to nodes that stayed away.
+        """Retire connections to earlier incarnations and to nodes missing for too long.
 
-        They are closed at the next look: by then their requests have moved on.
+        Retired connections are closed at the next refresh: by then their requests have moved on.
         """
         for node_id in list(self._infos):
             self._missing[node_id] = 0 if node_id in listed else self._missing.get(node_id, 0) + 1

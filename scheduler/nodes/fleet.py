@@ -1,7 +1,7 @@
-"""The compute nodes as the scheduler knows them: seen, loaded, suspected, probed.
+"""The compute nodes in the scheduler's view, and which of them may be asked.
 
-A part of SchedulerState, mutated only through it. What is known of each node is in
-scheduler/nodes/node_record.py; here is which of them may be asked.
+A part of SchedulerState, mutated only through SchedulerState. The data of a single node is in
+scheduler/nodes/node_record.py; this file tracks the list: seen, suspected and probed nodes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tierkv.scheduler.nodes.node_record import NodeRecord
 from tierkv.scheduler.nodes.node_table import NodeTable
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
-"""What the directory calls a node (tierkv.metaserver.client.DirectoryNode.state)."""
+"""States of a node in the directory (tierkv.metaserver.client.DirectoryNode.state)."""
 
 ABSENT_GRACE_S = 10.0
-"""A node that vanished from the list stays usable this long: a restarted directory knows nobody."""
+"""A node missing from the list stays usable this long: a restarted directory lists no nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Candidates that are weighed together.
+    """Candidates prepared for one comparison.
 
     Attributes:
-        nodes: in their order.
+        nodes: the candidates in order.
         rows: their rows in the table.
-        positions: where in the order each is.
-        typical: how fast a typical one of them is.
+        positions: index of each node in ``nodes``.
+        typical: speeds of a typical candidate.
     """
 
     nodes: Sequence[NodeRecord]
@@ -50,11 +50,11 @@ class Fleet:
     """All nodes by id.
 
     Attributes:
-        config: default rates, and what suspensions are.
-        records: the current life of each node; superseded lives live on in their requests only.
-        table: the figures of those.
+        config: default rates and suspension times.
+        records: the current incarnation of each node; only requests refer to earlier incarnations.
+        table: figures of all records.
         pool_nodes: nodes whose memory and disks make up L3 and L4; 0: unknown.
-        changes: how often it changed who may be asked.
+        changes: number of changes to the set of usable nodes.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -69,10 +69,10 @@ class Fleet:
         self._all_usable = True
 
     def see(self, nodes: Iterable[SeenNode], now: float) -> list[NodeRecord]:
-        """Take over a list of nodes.
+        """Apply a list of nodes.
 
         Returns:
-            lives that ended: replaced by a newer incarnation, or called dead.
+            incarnations that ended: replaced by a newer incarnation, or reported as dead.
         """
         ended: list[NodeRecord] = []
         self._lists.clear()
@@ -110,7 +110,7 @@ class Fleet:
                 del self.records[node_id]
 
     def serving(self, wanted: WantedModel) -> list[NodeRecord]:
-        """Nodes that serve a model, whatever their state."""
+        """Return the nodes that serve a model, in any state."""
         return self._found(
             (wanted, "serving"), lambda: [r for r in self.records.values() if r.serves(wanted)]
         )
@@ -118,7 +118,7 @@ class Fleet:
     def _found(
         self, key: tuple[WantedModel, str], find: Callable[[], list[NodeRecord]]
     ) -> list[NodeRecord]:
-        """Find nodes once per look at the list; nobody changes the answer."""
+        """Find nodes once per refresh of the list; callers do not change the returned list."""
         found = self._lists.get(key)
         if found is None:
             if len(self._lists) >= 4 * limits.MAX_MODELS_PER_NODE:
@@ -128,7 +128,7 @@ class Fleet:
         return found
 
     def group(self, nodes: Sequence[NodeRecord]) -> Group:
-        """Prepare nodes for weighing; lists that were found here are prepared once."""
+        """Prepare nodes for comparison; cached for lists that this fleet returned."""
         known = self._groups.get(id(nodes))
         if known is not None and known.nodes is nodes:
             return known
@@ -147,10 +147,10 @@ class Fleet:
         refused: Collection[NodeId],
         now: float,
     ) -> list[NodeRecord]:
-        """Nodes that could take a stage, only those of the best rank there is.
+        """Return the nodes that could take a stage; only the nodes of the best rank.
 
-        A node of the wrong role is better than a suspect's silence but worse than a suspect of the
-        right role; a node called dead is asked last, in case only its heartbeats were lost.
+        A suspect node of the right role ranks above an alive node of the wrong role. A dead node
+        ranks last; it is asked only in case merely its heartbeats were lost.
         """
         if self._all_usable and not refused:
             key = (wanted, "decode" if stage is Stage.DECODE else "prefill")
@@ -165,7 +165,7 @@ class Fleet:
     def decoders(
         self, wanted: WantedModel, *, refused: Collection[NodeId], now: float
     ) -> list[NodeRecord]:
-        """Live nodes that are there to continue answers others began, not to begin them."""
+        """Return live decode nodes: they continue answers begun elsewhere, but begin none."""
         found = self._found((wanted, "decoders"), lambda: self._live_decoders(wanted))
         return [r for r in found if r.usable(now) and r.info.node_id not in refused]
 
@@ -175,13 +175,13 @@ class Fleet:
         ]
 
     def decodes_elsewhere(self, wanted: WantedModel, now: float) -> bool:
-        """Whether some live node continues answers that a prefill node began."""
+        """Return whether some live node continues answers that a prefill node began."""
         return any(
             r.info.role.decodes and r.state == ALIVE and r.usable(now) for r in self.serving(wanted)
         )
 
     def next_probe_s(self, wanted: WantedModel, now: float) -> float | None:
-        """When the next suspended node of that model may be tried; None if there is none."""
+        """Return when a suspended node of a model may be tried; None if no node is suspended."""
         times = [
             r.suspended_until_s for r in self.serving(wanted) if r.failures and r.probe is None
         ]
@@ -190,7 +190,7 @@ class Fleet:
     def fail(self, record: NodeRecord, request_id: RequestId, now: float) -> None:
         """Suspend a node, twice as long as the last time.
 
-        Requests that were lost together count once: only the probe, or the first of them, does.
+        Requests lost together count once: only the probe, or the first lost request, counts.
         """
         if record.failures and record.probe != request_id:
             return
@@ -202,12 +202,12 @@ class Fleet:
         record.suspended_until_s = now + min(backoff_s, self.config.backoff_max_s)
 
     def trust(self, record: NodeRecord) -> None:
-        """Hold nothing against a node any more."""
+        """Clear the failures and the probe of a node."""
         record.failures, record.probe = 0, None
         self.changes += 1
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """Models of all nodes, by name; live nodes' word counts first, then that of the doubted."""
+        """Return the models of all nodes by name; alive nodes win, then suspect, then dead."""
         if self._models is None:
             self._models = self._find_models()
         return self._models
@@ -227,7 +227,7 @@ def _weights(model: ModelInfo) -> tuple[str, str]:
 
 
 def _typical_loads(nodes: Sequence[SeenNode]) -> dict[tuple[str, str], NodeLoad]:
-    """Find a typical node of each model of which some node has computed anything."""
+    """Find the typical load of each model that several nodes serve and some have computed."""
     loads: dict[tuple[str, str], list[NodeLoad]] = {}
     for seen in nodes:
         for model in seen.info.models:

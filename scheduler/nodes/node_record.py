@@ -1,8 +1,8 @@
-"""One life of one compute node as the scheduler knows it: its reports, and our account of it.
+"""One incarnation of one compute node: reports of the node, and our account of requests sent there.
 
-A part of the fleet, mutated only through SchedulerState. Between two heartbeats the record keeps
-account of what was sent to the node, so that a burst does not all go to the node, or over the path,
-that looked idle. Answers teach how far predictions are off (costing/correction.py).
+A part of the fleet, mutated only through SchedulerState. Between two heartbeats the record counts
+the requests sent to the node, so a burst is spread over nodes and paths, even if a single node or
+path looked idle. Answers correct later predictions (costing/correction.py).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NO_BYTES = (0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a node was given to do before the first token of a request.
+    """Work of a node for a request before the first token.
 
     Attributes:
         tokens: tokens to compute.
-        compute_s: seconds that was predicted to take.
+        compute_s: predicted seconds to compute the tokens.
         load_bytes: bytes to load from L2, L3 and L4.
         predicted_s: predicted seconds to the first token, before any correction.
-        corrected_s: the same, corrected.
+        corrected_s: predicted seconds to the first token, after correction.
     """
 
     tokens: int
@@ -45,7 +45,7 @@ class Work:
 
 
 class Peak(NamedTuple):
-    """The most we had at a node between two looks at it: requests, tokens, and bytes by tier."""
+    """Maximum of our work at a node between two refreshes: requests, tokens, and bytes by tier."""
 
     in_flight: int
     waiting_tokens: int
@@ -54,22 +54,22 @@ class Peak(NamedTuple):
 
 NOTHING = Peak(0, 0, _NO_BYTES)
 LOOKS_COMPARED = 3
-"""A report may be so many looks old: the node tells the meta server, and that tells us. What was
-ours then must not be taken for that of others."""
+"""Age of a heartbeat in refreshes, at most: a report travels by the meta server. Our work of that
+time must not be counted as work of other fronts."""
 
 
 def max_of(peaks: Iterable[Peak]) -> Peak:
-    """The most of each over several times between looks."""
+    """Return the maximum of each field over several peaks."""
     in_flight, waiting_tokens, load_bytes = zip(*peaks, strict=True)
     l2, l3, l4 = map(max, zip(*load_bytes, strict=True))
     return Peak(max(in_flight), max(waiting_tokens), (l2, l3, l4))
 
 
 class Account(NamedTuple):
-    """What a node has to do, in the order of ``node_table.Figures``; see there.
+    """Pending work of a node, in the order of ``node_table.Figures``; see there.
 
-    ``head_s`` is of the request it is at, which should have its first token at ``head_end_s``. When
-    it has not, the node is late, by as much again as it is already.
+    ``head_s`` belongs to the request being computed, whose first token is due at ``head_end_s``.
+    After ``head_end_s`` the node is late, and is predicted to stay late for as long again.
     """
 
     l2_queued_bytes: float
@@ -84,24 +84,24 @@ class Account(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """One life of one node.
+    """One incarnation of one node.
 
     Attributes:
-        info: its registration; fixed for a life.
-        load: its last heartbeat; ``rates`` are what it tells, or defaults.
-        state: alive, suspect or dead, as the directory says.
-        seen_s: when it was last in the list.
-        table: where its figures are kept, in row ``row``; -1 when the life is over.
-        in_flight: requests of ours it is working on.
-        waiting_tokens: prompt tokens of ours it has not answered with a first token.
-        others_in_flight: requests of other fronts, as far as its load tells.
-        others_waiting_tokens: their prompt tokens.
-        others_bytes: bytes it loads for them from L2, L3 and L4.
-        correction: what its answers taught.
+        info: registration of the node; fixed for an incarnation.
+        load: last heartbeat; ``rates`` are the reported rates, or defaults.
+        state: alive, suspect or dead, as reported by the directory.
+        seen_s: when the node was last in the list.
+        table: holds the figures in row ``row``; -1 after the incarnation has ended.
+        in_flight: our requests at the node.
+        waiting_tokens: prompt tokens of our requests without a first token.
+        others_in_flight: requests of other fronts, derived from the heartbeat.
+        others_waiting_tokens: prompt tokens of these requests.
+        others_bytes: bytes that the node loads for these requests from L2, L3 and L4.
+        correction: learned from the node's answers.
         failures: losses in a row; 0 means trusted.
-        suspended_until_s: not used before that time while ``failures`` > 0.
-        probe: the one request that may find out whether it is back.
-        last_chosen: serial number of the last dispatch to it; breaks ties.
+        suspended_until_s: not used before this time while ``failures`` > 0.
+        probe: the single request that may test a suspended node.
+        last_chosen: serial number of the last dispatch to the node; breaks ties.
     """
 
     info: NodeInfo
@@ -127,19 +127,19 @@ class NodeRecord:
 
     @property
     def outstanding(self) -> int:
-        """Requests the node has, ours and others'."""
+        """Return the number of requests at the node, ours and others'."""
         return self.in_flight + self.others_in_flight
 
     @property
     def queued_bytes(self) -> tuple[float, float, float]:
-        """Bytes it loads, or will, from L2, L3 and L4: ours and others'."""
+        """Return the bytes being or to be loaded from L2, L3 and L4: ours and others'."""
         ours, others = self._bytes, self.others_bytes
         return (ours[0] + others[0], ours[1] + others[1], ours[2] + others[2])
 
     def observe(self, seen: SeenNode, rates: Rates, now: float) -> None:
-        """Take over a heartbeat.
+        """Apply a heartbeat.
 
-        What it reports beyond the most we had there lately belongs to other fronts.
+        Reported work beyond our recent maximum at the node belongs to other fronts.
         """
         load = seen.load
         self.info, self.load, self.state, self.seen_s = seen.info, load, seen.state, now
@@ -171,7 +171,7 @@ class NodeRecord:
         return Peak(self.in_flight, self.waiting_tokens, self._bytes)
 
     def answered(self, request_id: RequestId, now: float) -> None:
-        """Its first token came: what it was to do before is done, and took so long."""
+        """Record the request's first token: end its work and learn from the measured time."""
         if request_id in self._work:
             work, sent_s = self._work[request_id]
             self.correction.learn(work.predicted_s, now - sent_s, now)
@@ -179,7 +179,7 @@ class NodeRecord:
             self._note()
 
     def leave(self, request_id: RequestId) -> None:
-        """The node has nothing more to do for the request."""
+        """Remove the request from the node's account."""
         self.in_flight -= 1
         self._forget_work(request_id)
         self._note()
@@ -192,18 +192,18 @@ class NodeRecord:
 
     def _move_bytes(self, work: Work, sign: float) -> None:
         if not self._work:
-            self._bytes = _NO_BYTES  # No rounding is left over.
+            self._bytes = _NO_BYTES  # # Removes rounding errors.
         elif work.load_bytes != _NO_BYTES:
             l2, l3, l4 = (a + sign * b for a, b in zip(self._bytes, work.load_bytes, strict=True))
             self._bytes = (l2, l3, l4)
 
     def mark(self, serial: int) -> None:
-        """Note that it was chosen: the serial number breaks ties."""
+        """Record the serial number of a dispatch to the node; breaks ties."""
         self.last_chosen = serial
         self._note()
 
     def end(self) -> None:
-        """Give the row back: this life is over."""
+        """End the incarnation and return its row."""
         if self.row >= 0:
             self.table.free_row(self.row, self)
             self.row = -1
@@ -213,7 +213,7 @@ class NodeRecord:
             self.table.note(self)
 
     def account(self) -> Account:
-        """Say what it has to do; O(requests it has)."""
+        """Return the pending work of the node; O(its requests)."""
         head_s, head_end_s = 0.0, math.inf
         for work, sent_s in self._work.values():
             head_s, head_end_s = work.compute_s, sent_s + work.corrected_s
@@ -228,7 +228,7 @@ class NodeRecord:
         )
 
     def write_row(self) -> None:
-        """Write its figures into the table, as they are now."""
+        """Write the current figures into the table."""
         load, correction = self.load, self.correction
         figures = (
             *speed_row(self.rates),
@@ -241,13 +241,13 @@ class NodeRecord:
         self.table.put(self.row, figures)
 
     def usable(self, now: float) -> bool:
-        """Whether a request may be sent there: trusted, or due for its one probe."""
+        """Return whether the node may get a request: trusted, or due for its single probe."""
         return self.failures == 0 or (now >= self.suspended_until_s and self.probe is None)
 
     def serves(self, wanted: WantedModel) -> bool:
-        """Whether it serves the wanted model."""
+        """Return whether the node serves the wanted model."""
         return any(wanted.matches(model) for model in self.info.models)
 
     def layout(self, wanted: WantedModel) -> BlockLayout:
-        """KV layout of the wanted model, which the node serves."""
+        """Return the KV layout of the wanted model, which the node serves."""
         return next(model.layout for model in self.info.models if wanted.matches(model))

@@ -1,8 +1,8 @@
 """Figures of all nodes as columns of numbers.
 
-A part of the fleet: each NodeRecord keeps its row up to date, scheduler/choosing/ reads columns;
-with a hundred nodes that is fifty times faster than a loop over records. What the figures cost is
-computed in costing/.
+A part of the fleet: each NodeRecord keeps its row up to date, and scheduler/choosing/ reads
+columns. With a hundred nodes this is fifty times faster than a loop over records. Costs are
+computed from the figures in costing/.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _GROWTH = 64
 
 
 class Figures(NamedTuple):
-    """What is known of some nodes, one number each; seconds, bytes and tokens.
+    """Figures of some nodes, one number per node; seconds, bytes and tokens.
 
     Attributes:
-        speeds: how fast they compute and load.
-        queued: [3, nodes] bytes that are being loaded, or will be, from L2, L3 and L4.
-        waiting_s: seconds of computing for requests of ours, as predicted when they were sent.
-        head_s, head_end_s: of these, the request it is at, and when that should be answered.
-        others_tokens: tokens it has to compute for others.
-        outstanding: requests it has.
-        decodes, decode_step_s: requests it decodes, and what a step of that takes.
-        learned: from predictions that were wrong.
+        speeds: compute and load speeds.
+        queued: [3, nodes] bytes being or to be loaded from L2, L3 and L4.
+        waiting_s: seconds of computing for our requests, as predicted at dispatch.
+        head_s, head_end_s: the part of ``waiting_s`` of the current request, and when it is due.
+        others_tokens: tokens to compute for other fronts.
+        outstanding: requests at the node.
+        decodes, decode_step_s: requests being decoded, and seconds of one decode step.
+        learned: corrections from earlier prediction errors.
         hands_over: 1.0 for a node that only prefills.
-        last_chosen: serial number of the last request sent there.
+        last_chosen: serial number of the last request sent to the node.
     """
 
     speeds: NodeSpeeds
@@ -56,15 +56,15 @@ _WIDTH = _LEARNED.stop + 2
 
 
 class Row(Protocol):
-    """Whoever has a row: writes its figures down when somebody is going to read them."""
+    """Owner of a row; writes its figures before they are read."""
 
     def write_row(self) -> None: ...
 
 
 class NodeTable:
-    """Rows of figures; a row belongs to one record until it is freed.
+    """Rows of figures; a row belongs to one record until the row is freed.
 
-    What changes between two looks is written once, before the second: ``note`` says so.
+    Changes between two reads are written once, before the second read; ``note`` announces a change.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class NodeTable:
         self._changed: dict[Row, None] = {}
 
     def take_row(self) -> int:
-        """Hand out a row of zeros."""
+        """Return a free row of zeros."""
         if not self._free:
             size = self._values.shape[1]
             self._values = np.hstack((self._values, np.zeros((_WIDTH, size))))
@@ -81,13 +81,13 @@ class NodeTable:
         return self._free.pop()
 
     def free_row(self, row: int, owner: Row) -> None:
-        """Take a row back."""
+        """Free a row."""
         self._changed.pop(owner, None)
         self._values[:, row] = 0.0
         self._free.append(row)
 
     def note(self, owner: Row) -> None:
-        """The owner's figures are no longer what its row says."""
+        """Mark the owner's row as out of date."""
         self._changed[owner] = None
 
     def put(self, row: int, figures: Sequence[float]) -> None:
@@ -95,7 +95,7 @@ class NodeTable:
         self._values[:, row] = figures
 
     def figures(self, rows: NDArray[np.intp]) -> Figures:
-        """Copy the figures of some rows, in their order."""
+        """Copy the figures of the given rows, in this order."""
         self._write_changed()
         some = self._values[:, rows]
         columns = (*some[_ACCOUNT], Corrections(*some[_LEARNED]), *some[_LEARNED.stop :])
