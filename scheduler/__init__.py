@@ -1,1 +1,1 @@
-"""Node choice by one cost in seconds, dispatch and retries; a library inside the front."""
+"""Node choice by a cost in seconds, dispatch and retries; a library inside the front."""

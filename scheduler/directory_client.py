@@ -58,7 +58,7 @@ class LocateWave:
         question = _Question(chain, reserve_s, loop.create_future())
         self._waiting.append(question)
         if self._asking is None:
-            # # The task starts after all callers that are ready now have queued their questions.
+            # The task starts after all callers that are ready now have queued their questions.
             self._asking = loop.create_task(self._work(), name="scheduler-locate")
         return await question.answer
 
@@ -270,7 +270,7 @@ class DirectoryClient:
             question = self._meta.resolve_namespace(
                 tenant, model_revision=model.revision, layout_fingerprint=fingerprint
             )
-            # # With a cached grant the wait for a new grant is short.
+            # With a cached grant the wait for a new grant is short.
             wait_s = RESOLVE_TIMEOUT_S if cached is None else self._config.locate_timeout_s
             grant = await self._ask(question, timeout_s=wait_s)
             if grant is not None:

@@ -179,7 +179,7 @@ class Dispatcher:
             self._wake.clear()
             try:
                 await self.refresh()
-            except Exception:  # # The watch must outlive any bug in a refresh.
+            except Exception:  # The watch must outlive any bug in a refresh.
                 log.exception("could not look at the list of nodes")
 
     # -- requests
@@ -190,7 +190,7 @@ class Dispatcher:
 
     async def forecast(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> Forecast:
         """Predict the cost of a statement's calls; sends and reserves nothing."""
-        await self.refresh()  # # Current rates and queues; a forecast is not urgent.
+        await self.refresh()  # Current rates and queues; a forecast is not urgent.
         return await self._forecaster.forecast(calls, max_in_flight=max_in_flight)
 
     async def submit(
@@ -321,7 +321,7 @@ class Dispatcher:
         if layout is not None and dispatch.stage is not Stage.DECODE:
             self.affinity.of(job.wanted.name).decided(dispatch.candidates, layout.block_tokens)
         if not dispatch.candidates[0].cost.service.load_s:
-            # # Reused blocks, if any, lie in the node's own pages: nothing needs a lease.
+            # Reused blocks, if any, lie in the node's own pages: nothing needs a lease.
             self._leases.abort(job.lease)
 
     async def _locate(self, job: Job) -> ChainLocated:
@@ -344,7 +344,7 @@ class Dispatcher:
                 await job.woken.wait()
         except TimeoutError:
             if job.todo is None:
-                # # A timer may fire a little early; the state must see the time given in Wait.
+                # A timer may fire a little early; the state must see the time given in Wait.
                 self._perform(
                     self.state.handle(WaitOver(job.request_id), max(until_s, self._clock.now()))
                 )

@@ -1,1 +1,1 @@
-"""Which node gets a request: one cost in seconds per candidate."""
+"""Choice of a node for a request: one cost in seconds per candidate."""

@@ -1,8 +1,8 @@
-"""Requests that wait for room at a node: in which order they go, and how long that will take.
+"""Requests waiting for room at a node: their order, and their predicted waits.
 
-Pure; a part of SchedulerState, mutated only through it. A request of priority ``p`` counts as if it
-had arrived ``p`` times ``priority_step_s`` later, so nobody waits for ever behind more important
-ones: who is that much older goes first.
+Pure; a part of SchedulerState, mutated only through SchedulerState. A request of priority ``p``
+counts as arrived ``p`` times ``priority_step_s`` later. No request waits forever behind requests of
+lower ``p``: a request older by this time goes first.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from tierkv.scheduler.events import Stage, WantedModel
 from tierkv.scheduler.request_record import RequestPhase, RequestRecord
 
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
-"""What a refused caller is told to wait is between these, whatever was predicted."""
+"""Bounds of the retry time told to a refused caller, whatever was predicted."""
 
 LaneKey = tuple[WantedModel, bool]
-"""A model, and whether a decode stage waits: these are served by the same nodes."""
+"""A model, and True for a decode stage: requests with equal keys are served by the same nodes."""
 
 MAX_PRIORITY = 100
-"""Priorities beyond it count as it: how far one request may overtake others is bounded."""
+"""Larger priorities are clamped to this value, which bounds how far a request may overtake others.
+"""
 
 TURNS_REMEMBERED = 64
-"""Turns that count in the mean time between two; older ones fade."""
+"""Turns counted in the mean time between turns; older turns fade."""
 
 TURNS_NEEDED = 3
-"""More turns than this before that mean is believed; until then service times are added up."""
+"""The mean is used after more turns than this; until then predictions add up service times."""
 
 
 def lane_key(request: RequestRecord) -> LaneKey:
-    """Say behind whom a request waits."""
+    """Return the key of the lane where a request waits."""
     return request.arrived.model, request.stage is Stage.DECODE
 
 
@@ -52,31 +53,31 @@ class Ranked:
         return (entry[2] for entry in self._entries)
 
     def add(self, request: RequestRecord) -> None:
-        """Put a request in its place."""
+        """Insert a request by rank."""
         insort(self._entries, (*request.rank, request))
 
     def remove(self, request: RequestRecord) -> None:
-        """Take a request out, which is in."""
+        """Remove a contained request."""
         at = self.position(request)
         assert self._entries[at][2] is request, request.story
         del self._entries[at]
 
     def position(self, request: RequestRecord) -> int:
-        """Count those that go before a request, which may be in or not."""
+        """Count the requests ranked before a request, which may be contained or not."""
         return bisect_left(self._entries, request.rank)
 
     def heads(self, count: int) -> list[RequestRecord]:
-        """The first few."""
+        """Return the first ``count`` requests."""
         return [entry[2] for entry in self._entries[:count]]
 
 
 class Lane:
-    """The requests that wait for the same nodes, and how fast they get their turns.
+    """Requests waiting for the same nodes, and the rate of their turns.
 
     Attributes:
-        ranked: who waits.
-        backlog_s: predicted seconds of service of all of them.
-        servers: how many nodes they may go to, as of the last time one came.
+        ranked: the waiting requests.
+        backlog_s: predicted seconds of service of all waiting requests.
+        servers: number of candidate nodes, as of the last arrival.
     """
 
     def __init__(self) -> None:
@@ -88,19 +89,19 @@ class Lane:
         self._since_s = 0.0
 
     def add(self, request: RequestRecord, now: float) -> None:
-        """Take in a request; ``service_s`` is set."""
+        """Add a request; ``service_s`` is set."""
         if not self.ranked:
             self._since_s, self.backlog_s = now, 0.0
         self.ranked.add(request)
         self.backlog_s += request.service_s
 
     def remove(self, request: RequestRecord) -> None:
-        """Let a request go that gave up."""
+        """Remove a request that gave up."""
         self.ranked.remove(request)
         self.backlog_s = max(0.0, self.backlog_s - request.service_s)
 
     def take(self, request: RequestRecord, now: float) -> None:
-        """Let a request go to its node, and count the time since the last one did."""
+        """Remove a request that goes to its node, and count the time since the previous turn."""
         self.remove(request)
         fade = 1.0 - 1.0 / TURNS_REMEMBERED
         self._turns = self._turns * fade + 1.0
@@ -108,9 +109,9 @@ class Lane:
         self._since_s = now
 
     def turn_s(self, now: float) -> float:
-        """Mean time between two turns; 0.0 until some were seen.
+        """Return the mean time between two turns; 0.0 until enough turns were seen.
 
-        A turn that is late already counts with the time it has taken so far.
+        A late turn counts with the time elapsed so far.
         """
         if self._turns < TURNS_NEEDED:
             return 0.0
@@ -118,7 +119,7 @@ class Lane:
         return (self._turns_s + late_s) / self._turns
 
     def wait_s(self, position: int, now: float) -> float:
-        """Predict when the turn of a request comes that has ``position`` others before it."""
+        """Predict the time until the turn of a request with ``position`` requests before it."""
         turn_s = self.turn_s(now)
         if turn_s:
             return (position + 1) * turn_s
@@ -128,14 +129,14 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class WaitingCall:
-    """A request that waits, for the views.
+    """A waiting request, for the views.
 
     Attributes:
-        request_id: which.
-        priority: lower goes earlier.
-        waited_s: since it began to wait.
+        request_id: the request.
+        priority: a lower priority goes earlier.
+        waited_s: seconds since the request began to wait.
         predicted_ttft_s: from its arrival to its first token; None while no node serves its model.
-        node_id: for whom it waits; None: for any node.
+        node_id: the node for which the request waits; None: any node.
     """
 
     request_id: RequestId
@@ -146,12 +147,12 @@ class WaitingCall:
 
 
 class WaitQueue:
-    """All waiting requests: by lane, and by the node each of them waits for.
+    """All waiting requests: by lane, and by the node for which a request waits.
 
     Attributes:
-        lanes: by model and stage; an empty one is kept for what it learned.
-        by_node: who waits for a node, since that is cheaper than those that have room.
-        awaited_tokens: what they will add to its queue.
+        lanes: by model and stage; an empty lane is kept for its mean time between turns.
+        by_node: requests waiting for a node cheaper than nodes with room.
+        awaited_tokens: tokens to be added to each node's queue by waiting requests.
     """
 
     def __init__(self) -> None:
@@ -164,7 +165,7 @@ class WaitQueue:
         return self._size
 
     def lane(self, request: RequestRecord) -> Lane:
-        """The lane of a request; made when it is the first."""
+        """Return the lane of a request; creates the lane for the first request."""
         key = lane_key(request)
         lane = self.lanes.get(key)
         if lane is None:
@@ -174,13 +175,13 @@ class WaitQueue:
         return lane
 
     def add(self, request: RequestRecord, now: float) -> None:
-        """Let a request wait; ``awaits`` says for whom, None for any node at all."""
+        """Add a request; ``awaits`` names the node to wait for, None means any node."""
         self.lane(request).add(request, now)
         self._size += 1
         self._await(request)
 
     def reconsider(self, request: RequestRecord, awaits: NodeId | None, tokens: int) -> None:
-        """Note that a waiting request now waits for another node."""
+        """Update the node for which a waiting request waits."""
         if request.awaits == awaits and request.awaited_tokens == tokens:
             return
         self._forget(request)
@@ -188,12 +189,12 @@ class WaitQueue:
         self._await(request)
 
     def remove(self, request: RequestRecord) -> None:
-        """Let a request go that gave up."""
+        """Remove a request that gave up."""
         self.lane(request).remove(request)
         self._gone(request)
 
     def take(self, request: RequestRecord, now: float) -> None:
-        """Let a request go to its node."""
+        """Remove a request that goes to its node."""
         self.lane(request).take(request, now)
         self._gone(request)
 
@@ -219,22 +220,23 @@ class WaitQueue:
             del self.by_node[node_id], self.awaited_tokens[node_id]
 
     def wait_s(self, request: RequestRecord, now: float) -> float:
-        """Predict how long a request, waiting or about to, will go on to wait for its turn."""
+        """Predict the remaining wait of a request, waiting or about to wait, for its turn."""
         lane = self.lane(request)
         return lane.wait_s(lane.ranked.position(request), now)
 
     def slot_wait_s(self, request: RequestRecord, node_id: NodeId, now: float) -> float:
-        """Predict when a full node would have a place for the request; infinite when unknown."""
+        """Predict when a full node will have a place for the request; infinite if unknown."""
         lane = self.lane(request)
         turn_s = lane.turn_s(now) * lane.servers
         before = 0 if request.phase is RequestPhase.WAITING else len(self.by_node.get(node_id, ()))
         return (before + 1) * turn_s if turn_s else math.inf
 
     def next_for(self, node_id: NodeId, heads: int, own: int = 1) -> list[RequestRecord]:
-        """Whom to weigh when a node may have room, by rank.
+        """Return the requests to consider when a node may have room, by rank.
 
-        The first of those who wait for it, so that who waits for others does not keep it idle; and
-        the first few of each lane, since any node may be theirs.
+        Contains the first requests waiting for this node, because requests waiting for other nodes
+        must not keep the node idle, and the first requests of each lane, because any node may suit
+        a request.
         """
         found = self.heads(heads)
         if node_id in self.by_node:
@@ -242,22 +244,22 @@ class WaitQueue:
         return sorted(found, key=lambda request: request.rank)
 
     def heads(self, count: int) -> list[RequestRecord]:
-        """The first few of each lane."""
+        """Return the first ``count`` requests of each lane."""
         return [r for lane in self.lanes.values() for r in lane.ranked.heads(count)]
 
     def position(self, request: RequestRecord) -> int:
-        """Count those that go to the same node before a waiting request."""
+        """Count the requests that go to the same node before a waiting request."""
         ranked = self.by_node.get(request.awaits) if request.awaits is not None else None
         return 0 if ranked is None else ranked.position(request)
 
     def retry_after_s(self, model: WantedModel, now: float) -> float:
-        """Predict when a quarter of those who wait for a model will have gone."""
+        """Predict when a quarter of the requests waiting for a model will have gone."""
         lane = self.lanes.get((model, False))
         wait_s = lane.wait_s(len(lane.ranked) // 4, now) if lane else 0.0
         return _retry_s(wait_s or 1.0)
 
     def calls(self, now: float) -> tuple[WaitingCall, ...]:
-        """Everybody who waits, lane by lane, by rank."""
+        """Return all waiting requests, lane by lane, by rank."""
         return tuple(
             _waiting_call(request, lane.wait_s(position, now), now)
             for lane in self.lanes.values()
@@ -294,7 +296,7 @@ def _waiting_call(request: RequestRecord, turn_s: float, now: float) -> WaitingC
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a new request may not even wait, and when another try makes sense."""
+    """Why a new request may not even wait, and when to retry."""
 
     reason: str
     retry_after_s: float
@@ -310,20 +312,21 @@ def refusal(
     config: SchedulerConfig,
     now: float,
 ) -> Refusal | None:
-    """Say whether a new request has to be refused.
+    """Return a Refusal if a new request has to be refused.
 
-    It is, when those before it would make it miss the target for its first token, even as the queue
-    drains; or when it would have to wait and too many do. A prompt that alone takes long is not
-    refused for that: it may wait half of the target, since trying again would not make it shorter.
+    A request is refused if earlier requests would delay its first token beyond the target, even as
+    the queue drains, or if the request has to wait and too many requests wait already. A long
+    prompt alone is no reason to refuse: a request may always wait half of the target, since a retry
+    would not make the prompt shorter.
 
     Args:
-        queue: who waits.
-        request: the new one; it is in no lane yet.
-        wait_s: predicted time until its turn, here and in its node's queue.
-        service_s: predicted time of its own prefill.
-        has_room: it could go to a node now.
+        queue: the waiting requests.
+        request: the new request; not in any lane yet.
+        wait_s: predicted time until the turn, here and in the node's queue.
+        service_s: predicted time of the request's own prefill.
+        has_room: the request could go to a node now.
         config: target and bounds.
-        now: the time.
+        now: current time.
     """
     slo_s = config.ttft_slo_s
     if slo_s:

@@ -1,7 +1,7 @@
-"""Choosing a node: one cost in seconds for every candidate, and what to do among equals.
+"""Choice of a node: one cost in seconds for every candidate, and tie-breaking.
 
-Called by scheduler/choosing/router.py. All candidates are weighed at once, in arrays; a CostSplit
-is made only for those that are looked at.
+Called by scheduler/choosing/router.py. Costs of all candidates are computed at once, in arrays; a
+CostSplit is made only on access.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from tierkv.scheduler.nodes.node_table import Figures
 from tierkv.scheduler.request_record import RequestRecord
 
 EQUAL_COST = 1.02
-"""Costs within two per cent are the same: the estimate is no better than that."""
+"""Costs within two per cent count as equal: the estimate is no more accurate."""
 
 PREFERRED_COST = 1.5
-"""A plan's wish bends the cost by that much: what it knows of calls to come is worth some wait."""
+"""A plan's preferred node may cost more by this factor: the plan's knowledge of later calls is
+worth some wait."""
 
 
 class Weighed(Sequence[CandidateCost]):
-    """What some candidates cost; the values are made when somebody looks."""
+    """Costs of some candidates; each value is made on first access."""
 
     def __init__(
         self, node_ids: tuple[NodeId, ...], columns: Sequence[Column], charge: float
@@ -66,19 +67,19 @@ class Weighed(Sequence[CandidateCost]):
 
 @dataclass(frozen=True, slots=True)
 class Costs(Sequence[CostSplit]):
-    """What a request costs at each of some nodes; a sequence of CostSplit.
+    """Costs of a request at several nodes; a sequence of CostSplit.
 
     Attributes:
         nodes: the candidates.
-        figures: what is known of them.
-        service: the best plan at each.
-        wait_s: seconds to its turn.
-        service_s: seconds from then to its first token, corrected.
-        harm_s: charge for decodes it holds up.
-        handoff_s: what passing on the answer adds.
-        taken_s: seconds taken from others.
+        figures: figures of the candidates.
+        service: the best load-or-compute plan at each node.
+        wait_s: seconds until the request's turn.
+        service_s: corrected seconds from the turn to the first token.
+        harm_s: charge for delayed decodes.
+        handoff_s: seconds added by a handoff.
+        taken_s: seconds taken from other requests.
         total_s: the cost.
-        charge: ``c*Q``, for those.
+        charge: ``c*Q``, the factor of ``taken_s``.
     """
 
     nodes: Sequence[NodeRecord]
@@ -94,7 +95,7 @@ class Costs(Sequence[CostSplit]):
 
     @property
     def burden_s(self) -> Column:
-        """Seconds that the request takes at each node, charged; without the wait for its turn."""
+        """Charged seconds taken by the request at each node, without the wait for the turn."""
         return (1.0 + self.charge) * self.taken_s + self.harm_s + self.handoff_s
 
     @property
@@ -117,7 +118,7 @@ class Costs(Sequence[CostSplit]):
         return _split([float(column[index]) for column in self._columns()], self.charge)
 
     def _columns(self) -> tuple[Column, ...]:
-        """What ``_split`` takes."""
+        """Return the columns that ``_split`` needs."""
         service = self.service
         l1, l2, l3, _ = service.reach
         return (
@@ -126,27 +127,27 @@ class Costs(Sequence[CostSplit]):
         )
 
     def weighed(self, indices: Sequence[int]) -> Weighed:
-        """Keep the costs of some nodes for whoever looks at them."""
+        """Keep the costs of some nodes for later access."""
         names = tuple(self.nodes[at].info.node_id for at in indices)
         return Weighed(names, [column[indices] for column in self._columns()], self.charge)
 
     def behind(self, before_s: Column) -> Costs:
-        """Return the costs if each node had so many seconds more to do before."""
+        """Return the costs with ``before_s`` more seconds of earlier work at each node."""
         return replace(self, wait_s=self.wait_s + before_s, total_s=self.total_s + before_s)
 
     def cheapest(self, count: int) -> list[int]:
-        """Return the indices of the cheapest, cheapest first."""
+        """Return the indices of the cheapest nodes, cheapest first."""
         if count >= len(self):
             return [int(at) for at in np.argsort(self.total_s, kind="stable")]
         some = np.argpartition(self.total_s, count)[:count]
         return [int(at) for at in some[np.argsort(self.total_s[some], kind="stable")]]
 
     def work(self, index: int, total_tokens: int, layout: BlockLayout) -> Work:
-        """Say what a node has to do for the request before its first token."""
+        """Return the work of a node for the request before its first token."""
         blocks = self.service.tier_blocks(index)
         l2, l3, l4 = (float(count * layout.stored_bytes) for count in blocks[1:])
         tokens = total_tokens - sum(blocks) * layout.block_tokens
-        # Prompts that wait share forward passes.
+        # Waiting prompts share forward passes.
         speeds: Any = self.figures.speeds
         saved_s = speeds.cost.shared_pass_s(tokens, speeds.step_tokens, least=np.minimum)
         prefill_s = self.service.prefill_s[index] - saved_s[index]
@@ -160,7 +161,7 @@ class Costs(Sequence[CostSplit]):
 
 
 def _split(values: Sequence[float], charge: float) -> CostSplit:
-    """Make the value of one node's cost."""
+    """Make the CostSplit of one node."""
     wait_s, service_s, total_s, harm_s, handoff_s, taken_s, blocks, load_s, prefill_s, *ends = (
         values
     )
@@ -177,15 +178,15 @@ def weigh(
     splits: bool = False,
     waiting: int = 0,
 ) -> Costs:
-    """Say what the request would cost at each candidate, in their order.
+    """Compute the costs of the request at each candidate, in order.
 
     Args:
-        request: its tokens and where its blocks are.
-        candidates: at least one node that serves its model.
-        fleet: their figures, and the queues of the paths they share.
-        now: the time.
-        splits: nodes that only prefill would hand the answer over.
-        waiting: requests that wait for the same nodes; they would be delayed, too.
+        request: has the tokens and the locations of the blocks.
+        candidates: at least one node; all serve the request's model.
+        fleet: has the candidates' figures, and the queues of shared paths.
+        now: current time.
+        splits: prefill-only nodes would hand the answer over.
+        waiting: requests waiting for the same nodes; the request would delay them too.
     """
     config, group = fleet.config, fleet.group(candidates)
     layout = group.nodes[0].layout(request.arrived.model)
@@ -195,7 +196,7 @@ def weigh(
     waits = Waits(turns_s, _path_waits(figures, fleet))
     service = serve(request.total_tokens, _reach(request, group), figures.speeds, layout, waits)
     figures = figures._replace(learned=credible(figures.learned, service.ended_s))
-    # Who is answered already is not delayed but by the harm.
+    # A request past its first token is delayed only by the harm.
     unanswered = np.maximum(figures.outstanding - figures.decodes, 0.0)
     charge = config.queue_weight * (float(unanswered.sum()) + waiting) / len(group.nodes)
     handoff_s = np.zeros(len(group.nodes))
@@ -222,7 +223,7 @@ def weigh(
 
 
 def prefer_direct(costs: Costs, *, stage: Stage) -> list[int]:
-    """Leave only decode nodes to a prompt that costs no more there: they need no handoff."""
+    """Keep only decode nodes if no node is cheaper: decode nodes need no handoff."""
     every = list(range(len(costs)))
     if stage is Stage.DECODE:
         return every
@@ -234,21 +235,21 @@ def prefer_direct(costs: Costs, *, stage: Stage) -> list[int]:
 def wished(
     costs: Costs, among: Sequence[int], wish: PreferredNode, tokens: int, layout: BlockLayout
 ) -> int | None:
-    """Take the node that a plan prefers, unless the call takes much more from others there.
+    """Return a plan's preferred node, unless the call takes much more from other calls.
 
-    What the wait is predicted to be does not count: the plan gives a node its next call when one
-    has ended there, so it follows what nodes do, not what they are taken for. What the plan has
-    there counts before the directory knows of it.
+    The predicted wait does not count: the plan sends the next call when a call has ended on the
+    node, and thus follows the node's actual speed, not predictions. KV of the plan on the node
+    counts even before the directory lists the KV.
 
     Args:
-        costs: of all candidates.
-        among: indices of those to choose from.
-        wish: what the plan wants.
-        tokens: of the prompt, and of the answer so far.
-        layout: tokens per block.
+        costs: costs of all candidates.
+        among: indices of allowed candidates.
+        wish: the plan's preferred node.
+        tokens: tokens of the prompt and of the answer so far.
+        layout: gives the tokens per block.
 
     Returns:
-        its index; None when it can't be, or should not.
+        the index of the node; None if the node is not allowed or too expensive.
     """
     at = next((at for at in among if costs.nodes[at].info.node_id == wish.node_id), None)
     if at is None:
@@ -266,15 +267,15 @@ def choose(
     *,
     last_node: NodeId | None,
 ) -> int:
-    """Take the cheapest; among equals the session's last node, then the one idle longest.
+    """Return the cheapest node; ties go to the session's last node, then the longest idle node.
 
-    Nobody waits for a busy node while an idle one would answer sooner, whatever that takes from
-    others: an idle node's seconds are taken from nobody.
+    An idle node that would answer sooner than the cheapest, busy node wins whatever the charges:
+    seconds of an idle node are taken from no other request.
 
     Args:
-        costs: of all candidates.
-        among: indices of those to choose from, at least one.
-        last_node: wins among equals.
+        costs: costs of all candidates.
+        among: indices of allowed candidates, at least one.
+        last_node: wins ties.
 
     Returns:
         the index of the chosen candidate.
@@ -301,7 +302,7 @@ def _cheapest(costs: Costs, some: NDArray[np.intp], last_node: NodeId | None) ->
 def _handoff_s(
     tokens: int, figures: Figures, layout: BlockLayout, config: SchedulerConfig
 ) -> Column:
-    """Seconds between prefill and decode stage: the node that goes on loads all KV."""
+    """Return seconds between prefill and decode stage: the decode node loads all KV."""
     blocks = -(-tokens // layout.block_tokens)
     reads: Any = figures.speeds.reads
     path: Any = Line(config.handoff_s, reads.bytes_per_s[0])
@@ -310,9 +311,9 @@ def _handoff_s(
 
 
 def _path_waits(figures: Figures, fleet: Fleet) -> Columns:
-    """When paths are free: behind what the node loads, and what all load from the pool's nodes.
+    """Predict when paths are free: after the node's own loads, and all loads from pool nodes.
 
-    Each node of the pool is taken to be as fast as its fastest reader sees it.
+    The speed of each pool node is taken from its fastest reader.
     """
     reads: Any = figures.speeds.reads.bytes_per_s
     rise: Any = figures.speeds.rise.bytes_per_s
@@ -329,7 +330,7 @@ def _path_waits(figures: Figures, fleet: Fleet) -> Columns:
 
 
 def _reach(request: RequestRecord, group: Group) -> NDArray[np.float64]:
-    """Blocks of the request's chain each node could reuse, from near and far: [4, nodes]."""
+    """Return the blocks of the chain that each node could reuse, from near and far: [4, nodes]."""
     reach = np.zeros((4, len(group.nodes)))
     found = [
         (at, near.l1_blocks, near.l2_blocks)

@@ -1,7 +1,7 @@
-"""Which node should load blocks before it needs them, and which blocks.
+"""Which node should load blocks ahead, and which blocks.
 
-Pure; a part of SchedulerState, mutated only through it. Two cases: the node that will go on after
-the prefill loads while that goes on elsewhere; the node a request waits for loads while it waits.
+Pure; a part of SchedulerState, mutated only through SchedulerState. Two cases: the successor loads
+blocks while the prefill goes on at another node; a node loads blocks for a waiting request.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tierkv.scheduler.nodes.node_record import NodeRecord
 from tierkv.scheduler.request_record import RequestRecord
 
 PREFETCH_BLOCKS = 4
-"""Fewer new blocks are not worth asking a node to load ahead."""
+"""Fewer new blocks are not worth a prefetch."""
 
 PREFETCH_STEPS = 8
-"""A prompt is loaded ahead in about so many requests: each names all tokens so far."""
+"""Approximate number of prefetches of one prompt; each prefetch names all tokens so far."""
 
 
 class PrefetchPlan:
-    """What nodes were asked to load ahead.
+    """Prefetches that nodes were asked for.
 
     Attributes:
-        loading: per node, waiting requests whose blocks it is loading now.
+        loading: per node, waiting requests whose blocks the node is loading now.
     """
 
     def __init__(self, config: SchedulerConfig, fleet: Fleet, router: Router) -> None:
@@ -38,7 +38,7 @@ class PrefetchPlan:
     def for_handoff(
         self, request: RequestRecord, event: PrefillProgress, now: float
     ) -> list[Instruction]:
-        """Have the node that will go on load what is in the pool, in a few large steps."""
+        """Have the successor load the published blocks, in a few large steps."""
         if request.stage is not Stage.PREFILL or request.node is None:
             return []
         block_tokens = layout_of(request, request.node).block_tokens
@@ -52,7 +52,7 @@ class PrefetchPlan:
         return [_prefetch(request, successor, event.published_tokens)]
 
     def for_turn(self, request: RequestRecord, pick: Pick) -> list[Instruction]:
-        """Have the node that a request waits for load what pays; once, and few at a time."""
+        """Prefetch worthwhile blocks for a waiting request; once per wait, and few at a time."""
         node_id, reused_blocks = pick.node.info.node_id, pick.cost.service.reused_blocks
         in_l1 = request.near.get(node_id, NOTHING_CACHED).l1_blocks
         loading = self.loading.get(node_id, 0)
@@ -69,7 +69,7 @@ class PrefetchPlan:
         return [_prefetch(request, pick.node, reused_blocks * block_tokens)]
 
     def may_ask(self, request: RequestRecord) -> bool:
-        """Whether ``for_turn`` could ask anybody, whatever the request costs where."""
+        """Return whether ``for_turn`` could start a prefetch, whatever the costs are."""
         return (
             not request.asked_ahead
             and request.ahead is None
@@ -81,7 +81,7 @@ class PrefetchPlan:
         )
 
     def done(self, request: RequestRecord, event: PrefetchDone) -> None:
-        """Note what a node has now that loaded ahead for a request that waited."""
+        """Record the blocks that a node has after a prefetch for a waiting request."""
         if request.ahead != event.node_id:
             return
         self.drop(request)
@@ -94,7 +94,7 @@ class PrefetchPlan:
             )
 
     def drop(self, request: RequestRecord) -> None:
-        """Count no longer on what was asked for a request."""
+        """Forget the running prefetch of a request."""
         node_id, request.ahead = request.ahead, None
         if node_id is None:
             return

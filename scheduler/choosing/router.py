@@ -1,9 +1,9 @@
-"""Which node a request should go to now, and whether that node has room.
+"""Which node a request should go to now, and whether the node has room.
 
-Pure; a part of SchedulerState, which acts on the pick. Costs come from choice.py;
-this file decides which nodes may be asked, which one continues after a prefill, and which request
-waits behind which. Where one node is left and it has none of the prompt, plain sums replace the
-arrays, which would take ten times as long; tests/property/test_routing_cost.py holds the two equal.
+Pure; a part of SchedulerState, which acts on the pick. Costs come from choice.py; this file decides
+which nodes may be asked, which node continues after a prefill, and how requests queue. A single
+candidate without any of the prompt is priced by plain sums, because arrays would take ten times as
+long; tests/property/test_routing_cost.py checks that both agree.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from tierkv.scheduler.request_record import RequestPhase, RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class LoneCost:
-    """What a request costs at the only node for it, and what the node has to do."""
+    """Cost of a request at the only candidate, and the work of the node."""
 
     split: CostSplit
     work: Work
 
 
 def finds_nothing(request: RequestRecord) -> bool:
-    """Whether nothing of the prompt is known to be anywhere."""
+    """Return whether no blocks of the prompt are known anywhere."""
     return not request.near and request.pool == NOTHING_CACHED
 
 
@@ -56,15 +56,15 @@ def weigh_lone(
     waiting: int = 0,
     awaited_tokens: int = 0,
 ) -> LoneCost:
-    """Say what the request would cost at the only candidate, computed from its first token on.
+    """Compute the cost of a request at the only candidate, without any reuse.
 
     Args:
-        request: of which nothing is cached.
-        node: serves its model, and does not hand answers over.
-        config: the charges.
-        now: the time.
-        waiting: requests that wait for the same node; they would be delayed, too.
-        awaited_tokens: of these, prompt tokens that are computed before.
+        request: a request without cached blocks.
+        node: serves the request's model, and does not hand answers over.
+        config: gives the charges.
+        now: current time.
+        waiting: requests waiting for the same node; the request would delay them too.
+        awaited_tokens: prompt tokens of waiting requests to be computed before.
     """
     tokens, rates, learned, load = request.total_tokens, node.rates, node.correction, node.load
     begins_s = turn_s(node.account(), rates.cost.per_token_s, now)
@@ -87,7 +87,7 @@ def weigh_lone(
     before_s = awaited_tokens * rates.cost.per_token_s
     wait_s += before_s
     service = ServiceCost(0, 0.0, prefill_s, service_s)
-    # Prompts that wait share forward passes.
+    # Waiting prompts share forward passes.
     compute_s = (prefill_s - rates.cost.shared_pass_s(tokens, rates.step_tokens)) * learned.factor
     work = Work(tokens, compute_s, predicted_s=ended_s, corrected_s=wait_s + service_s)
     return LoneCost(
@@ -98,19 +98,20 @@ def weigh_lone(
 SESSIONS_REMEMBERED = 65_536
 CANDIDATES_LOGGED = 8
 BATCH_TOKENS = 4_096
-"""Two steps of a node's default token budget: with fewer queued its batches would not be full."""
+"""Two steps of a node's default token budget: with fewer queued tokens batches would not be full.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Where a request should go, or wait to go.
+    """The node where a request should go, or wait to go.
 
     Attributes:
-        node: the cheapest for it.
-        cost: what it costs there.
-        work: what the node would have to do for it.
-        has_room: it may go there now.
-        weighed: what the cheapest candidates cost, the picked one first.
+        node: the best node for the request.
+        cost: cost at this node.
+        work: work of this node for the request.
+        has_room: the request may go there now.
+        weighed: costs of the cheapest candidates, the picked node first.
     """
 
     node: NodeRecord
@@ -129,21 +130,21 @@ class Router:
         self._sessions: OrderedDict[str, NodeId] = OrderedDict()
         self._serial = 0
 
-    # -- who may be asked
+    # -- which nodes may be asked
 
     def choice_exists(self, event: RequestArrived, now: float) -> bool:
-        """Whether knowing where the chain is could change the decision."""
+        """Return whether the location of the chain could change the decision."""
         serving = self._fleet.candidates(event.model, Stage.WHOLE, refused=(), now=now)
         return len({id(r) for r in (*serving, *self.decoders(event, now))}) > 1
 
     def decoders(
         self, event: RequestArrived, now: float, refused: Collection[NodeId] = ()
     ) -> list[NodeRecord]:
-        """Live nodes that are there to continue answers others began."""
+        """Return live decode nodes, which continue answers begun on other nodes."""
         return self._fleet.decoders(event.model, refused=refused, now=now)
 
     def candidates(self, request: RequestRecord, now: float) -> list[NodeRecord]:
-        """Nodes that could take the request's next stage, with room or without."""
+        """Return nodes that could take the request's next stage, with or without room."""
         found = self._fleet.candidates(
             request.arrived.model,
             request.stage,
@@ -154,28 +155,28 @@ class Router:
             return found
         decoders = self.decoders(request.arrived, now, request.refused)
         more = [r for r in decoders if r not in found and self._is_short(request, r)]
-        return [*found, *more] if more else found  # The fleet knows its own list again.
+        return [*found, *more] if more else found  # The fleet recognises its own list.
 
     def _is_short(self, request: RequestRecord, record: NodeRecord) -> bool:
-        """Whether so little is missing on a decode node that it may compute that itself."""
+        """Return whether a decode node lacks few enough tokens to compute the rest alone."""
         near = request.near.get(record.info.node_id, NOTHING_CACHED)
         cached = max(near.l1_blocks, near.l2_blocks)
         missing = request.total_tokens - cached * layout_of(request, record).block_tokens
         return missing <= min(self._config.direct_tokens, request.total_tokens // 2)
 
-    # -- which of them
+    # -- the best node
 
     def pick(
         self, request: RequestRecord, candidates: list[NodeRecord], now: float, queue: WaitQueue
     ) -> Pick:
-        """Take the cheapest; where that has no place, another only if waiting costs more.
+        """Pick the cheapest node; if the node is full, another node only if waiting costs more.
 
         Args:
-            request: what it needs and where its blocks are.
-            candidates: at least one.
-            now: the time.
-            queue: who waits. A new request goes behind them; one that waits is weighed only when
-                its turn has come, so nobody is before it.
+            request: has the tokens and the locations of the blocks.
+            candidates: at least one node.
+            now: current time.
+            queue: the waiting requests. A new request queues behind the waiting requests. A waiting
+                request is considered only in its turn, with no request before.
         """
         only = candidates[0] if len(candidates) == 1 and finds_nothing(request) else None
         if only is not None and not self.would_split(request, only, now):
@@ -221,7 +222,7 @@ class Router:
     def _pick_only(
         self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue
     ) -> Pick:
-        """Take the only one there is; what is left to find out is what it will take."""
+        """Pick the only candidate; only its cost has to be computed."""
         behind = request.phase is not RequestPhase.WAITING
         lone = weigh_lone(
             request,
@@ -237,10 +238,10 @@ class Router:
     def _place_wait_s(
         self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue
     ) -> float:
-        """Predict the wait for a place in a full batch; a queue of prompts is in the cost.
+        """Predict the wait for a place in a full batch; a queue of prompts is part of the cost.
 
-        Who waits already expects to wait as long again. So a request waits no longer for the best
-        node than another one would have cost more, whatever was predicted.
+        A waiting request is expected to wait as long again. Thus its wait for the best node never
+        exceeds the extra cost of another node, whatever was predicted.
         """
         waited_s = now - request.waiting_since_s if request.phase is RequestPhase.WAITING else 0.0
         if node.outstanding < self._config.max_in_flight_per_node:
@@ -248,11 +249,11 @@ class Router:
         return max(waited_s, queue.slot_wait_s(request, node.info.node_id, now))
 
     def has_room(self, record: NodeRecord, *, alone: bool) -> bool:
-        """Whether a node should be given one more request now.
+        """Return whether a node should get a further request now.
 
-        One request may always go, whatever other fronts have sent there. A node that is the only
-        choice (``alone``) batches best with all prompts at hand; else prompts wait where they can
-        still go elsewhere.
+        A first request may always go, whatever other fronts have sent to the node. The only
+        candidate (``alone``) batches best with all prompts at hand; otherwise prompts wait here,
+        still free to go to another node.
         """
         if record.in_flight == 0:
             return True
@@ -264,9 +265,9 @@ class Router:
         )
 
     def some_have_room(self, candidates: Sequence[NodeRecord]) -> bool:
-        """Whether weighing could end in a send; cheaper than weighing when all are busy.
+        """Return whether a pick could end in a send; cheaper than a pick while all nodes are busy.
 
-        Where some only decode, a choice may narrow to one node, for which more room is made.
+        With decode-only nodes a choice may narrow to a single node, which then gets more room.
         """
         alone = len(candidates) == 1 or any(r.info.role is NodeRole.DECODE for r in candidates)
         return any(self.has_room(record, alone=alone) for record in candidates)
@@ -277,11 +278,11 @@ class Router:
         return self._sessions.get(request.arrived.session_id or "")
 
     def would_split(self, request: RequestRecord, node: NodeRecord, now: float) -> bool:
-        """Whether a node would hand the answer over after the prefill."""
+        """Return whether a node would hand the answer over after the prefill."""
         return node.info.role is NodeRole.PREFILL and self._splits(request, now)
 
     def _splits(self, request: RequestRecord, now: float) -> bool:
-        """Whether nodes that only prefill would hand the answer over."""
+        """Return whether prefill-only nodes would hand the answer over."""
         return (
             request.stage is not Stage.DECODE
             and request.arrived.splittable
@@ -289,7 +290,7 @@ class Router:
         )
 
     def successor(self, request: RequestRecord, now: float) -> NodeRecord | None:
-        """Who will continue the answer: whoever was told to prepare, while it is there."""
+        """Return the node to continue the answer: the prepared successor while it is live."""
         decoders = self.decoders(request.arrived, now)
         if request.successor in decoders:
             return request.successor
@@ -301,10 +302,10 @@ class Router:
             self._mark(request.successor)
         return request.successor
 
-    # -- what is remembered
+    # -- memory of past choices
 
     def took(self, request: RequestRecord, node: NodeRecord) -> None:
-        """Note that the node was chosen: ties go to others next time, the session comes back."""
+        """Record a choice: later ties go to other nodes, and the session returns to the node."""
         self._mark(node)
         session_id = request.arrived.session_id
         if session_id is None:
@@ -320,14 +321,14 @@ class Router:
 
 
 def layout_of(request: RequestRecord, record: NodeRecord) -> BlockLayout:
-    """KV layout of the request's model at a node that serves it."""
+    """Return the KV layout of the request's model at a serving node."""
     return record.layout(request.arrived.model)
 
 
 def near_after_handoff(
     request: RequestRecord, record: NodeRecord, prefilled: NodeRecord, blocks: int
 ) -> CachedPrefix:
-    """What a node has near after a prefill: what it had, was told to load, or its host got."""
+    """Return the blocks near a node after a prefill: known, prefetched, or on its host."""
     known = request.near.get(record.info.node_id, NOTHING_CACHED)
     l1 = known.l1_blocks
     if record is request.successor:
@@ -337,14 +338,14 @@ def near_after_handoff(
 
 
 def _behind(queue: WaitQueue, costs: Costs) -> Costs:
-    """The costs behind those that wait for a node."""
+    """Add the work of requests waiting for each node to the costs."""
     awaited = queue.awaited_tokens
     tokens = np.array([awaited.get(node.info.node_id, 0) for node in costs.nodes])
     return costs.behind(tokens * costs.figures.speeds.cost.per_token_s)
 
 
 def _logged(costs: Costs, among: list[int], chosen: int) -> Weighed:
-    """The chosen one and the cheapest others of those it was chosen from."""
+    """Return the costs of the chosen node and of the cheapest alternatives."""
     cheapest = costs.cheapest(CANDIDATES_LOGGED) if len(among) == len(costs) else among
     others = [at for at in cheapest if at != chosen][: CANDIDATES_LOGGED - 1]
     return costs.weighed([chosen, *others])

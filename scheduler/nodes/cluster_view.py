@@ -164,7 +164,7 @@ class ClusterView:
                 info, report = await client.describe()
         except (TimeoutError, CacheError, NodeRefusedError):
             return replace(known, state="dead")
-        if info.node_id != node_id:  # # Another node has the address now.
+        if info.node_id != node_id:  # Another node has the address now.
             return replace(known, state="dead")
         return DirectoryNode(info, report, heartbeat_age_s=0.0, state="alive")
 

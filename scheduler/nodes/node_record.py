@@ -192,7 +192,7 @@ class NodeRecord:
 
     def _move_bytes(self, work: Work, sign: float) -> None:
         if not self._work:
-            self._bytes = _NO_BYTES  # # Removes rounding errors.
+            self._bytes = _NO_BYTES  # Removes rounding errors.
         elif work.load_bytes != _NO_BYTES:
             l2, l3, l4 = (a + sign * b for a, b in zip(self._bytes, work.load_bytes, strict=True))
             self._bytes = (l2, l3, l4)

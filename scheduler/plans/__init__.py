@@ -1,1 +1,1 @@
-"""Plans of statements: which call goes where and when."""
+"""Plans of statements: the node and time of each call."""

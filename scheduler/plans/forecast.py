@@ -1,8 +1,8 @@
-"""What sending the calls of a statement would take: found in the cache, computed, seconds.
+"""Forecast of a statement's calls: tokens in the cache, tokens to compute, seconds.
 
-``Dispatcher.forecast`` uses it for EXPLAIN (AI_ESTIMATE). Nothing is sent, reserved or remembered;
-the directory is asked where the prompts are, as for a request, and scheduler/choosing/choice.py
-weighs them as it weighs requests.
+``Dispatcher.forecast`` uses it for EXPLAIN (AI_ESTIMATE). Nothing is sent, reserved or remembered.
+The directory locates the prompts as for a request, and scheduler/choosing/choice.py computes the
+costs as for requests.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from tierkv.scheduler.request_record import RequestRecord
 from tierkv.scheduler.requests.job import located
 
 MOST_LOOKED_UP: Final = 4096
-"""Prompts of a statement that the directory is asked about; the others are taken to be like their
-neighbours in the order of prefixes, with which they share most."""
+"""Prompts of a statement that are located in the directory; each other prompt is assumed to be like
+its neighbour in prefix order, with which it shares most."""
 
 _AT_ONCE: Final = 32
 _SORTED_AT_ONCE: Final = 256
-"""Prompts that are sorted in the event loop, some milliseconds of work; more are in a thread."""
+"""Largest number of prompts sorted on the event loop, some milliseconds of work; more are sorted in
+a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForecast:
-    """What one call would take.
+    """Forecast of one call.
 
     Attributes:
-        prompt_tokens: of its prompt.
-        shared_tokens: leading tokens that an earlier call of the statement has, too.
-        found: leading tokens that are in the cache now, by the nearest tier from the node it would
-            go to.
-        hits: tokens it would not compute, those counted that an earlier call leaves in L1.
-        busy_s: seconds that its prompt keeps the node busy.
-        node_id: where it would go; empty while no node serves its model.
+        prompt_tokens: tokens of the prompt.
+        shared_tokens: leading tokens shared with an earlier call of the statement.
+        found: leading tokens in the cache now, by the nearest tier from the call's node.
+        hits: tokens that need not be computed, including tokens left in L1 by earlier calls.
+        busy_s: seconds that the prompt keeps the node busy.
+        node_id: the node of the call; empty while no node serves the model.
     """
 
     prompt_tokens: int
@@ -61,21 +61,21 @@ class CallForecast:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the calls of a statement would take.
+    """Forecast of all calls of a statement.
 
     Attributes:
-        calls: one by one, in the order they were given.
-        looked_up: prompts that the directory was asked about.
-        unanswered: those of them that it did not answer for; they count as not cached.
+        calls: one forecast per call, in the given order.
+        looked_up: prompts located in the directory.
+        unanswered: located prompts without a reply; these count as not cached.
         nodes: nodes that share the work.
-        measured: the prefill rates of all of them were measured; else a default stands in.
-        wait_s: until the first of them is free.
-        overhead_s: what an answer was learned to take beside loading and computing.
-        token_s: seconds per token of one answer; as long as a short step while no node has
-            measured it, and 0.0 while none has measured steps.
-        max_in_flight: calls that are answered at once.
+        measured: all nodes have measured prefill rates; otherwise a default is used.
+        wait_s: seconds until the first node is free.
+        overhead_s: learned seconds of an answer in addition to loading and computing.
+        token_s: seconds per token of one answer; without measurements the time of a short step, and
+            0.0 while no node has measured steps.
+        max_in_flight: calls answered at once.
         front_s: seconds of the front's own work per call.
-        apart: it goes on beside the nodes'; else all share one process.
+        apart: the front works in parallel with the nodes; False: all share one process.
     """
 
     calls: tuple[CallForecast, ...] = ()
@@ -92,20 +92,20 @@ class Forecast:
 
     @property
     def prefill_s(self) -> float:
-        """Seconds of loading and computing prompts, when all nodes are equally busy."""
+        """Seconds of loading and computing prompts, with all nodes equally busy."""
         return sum(call.busy_s for call in self.calls) / max(self.nodes, 1)
 
     def decode_s(self, answer_tokens: float) -> float:
-        """Seconds of generating so many tokens in all, with every place for a call taken.
+        """Return the seconds to generate ``answer_tokens`` in total, with all call places taken.
 
-        No answer is faster than its own tokens one after the other.
+        No answer is faster than its own tokens one after another.
         """
         together = max(1, min(self.max_in_flight, len(self.calls)))
         return self.token_s * answer_tokens / together
 
     @property
     def beside_s(self) -> float:
-        """Seconds beside loading, computing and generating, with every place for a call taken."""
+        """Seconds besides loading, computing and generating, with all places for calls taken."""
         return self.overhead_s * -(-len(self.calls) // max(1, self.max_in_flight))
 
     @property
@@ -114,14 +114,14 @@ class Forecast:
         return self.front_s * len(self.calls)
 
     def total_s(self, answer_tokens: float) -> float:
-        """Seconds until the last answer."""
+        """Return the seconds until the last answer."""
         nodes_s = self.prefill_s + self.decode_s(answer_tokens) + self.beside_s
         both_s = max(nodes_s, self.fronts_s) if self.apart else nodes_s + self.fronts_s
         return self.wait_s + both_s
 
 
 class Forecaster:
-    """Weighs prompts for nobody."""
+    """Computes costs of prompts without sending any."""
 
     def __init__(self, fleet: Fleet, directory: DirectoryClient, clock: Clock) -> None:
         self._fleet = fleet
@@ -129,7 +129,7 @@ class Forecaster:
         self._clock = clock
 
     async def forecast(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> Forecast:
-        """Say what the calls would take if they were sent now, all as one statement."""
+        """Forecast the calls as if all were sent now, as one statement."""
         tree = await _tree(calls)
         shared = shared_before(tree)
         step = -(-len(calls) // MOST_LOOKED_UP) or 1
@@ -171,7 +171,7 @@ class Forecaster:
         return self._fleet.candidates(wanted, Stage.WHOLE, refused=(), now=self._clock.now())
 
     def _weighed(self, call: PlannedCall, chain: ChainLocated, shared: int) -> CallForecast:
-        """Weigh a call whose first ``shared`` blocks an earlier one leaves where it is answered."""
+        """Forecast a call; an earlier call leaves ``shared`` leading blocks on its node."""
         layout, tokens = call.model.layout, len(call.request.token_ids)
         candidates = self._candidates(call)
         forecast = CallForecast(tokens, shared * layout.block_tokens)
@@ -222,7 +222,7 @@ class Forecaster:
         )
 
     def _shortest_wait_s(self, nodes: Sequence[NodeRecord]) -> float:
-        """Seconds of computing before the node that is free first."""
+        """Return the seconds of computing before the first node is free."""
         waits = [
             (node.waiting_tokens + node.others_waiting_tokens) / node.rates.prefill_tokens_per_s
             for node in nodes
@@ -238,7 +238,7 @@ async def _tree(calls: Sequence[PlannedCall]) -> PrefixTree:
 
 
 def shared_before(tree: PrefixTree) -> list[int]:
-    """Return per position how many leading blocks an earlier position has, too."""
+    """Return per position the number of leading blocks shared with an earlier position."""
     shared: list[int] = []
     for position in range(len(tree.order)):
         stems = (tree.stems[number] for number in tree.path(position))
@@ -251,7 +251,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _token_s(record: NodeRecord) -> float:
-    """Seconds per token of an answer, as a node measured it, or those of its shortest step."""
+    """Return measured seconds per answer token of a node, or the time of its shortest step."""
     if record.load.decode_tokens_per_s:
         return 1.0 / record.load.decode_tokens_per_s
     return (
@@ -270,7 +270,7 @@ def _with_shared(chain: ChainLocated, node_id: NodeId, shared: int) -> CachedPre
 
 
 def _found_blocks(chain: ChainLocated, node_id: NodeId, most: int) -> tuple[int, int, int, int]:
-    """Split what is there now by the nearest tier from a node; at most ``most`` blocks."""
+    """Split cached blocks by the nearest tier from a node; at most ``most`` blocks."""
     near = chain.near.get(node_id, CachedPrefix())
     ends, before = [], 0
     for blocks in (near.l1_blocks, near.l2_blocks, chain.pool.l3_blocks, chain.pool.l4_blocks):
@@ -284,7 +284,7 @@ def _hit_tokens(blocks: tuple[int, int, int, int], block_tokens: int) -> HitToke
 
 
 def _to_the_token(call: CallForecast, common: int) -> CallForecast:
-    """Add what L1 copies of the block in which a call parts from the one before."""
+    """Add the tokens copied in L1 from the block where a call diverges from the previous call."""
     hits = call.hits
     part = min(common, call.prompt_tokens - 1) - (hits.l1 + hits.l2 + hits.l3 + hits.l4)
     more = HitTokens(max(0, part), 0, 0, 0) if call.node_id else HitTokens()
@@ -292,7 +292,7 @@ def _to_the_token(call: CallForecast, common: int) -> CallForecast:
 
 
 def _alike(like: CallForecast, tokens: int, shared_tokens: int) -> CallForecast:
-    """Take a call to be like another one, in proportion to its length."""
+    """Scale the forecast of a similar call to another prompt length."""
     share = tokens / like.prompt_tokens
     found, hits = (
         HitTokens(*(int(count * share) for count in (of.l1, of.l2, of.l3, of.l4)))

@@ -1,8 +1,8 @@
-"""Leases on what the pending calls of a statement share, kept alive as long as any needs it.
+"""Leases on KV shared by the pending calls of a statement, renewed while calls need the KV.
 
-Used by scheduler/plans/statement_run.py, one per statement. One task asks the directory, one
-question at a time; nobody waits for it, and without a directory nothing is held and all else goes
-on.
+Used by scheduler/plans/statement_run.py, once per statement. A single task asks the directory,
+question by question, and delays no call. Without a directory nothing is held, and the statement
+runs unchanged.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tierkv.metaserver.client import LocateReply
 log = logging.getLogger("tierkv.scheduler")
 
 LEASE_S = 15.0
-"""How long a lost front holds blocks; prolonged after a third of it."""
+"""How long a lost front holds blocks; a lease is renewed after a third of this time."""
 
 FIRST_RETRY_S = 0.05
-"""A block is in the directory some 20 ms after it was computed, and in the pool a little later."""
+"""A block is in the directory some 20 ms after its computation, and in the pool a little later."""
 
 MAX_HELD = 256
-"""Stems of one statement that are held at once; those that come first are the shared ones."""
+"""Stems of one statement held at once; the first stems asked for are shared most."""
 
 
 class LeaseDesk(Protocol):
-    """The part of DirectoryClient that this needs; a failure is "nothing found" or False."""
+    """The part of DirectoryClient used here; a failure means "nothing found" or False."""
 
     async def find(self, keys: Sequence[BlockKey], *, reserve_s: float = 0.0) -> LocateReply: ...
 
@@ -44,7 +44,7 @@ class LeaseDesk(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """One held chain; ``in_pool`` when the lease covers all of it in somebody's memory."""
+    """One held chain; ``in_pool`` when the lease covers the whole chain in pool memory."""
 
     keys: Sequence[BlockKey]
     due_s: float
@@ -67,7 +67,7 @@ class HoldKeeper:
         self._task: asyncio.Task[None] | None = None
 
     def hold(self, stem: int, keys: Sequence[BlockKey]) -> None:
-        """Keep a chain from now on; asked again, look again where its blocks are."""
+        """Hold a chain from now on; a repeated call locates its blocks again."""
         held = self._held.get(stem)
         if held is None:
             if len(self._held) >= MAX_HELD:
@@ -80,14 +80,14 @@ class HoldKeeper:
             self._task = asyncio.create_task(self._keep(), name="plan-holds")
 
     def let_go(self, stem: int) -> None:
-        """Keep the chain no longer."""
+        """Stop holding the chain."""
         held = self._held.pop(stem, None)
         if held is not None:
             self._end(held, used=True)
             self._wake.set()
 
     async def close(self) -> None:
-        """End every lease. A question that is under way is waited for: it may bring a lease."""
+        """End every lease. Waits for a question under way, because the reply may bring a lease."""
         self._closing = True
         for stem in list(self._held):
             self.let_go(stem)
@@ -119,7 +119,7 @@ class HoldKeeper:
             await self._desk.end_lease(lease, used=used)
 
     async def _rest(self) -> None:
-        """Wait until something is to be done."""
+        """Wait for the next wake-up or due time."""
         due_s = min((held.due_s for held in self._held.values()), default=None)
         wait_s = None if due_s is None else max(0.0, due_s - self._clock.now())
         with suppress(TimeoutError):
@@ -127,14 +127,14 @@ class HoldKeeper:
                 await self._wake.wait()
 
     async def _renew(self, stem: int, held: _Held) -> None:
-        """Prolong the lease, or take a new one until it covers the whole chain in the pool."""
+        """Extend the lease, or take new leases until a lease covers the whole chain in the pool."""
         if held.in_pool and await self._desk.extend_lease(held.lease, ttl_s=self._lease_s):
             held.due_s = self._clock.now() + self._lease_s / 3
             return
         reply = await self._desk.find(held.keys, reserve_s=self._lease_s)
         self._end(held, used=False)
         held.lease = reply.lease
-        if self._held.get(stem) is not held:  # Let go of while the directory was asked.
+        if self._held.get(stem) is not held:  # The stem was let go during the question.
             self._end(held, used=False)
         held.in_pool = held.lease != NO_LEASE and reply.memory_blocks >= len(held.keys)
         held.due_s = self._clock.now() + (self._lease_s / 3 if held.in_pool else held.retry_s)

@@ -1,8 +1,8 @@
-"""What can happen to a statement's plan, and what it may ask for in return.
+"""Events of a statement's plan, and the instructions that the plan returns.
 
-Events go into ``PlanState.handle`` (scheduler/plans/plan_state.py); instructions come out and are
-carried out by scheduler/plans/statement_run.py. Calls are named by their index in the statement,
-stems by their number in the prefix tree.
+Events go into ``PlanState.handle`` (scheduler/plans/plan_state.py);
+scheduler/plans/statement_run.py carries out the returned instructions. Calls are named by index in
+the statement, stems by number in the prefix tree.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from tierkv.kvcore.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class PlanNode:
-    """A node that calls may be sent to.
+    """A node that may get calls.
 
     Attributes:
-        node_id: its name.
-        room_blocks: blocks the plan may keep in use there at once; 0 is unknown, no limit.
-        speed: of what a typical node of the model does in a time; 0.5 is half as fast.
+        node_id: name of the node.
+        room_blocks: upper bound on the plan's blocks in use on the node at once; 0: unknown, no
+            limit.
+        speed: speed relative to a typical node of the model; 0.5 is half as fast.
     """
 
     node_id: NodeId
@@ -30,10 +31,10 @@ class PlanNode:
 
 @dataclass(frozen=True, slots=True)
 class CallsLocated:
-    """Where calls have more of their KV than anywhere else; told before the first NodesSeen.
+    """Nodes with most of a call's KV, without ties; sent before the first PlanSawNodes.
 
     Attributes:
-        homes: per call its node; calls that no node has more of are missing.
+        homes: per call its node; a call without such a node is missing.
     """
 
     homes: Mapping[int, NodeId]
@@ -41,21 +42,21 @@ class CallsLocated:
 
 @dataclass(frozen=True, slots=True)
 class PlanSawNodes:
-    """The nodes there are; the first one starts the plan. Whoever is missing was lost."""
+    """The current nodes; the first event starts the plan. A missing node was lost."""
 
     nodes: tuple[PlanNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLostNode:
-    """A node is gone: what was not sent there yet goes to the others."""
+    """A node is gone: its unsent calls go to the other nodes."""
 
     node_id: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class CallPrefilled:
-    """The call's first token is there: its prompt is in the cache of its node."""
+    """The call's first token has come: its prompt is in the cache of its node."""
 
     call: int
 
@@ -69,14 +70,14 @@ class CallFinished:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """The call will have no answer. Nobody knows what of its prompt was computed."""
+    """The call will have no answer. How much of the prompt was computed is unknown."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The statement is over, whatever is still running."""
+    """The statement is over, including calls still running."""
 
 
 PlanEvent = (
@@ -95,12 +96,12 @@ class SendCall:
     """Send a call now.
 
     Attributes:
-        call: its index.
-        node_id: where its prefix is, or will be; None: anywhere.
-        resident_tokens: leading tokens of the prompt that the plan has on that node, or will.
-        pending_calls: calls not sent yet that share ``pending_tokens`` with it.
-        pending_tokens: leading tokens that they share. Without pending calls those it had in common
-            with the others of its subtree; 0 when it never had any.
+        call: index of the call.
+        node_id: the node with its prefix, now or later; None: any node.
+        resident_tokens: leading tokens of the prompt on the node by the plan, now or later.
+        pending_calls: unsent calls sharing ``pending_tokens`` with this call.
+        pending_tokens: leading tokens shared with the pending calls. Without pending calls, the
+            tokens in common with the rest of the subtree; 0 without any.
     """
 
     call: int
@@ -112,13 +113,13 @@ class SendCall:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRun:
-    """Have a node load what the first call of its next subtree shares with others.
+    """Have a node load the shared prefix of the first call of the next subtree.
 
     Attributes:
-        call: one that has the prefix.
-        node_id: where it is going to run.
-        stem: the end of the prefix.
-        tokens: how many there are.
+        call: a call that has the prefix.
+        node_id: the node that will run the call.
+        stem: the last stem of the prefix.
+        tokens: tokens of the prefix.
     """
 
     call: int
@@ -129,7 +130,7 @@ class PrefetchRun:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the blocks from the root to the end of a stem; asked again when they are computed."""
+    """Hold the blocks from the root to the end of a stem; repeated when the blocks are computed."""
 
     stem: int
 

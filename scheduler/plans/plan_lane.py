@@ -1,7 +1,8 @@
-"""One node's part of a statement's plan: what it does next, and what it has in use.
+"""One node's part of a statement's plan: its next calls, and its blocks in use.
 
-A part of PlanState, mutated only through it. Positions are handed out depth first; a position whose
-prefix is being computed waits, with everything behind it under the same stem.
+A part of PlanState, mutated only through PlanState. Positions are handed out depth first. A
+position whose prefix is being computed waits, together with all later positions under the same
+stem.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from tierkv.scheduler.plans.plan_runs import CallRun
 from tierkv.scheduler.plans.plan_tree import PrefixTree
 
 Span = tuple[int, int]
-"""Positions ``[first, stop)`` that were not sent yet."""
+"""Unsent positions ``[first, stop)``."""
 
 
 class NodeLane:
-    """One node's part.
+    """One node's part of a plan.
 
     Attributes:
-        node: the node; None: wherever the scheduler likes.
-        runs: not begun yet, in order.
+        node: the node; None: any node that the scheduler chooses.
+        runs: runs not begun yet, in order.
         in_flight: positions sent and not ended.
-        computing: per stem the position that computes it here.
-        resident: stems that are in use here: computed, or being computed.
-        used_blocks: blocks of those, and what calls in flight have for themselves.
-        prefetched: stems the node was told to load.
+        computing: per stem, the position that computes the stem here.
+        resident: stems in use here: computed, or being computed.
+        used_blocks: blocks of the resident stems, and own blocks of calls in flight.
+        prefetched: stems that the node was told to load.
     """
 
     def __init__(self, tree: PrefixTree, node: PlanNode | None) -> None:
@@ -47,43 +48,43 @@ class NodeLane:
 
     @property
     def node_id(self) -> NodeId | None:
-        """The node's name."""
+        """Return the node's name."""
         return self.node.node_id if self.node else None
 
     @property
     def speed(self) -> float:
-        """How fast the node is, beside a typical one."""
+        """Return the node's speed relative to a typical node."""
         return self.node.speed if self.node else 1.0
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to send."""
+        """Return whether any call is unsent."""
         return bool(self._todo or self._parked or self.runs)
 
     @property
     def left(self) -> int:
-        """Calls that have not ended: in flight, or not sent yet."""
+        """Count the calls that have not ended: in flight, or unsent."""
         spans = (*self._todo, *(span for spans in self._parked.values() for span in spans))
         unsent = sum(stop - first for first, stop in spans) + sum(run.calls for run in self.runs)
         return len(self.in_flight) + unsent
 
     @property
     def spare_runs(self) -> int:
-        """Runs that another node may take over without leaving this one idle."""
+        """Count the runs free to be taken over without leaving this node idle."""
         busy = self._todo or self._parked or self.in_flight
         return len(self.runs) if busy else max(0, len(self.runs) - 1)
 
     @property
     def queued_s(self) -> float:
-        """Work of the runs not begun."""
+        """Return the work of runs not begun, in seconds."""
         return sum(run.work_s for run in self.runs)
 
     def next_position(self) -> int | None:
-        """Find the first position whose prefix nobody is computing here; it stays unsent."""
+        """Find the first position without a prefix being computed here; it stays unsent."""
         while True:
             if not self._todo:
                 if not self.runs or self._awaited(self.runs[0].first) is not None:
-                    return None  # A run that could not begin stays whole for others to take.
+                    return None  # A run that could not begin stays whole for other lanes to take.
                 run = self.runs.popleft()
                 heappush(self._todo, (run.first, run.stop))
             first, stop = self._todo[0]
@@ -97,7 +98,7 @@ class NodeLane:
                 heappush(self._todo, (end, stop))
 
     def peek(self) -> int | None:
-        """Say where the lane goes on, whether or not it could now."""
+        """Return the next position of the lane, even if it can't be sent now."""
         if self._todo:
             return self._todo[0][0]
         return self.runs[0].first if self.runs else None
@@ -106,15 +107,15 @@ class NodeLane:
         return next((s for s in self._tree.path(position) if s in self.computing), None)
 
     def new_stems(self, position: int) -> list[int]:
-        """Stems of a call that are not in use here."""
+        """Return the stems of a call that are not in use here."""
         return [s for s in self._tree.path(position) if s not in self.resident]
 
     def has_stem(self, stem: int) -> bool:
-        """Whether a stem and all above it are in use here, so that more calls cost no more."""
+        """Return whether a stem and all stems above are in use here, so more calls cost no more."""
         return all(each in self.resident for each in self._tree.up(stem))
 
     def has_room(self, position: int) -> bool:
-        """Whether the call's blocks fit beside those in use; one call always does."""
+        """Return whether the call's blocks fit next to used blocks; a single call always fits."""
         if not self.in_flight or self.node is None or not self.node.room_blocks:
             return True
         blocks = sum(self._tree.stems[s].blocks for s in self.new_stems(position))
@@ -122,7 +123,7 @@ class NodeLane:
         return self.used_blocks + blocks <= self.node.room_blocks
 
     def send(self, position: int) -> None:
-        """Take the first unsent position into flight; it computes what is not here yet."""
+        """Move the first unsent position into flight; its call computes all missing stems."""
         first, stop = heappop(self._todo)
         assert first == position, (first, position)
         if first + 1 < stop:
@@ -137,10 +138,10 @@ class NodeLane:
         self.used_blocks += self._tree.own_blocks(position)
 
     def prefilled(self, position: int) -> list[int]:
-        """What the call computed is here: whoever waited for it may go.
+        """Record a call's computed prefix and release the positions waiting for the prefix.
 
         Returns:
-            the stems that it computed.
+            the stems that the call computed.
         """
         computed = self._computed_by.pop(position, [])
         for stem in computed:
@@ -149,7 +150,7 @@ class NodeLane:
         return computed
 
     def ended(self, position: int) -> None:
-        """Forget the call; what it had not finished computing is nobody's."""
+        """Remove an ended call; stems left unfinished by the call count as not computed."""
         self.in_flight.remove(position)
         self.used_blocks -= self._tree.own_blocks(position)
         for stem in self._computed_by.pop(position, ()):
@@ -158,7 +159,7 @@ class NodeLane:
             self._unpark(stem)
 
     def drop(self, stem: int) -> None:
-        """The stem is not in use any more."""
+        """Remove a stem from use."""
         if stem in self.resident:
             self.resident.remove(stem)
             self.used_blocks -= self._tree.stems[stem].blocks
@@ -168,7 +169,7 @@ class NodeLane:
             heappush(self._todo, span)
 
     def give_up(self) -> list[CallRun]:
-        """Return everything unsent; the lane has no work then."""
+        """Return all unsent positions as runs and leave the lane without work."""
         spans = [*self._todo, *(span for spans in self._parked.values() for span in spans)]
         left = [CallRun(first, stop, 0, 0.0) for first, stop in sorted(spans)] + list(self.runs)
         self._todo, self._parked = [], {}
@@ -176,7 +177,7 @@ class NodeLane:
         return left
 
     def unsent(self) -> Iterator[int]:
-        """All positions not sent yet, for the invariants."""
+        """Yield all unsent positions, for the invariants."""
         for first, stop in self._todo:
             yield from range(first, stop)
         for stem, spans in self._parked.items():
@@ -187,7 +188,7 @@ class NodeLane:
             yield from range(run.first, run.stop)
 
     def check_invariants(self) -> None:
-        """Assert that the account of blocks is right and nobody waits for nobody."""
+        """Assert correct block counts, and a running call behind every parked position."""
         blocks = sum(self._tree.stems[s].blocks for s in self.resident)
         blocks += sum(self._tree.own_blocks(p) for p in self.in_flight)
         assert blocks == self.used_blocks, (blocks, self.used_blocks)

@@ -1,7 +1,8 @@
 """Cutting a prefix tree into runs: pieces of the depth-first order, each for one node.
 
-Pure, called by scheduler/plans/plan_state.py. A run stays inside one subtree where it can, so that
-what its calls share is computed and kept on one node; runs are small enough to balance the nodes.
+Pure, called by scheduler/plans/plan_state.py. A run stays inside a single subtree where possible,
+to compute and keep the shared prefix of the calls on a single node. Runs are small enough to
+balance the nodes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from itertools import accumulate, groupby
 from tierkv.scheduler.plans.plan_tree import ROOT, PrefixTree
 
 RUNS_PER_NODE = 4
-"""Several runs per node, so that one that finishes early can take over another's."""
+"""Several runs per node; a node that finishes early can take over another node's run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What calls cost, in seconds.
+    """Cost of calls, in seconds.
 
     Attributes:
         prefill_s_per_token: computing one prompt token.
@@ -32,11 +33,11 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class CallRun:
-    """Neighbours in the depth-first order, ``[first, stop)``.
+    """Neighbours ``[first, stop)`` in the depth-first order.
 
     Attributes:
-        stem: the deepest stem that all of them have; its blocks are the run's own prefix.
-        work_s: seconds of work when that prefix has to be computed too.
+        stem: the deepest stem common to all calls; its blocks are the run's own prefix.
+        work_s: seconds of work, including the computation of this prefix.
     """
 
     first: int
@@ -46,11 +47,11 @@ class CallRun:
 
     @property
     def calls(self) -> int:
-        """How many calls it has."""
+        """Return the number of calls."""
         return self.stop - self.first
 
     def halves(self) -> tuple[CallRun, CallRun]:
-        """Cut it in two; it has two calls at least."""
+        """Split a run of at least two calls into halves."""
         middle, work_s = (self.first + self.stop) // 2, self.work_s / 2
         return (
             CallRun(self.first, middle, self.stem, work_s),
@@ -60,7 +61,7 @@ class CallRun:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A part of the stem ``within``: a stem below it, or (``stem`` None) some calls."""
+    """A part of the stem ``within``: a child stem, or (``stem`` None) several calls."""
 
     first: int
     stop: int
@@ -72,14 +73,14 @@ class _Item:
 def cut(tree: PrefixTree, effort: Effort, nodes: int) -> tuple[CallRun, ...]:
     """Cut the tree into runs, in depth-first order.
 
-    A subtree that is small enough is one run; small neighbours under the same stem make one run
-    together. A subtree too big for that is cut below its shared prefix, into pieces that have about
-    as much work of their own as that prefix costs to have once more, or more.
+    A small enough subtree is one run; small neighbours under the same stem form one run together. A
+    larger subtree is cut below its shared prefix. The own work of each piece is then at least about
+    the cost of computing this prefix once more.
 
     Args:
-        tree: what is shared.
-        effort: what calls cost.
-        nodes: how many nodes are to share the work.
+        tree: the shared prefixes.
+        effort: cost of calls.
+        nodes: number of nodes that share the work.
     """
     if not tree.order:
         return ()
@@ -90,8 +91,8 @@ class _Cutter:
     """One cut.
 
     Attributes:
-        below_s: per stem, seconds of its calls without what the stem and those above share.
-        above_s: per stem, seconds to compute everything from the root to its end.
+        below_s: per stem, seconds of its calls without the prefix up to the end of the stem.
+        above_s: per stem, seconds to compute the prefix from the root to the end of the stem.
     """
 
     def __init__(self, tree: PrefixTree, effort: Effort, nodes: int) -> None:
@@ -130,7 +131,7 @@ class _Cutter:
         return self.below_s[stem] > 1.5 * share_s and whole.stop - whole.first > 1
 
     def _pieces(self, stem: int) -> Iterator[_Item]:
-        """Gather a stem's parts into pieces; one that is too big comes alone."""
+        """Gather a stem's parts into pieces; a part that is too big stays separate."""
         least_s = max(self._target_s, self.above_s[stem])
         first, work_s = self.tree.stems[stem].first, 0.0
         for item in self._items(stem):
@@ -178,15 +179,16 @@ class _Cutter:
 def deal(
     runs: Sequence[CallRun], speeds: Sequence[float], homes: Mapping[int, int] | None = None
 ) -> list[list[CallRun]]:
-    """Give each node its runs: what it has the KV of, and then as much work as it is fast.
+    """Deal runs to nodes: first by cached KV, then in proportion to speed.
 
     Args:
-        runs: in depth-first order.
-        speeds: of each node, beside one another.
-        homes: per position the node that has more of the call than any other; else it is missing.
+        runs: runs in depth-first order.
+        speeds: relative speed of each node.
+        homes: per position the node with most of the call's KV; positions without a unique node are
+            missing.
 
     Returns:
-        per node its runs, in depth-first order; every position is in exactly one.
+        per node its runs, in depth-first order; every position is in exactly one run.
     """
     dealt: list[list[CallRun]] = [[] for _ in speeds]
     homeless: list[CallRun] = []

@@ -1,7 +1,7 @@
-"""The plan of one statement: which call goes where and when, and which blocks are worth keeping.
+"""The plan of one statement: node and order of each call, and the blocks worth keeping.
 
-A pure core: ``PlanState.handle`` takes in what happened and says what to do about it;
-scheduler/plans/statement_run.py carries that out. It knows no clock: a plan has an order, not
+A pure core: ``PlanState.handle`` applies an event and returns instructions;
+scheduler/plans/statement_run.py carries them out. The plan has no clock: it defines an order, not
 times.
 """
 
@@ -36,26 +36,26 @@ from tierkv.scheduler.plans.plan_tree import PrefixTree
 class PlanState:
     """One statement's plan. Mutated only through ``handle``.
 
-    Every call is sent exactly once, to the lane of one node; neighbours of the prefix tree go to
-    the same node one after the other. A stem is held while calls that were not prefilled need
-    it, and let go of at once when none does.
+    Every call is sent exactly once, to the lane of a single node; neighbours in the prefix tree go
+    to the same node in sequence. A stem is held while calls without a prefill need the stem, and
+    let go after the last of these calls.
 
     Attributes:
-        tree: what the calls share.
-        runs: how the first look at the nodes cut it.
-        lanes: one per node; one without a node while there is none.
-        held: stems that were asked to be kept.
+        tree: prefixes shared by the calls.
+        runs: the cut made at the first PlanSawNodes.
+        lanes: one lane per node; a single lane without a node while no node is known.
+        held: stems with a Hold.
         left: calls that have not ended.
-        over: whether every call has ended, or the statement was cancelled.
+        over: True once every call has ended or the statement was cancelled.
     """
 
     def __init__(self, tree: PrefixTree, effort: Effort, *, max_in_flight: int) -> None:
-        """Make a plan; it begins with the first NodesSeen.
+        """Make a plan; it begins with the first PlanSawNodes.
 
         Args:
-            tree: of all calls of the statement.
-            effort: what calls cost.
-            max_in_flight: calls sent and not ended, at most.
+            tree: prefix tree of all calls of the statement.
+            effort: cost of calls.
+            max_in_flight: upper bound on calls sent and not ended.
         """
         self.tree = tree
         self.runs: tuple[CallRun, ...] = ()
@@ -77,13 +77,13 @@ class PlanState:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether calls are still to be sent."""
+        """Return whether any call is still unsent."""
         if self.over:
             return False
         return not self.lanes or bool(self._orphans) or any(lane.has_work for lane in self.lanes)
 
     def handle(self, event: PlanEvent) -> list[PlanInstruction]:
-        """Take in what happened and say what to do about it.
+        """Apply an event and return instructions.
 
         Events about calls that have ended, and events after the end, are ignored.
         """
@@ -190,7 +190,7 @@ class PlanState:
     # -- sending
 
     def _fill(self) -> list[PlanInstruction]:
-        """Send as much as may be in flight, the node with the least first."""
+        """Send as many calls as may be in flight, to the least loaded node first."""
         if not self.lanes or self.over:
             return []
         out: list[PlanInstruction] = []
@@ -211,9 +211,10 @@ class PlanState:
                 return
 
     def _next(self) -> tuple[NodeLane, int] | None:
-        """Find a call that may go now. Lanes share what may be in flight by speed.
+        """Find a call that may go now. Lanes share the calls in flight by speed.
 
-        Also when others have nothing left: what a lane has in flight can't be taken over.
+        The share also holds when other lanes have no calls left: a call in flight can't be taken
+        over.
         """
         share = self._max_in_flight / sum(lane.speed for lane in self.lanes)
         busy = [lane for lane in self.lanes if lane.has_work]
@@ -235,14 +236,14 @@ class PlanState:
         return SendCall(self.tree.order[position], lane.node_id, resident, *self._pending(path))
 
     def _pending(self, path: list[int]) -> tuple[int, int]:
-        """Count the unsent calls that share most with a call, and the tokens they share."""
+        """Count the unsent calls sharing most with a call, and the shared tokens."""
         for number in path:
             if self._unsent[number]:
                 return self._unsent[number], self.tree.stems[number].end_tokens
         return (0, self.tree.stems[path[-1]].end_tokens) if path else (0, 0)
 
     def _take_over(self, lane: NodeLane) -> bool:
-        """Give a lane that has nothing left a run that nobody has, or another lane's last one."""
+        """Give an idle lane an orphaned run, or the last run of another lane."""
         if self._orphans:
             lane.runs.append(self._orphans.popleft())
             return True
@@ -251,14 +252,14 @@ class PlanState:
             return False
         run = richest.runs.pop()
         if not richest.runs and run.calls > 1 and lane.has_stem(run.stem):
-            # The last one is shared: whoever takes it whole would be the last to end.
+            # The last run is split: a lane that took it whole would be the last to end.
             kept, run = run.halves()
             richest.runs.append(kept)
         lane.runs.append(run)
         return True
 
     def _look_ahead(self, lane: NodeLane) -> list[PlanInstruction]:
-        """Have the node load the prefix it needs next, if it does not use that already."""
+        """Have the node load the lane's next prefix, unless the prefix is in use already."""
         position = lane.peek()
         if position is None or lane.node is None:
             return []
@@ -285,11 +286,11 @@ class PlanState:
         assert all(self._unprefilled[stem] for stem in self.held)
         for lane in self.lanes:
             lane.check_invariants()
-        if unsent:  # Something runs, or something could be sent.
+        if unsent:  # A call runs, or a call could be sent.
             assert self._lane_of, "a plan with work left has stopped"
 
 
 def _ends_sooner(lane: NodeLane, richest: NodeLane) -> bool:
-    """Whether a lane that took over a run would still have no more to do than the other one."""
+    """Return whether a lane would have at most the work of ``richest`` after taking a run."""
     taken = max(1, richest.runs[-1].calls // 2)
     return len(lane.in_flight) + taken <= richest.left - taken

@@ -1,8 +1,8 @@
 """The prefix tree of a statement's prompts, in blocks.
 
 Built once per statement by scheduler/plans/statement_run.py, read by scheduler/plans/plan_runs.py
-and scheduler/plans/plan_state.py. Pure. Only what two prompts share becomes a stem; what a prompt
-has for itself is a number.
+and scheduler/plans/plan_state.py. Pure. Only blocks shared by at least two prompts become a stem;
+the unshared rest of a prompt is only counted.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROOT = 0
-"""The stem above all: no blocks, every call."""
+"""The stem above all others: no blocks, every call."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
-    """One call's prompt, as far as sharing goes.
+    """The sharing properties of one call's prompt.
 
     Attributes:
         token_ids: the whole prompt.
-        domain: names whose KV it is (tenant, model, layout); others' blocks are never shared.
-        block_tokens: tokens per block of its model.
+        domain: identifies tenant, model and layout; blocks of different domains are never shared.
+        block_tokens: tokens per block of the model.
         shares: False for a prompt that neither reads nor leaves KV.
     """
 
@@ -35,14 +35,14 @@ class PlannedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """Blocks that the same calls share.
+    """Blocks shared by the same calls.
 
     Attributes:
-        parent: the stem before it on the way from the root; the root is its own.
+        parent: the previous stem on the way from the root; the root is its own parent.
         start_block: first block, counted from the beginning of the prompt.
-        end_block: behind its last block.
-        first: first position (in PrefixTree.order) of a call that has these blocks.
-        stop: behind the last such position.
+        end_block: one past the last block.
+        first: first position (in PrefixTree.order) of a call with these blocks.
+        stop: one past the last position.
         block_tokens: tokens per block.
     """
 
@@ -55,27 +55,28 @@ class Stem:
 
     @property
     def blocks(self) -> int:
-        """Its own blocks, without those before."""
+        """Count the blocks of this stem alone, without parents."""
         return self.end_block - self.start_block
 
     @property
     def end_tokens(self) -> int:
-        """Tokens from the beginning of the prompt to the end of the stem."""
+        """Count the tokens from the beginning of the prompt to the end of the stem."""
         return self.end_block * self.block_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """All prompts, depth first. A position is a place in ``order``.
+    """All prompts, depth first. A position is an index into ``order``.
 
     Attributes:
-        order: the prompts' indexes, so that prompts with a common prefix are neighbours.
-        stems: what several prompts share, parents before children; the root is first.
-        deepest: per position the longest stem it has a part in.
-        tokens: per position the prompt's length.
-        block_tokens: per position.
-        common: per position how many leading tokens the one before has, too: no earlier one has
-            more. A node that computed that one copies them, also where they end inside a block.
+        order: indexes of the prompts; prompts with a common prefix are neighbours.
+        stems: shared parts of prompts, parents before children; the root is first.
+        deepest: per position the longest stem of the prompt.
+        tokens: per position the length of the prompt.
+        block_tokens: per position the tokens per block.
+        common: per position the leading tokens shared with the previous position; no earlier
+            position shares more. A node that computed the previous prompt copies these tokens, even
+            up to the middle of a block.
     """
 
     order: tuple[int, ...]
@@ -86,11 +87,11 @@ class PrefixTree:
     common: tuple[int, ...]
 
     def path(self, position: int) -> list[int]:
-        """Stems of a call, from its deepest one up, without the root."""
+        """Return the stems of a call, from the deepest stem up, without the root."""
         return self.up(self.deepest[position])
 
     def up(self, stem: int) -> list[int]:
-        """The stem and those above it, without the root."""
+        """Return the stem and all stems above, without the root."""
         found: list[int] = []
         while stem != ROOT:
             found.append(stem)
@@ -98,21 +99,21 @@ class PrefixTree:
         return found
 
     def own_tokens(self, position: int) -> int:
-        """Tokens that no other prompt of the statement has at this place."""
+        """Count the tokens after the deepest stem, shared with no prompt of the statement."""
         return self.tokens[position] - self.stems[self.deepest[position]].end_tokens
 
     def own_blocks(self, position: int) -> int:
-        """Blocks for them, the last and partial one included."""
+        """Count the blocks of the own tokens, including the partial last block."""
         return -(-self.own_tokens(position) // self.block_tokens[position])
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens that need not be computed, because another call of the statement does."""
+        """Count the tokens computed by another call already."""
         return sum(self.common)
 
 
 def build_tree(prompts: Sequence[PlannedPrompt]) -> PrefixTree:
-    """Sort prompts so that common prefixes meet, and find what is shared.
+    """Sort prompts by prefix and find the shared parts.
 
     Costs one comparison of each shared block, and sorting by memory comparison.
     """
@@ -140,7 +141,7 @@ def build_tree(prompts: Sequence[PlannedPrompt]) -> PrefixTree:
 
 
 def _comparable(token_ids: Sequence[int]) -> bytes:
-    """Big-endian bytes: comparing them is comparing the tokens one by one, but faster."""
+    """Return big-endian bytes, whose order equals the order of the tokens but compares faster."""
     numbers = array("I", token_ids)
     if sys.byteorder == "little":
         numbers.byteswap()
@@ -179,7 +180,7 @@ class _Open:
 
 
 def _stems(shared: Sequence[int], block_tokens: Sequence[int]) -> tuple[Stem, ...]:
-    """Make the tree out of what neighbours share (LCP intervals), parents before children."""
+    """Make the tree from blocks shared by neighbours (LCP intervals), parents before children."""
     root = _Open(0, 0)
     path, found = [root], [root]
     for at, blocks in enumerate([*shared[1:], 0], start=1):
@@ -218,7 +219,7 @@ def _numbered(found: list[_Open], block_tokens: Sequence[int]) -> tuple[Stem, ..
 
 
 def _deepest(stems: Sequence[Stem], count: int) -> tuple[int, ...]:
-    """Walk the positions and the stems side by side; both are depth first."""
+    """Find the deepest stem per position in a single pass over positions and stems."""
     deepest: list[int] = []
     coming, current = 1, ROOT
     for position in range(count):

@@ -1,8 +1,8 @@
-"""Opens plans: what a statement's plan needs to know of the nodes, and which nodes it may ask.
+"""Opens plans: provides a statement's plan with node data, and selects the nodes of the plan.
 
 Used by scheduler/dispatcher.py only. Everything here is best effort: without a directory nothing is
-held or loaded ahead, and calls go where they are cheapest. Nodes are asked to load blocks before
-the request comes; when that fails the request loads or computes for itself.
+held or loaded ahead, and calls go to the cheapest node. Nodes are asked to load blocks before the
+request comes; after a failed prefetch the request loads or computes for itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("tierkv.scheduler")
 
 
 class LoadAhead:
-    """The questions under way; one per request at most."""
+    """Running prefetches; at most one per request."""
 
     def __init__(
         self, view: ClusterView, stats: RoutingStats, handle: Callable[[Event], None]
@@ -48,7 +48,7 @@ class LoadAhead:
         self._asking: set[asyncio.Task[None]] = set()
 
     def ask(self, job: Job, prefetch: Prefetch) -> None:
-        """Ask a node to load ahead, behind everything else, unless the job is asking already."""
+        """Start a prefetch in the background, unless the job has a running prefetch."""
         if job.prefetching is not None and not job.prefetching.done():
             self._handle(PrefetchDone(prefetch.request_id, prefetch.node_id, tokens=0))
             return
@@ -66,10 +66,10 @@ class LoadAhead:
             self._handle(PrefetchDone(prefetch.request_id, prefetch.node_id, tokens))
 
     async def load(self, request: GenerateRequest, prefetch: Prefetch) -> int:
-        """Have a node load what a prompt will need; never fails.
+        """Have a node load the beginning of a prompt; never fails.
 
         Returns:
-            how many of the prompt's tokens are in the node's pages now.
+            number of the prompt's tokens in the node's pages now.
         """
         try:
             client = self._view.client(prefetch.node_id, prefetch.incarnation)
@@ -84,7 +84,7 @@ class LoadAhead:
         return 0
 
     async def stop(self) -> None:
-        """Ask nobody any more."""
+        """Cancel all running prefetches."""
         for asking in tuple(self._asking):
             asking.cancel()
             with suppress(asyncio.CancelledError):
@@ -92,14 +92,14 @@ class LoadAhead:
 
 
 ROOM_SHARE = 0.75
-"""Of a node's pages a plan uses so many at once; the rest is for answers and other callers."""
+"""Share of a node's pages that a plan uses at once; the rest is for answers and other callers."""
 
 EXPECTED_ANSWER_TOKENS = 16
-"""Nobody knows how long answers get; most calls over tables are classifications."""
+"""Answer lengths are unknown; most calls over tables are classifications."""
 
 
 def home(reply: LocateReply) -> NodeId | None:
-    """The node that has more of a chain in its pages than any other; None when it is a tie."""
+    """Return the node with most of a chain in its pages; None for a tie."""
     by_blocks = sorted(reply.coverage, key=lambda each: each.l1_blocks, reverse=True)
     if not by_blocks or not by_blocks[0].l1_blocks:
         return None
@@ -108,7 +108,7 @@ def home(reply: LocateReply) -> NodeId | None:
 
 
 class _Remembered:
-    """Nodes of a plan, looked for again only after the fleet has changed."""
+    """Nodes of a plan, searched again only after the fleet has changed."""
 
     def __init__(self, fleet: Fleet, find: Callable[[], tuple[PlanNode, ...]]) -> None:
         self._fleet = fleet
@@ -117,7 +117,7 @@ class _Remembered:
         self._nodes: tuple[PlanNode, ...] = ()
 
     def nodes(self) -> tuple[PlanNode, ...]:
-        """Return them as they are now."""
+        """Return the current nodes."""
         changes = self._fleet.changes
         if changes != self._changes:
             self._nodes, self._changes = self._find(), changes
@@ -143,13 +143,13 @@ class Planner:
         self._clock = clock
 
     def open(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> StatementRun:
-        """Plan the calls of a statement; close what is returned.
+        """Plan the calls of a statement; the caller closes the returned run.
 
-        It may be called beside the event loop that uses the plan: many calls take a while.
+        May run in another thread than the plan's event loop: many calls take a while.
 
         Args:
-            calls: all of them, prepared.
-            max_in_flight: how many are sent at once.
+            calls: all calls, prepared.
+            max_in_flight: number of calls sent at once.
         """
         wanted = {WantedModel(c.model.name, c.model.revision, c.model.layout) for c in calls}
         block_bytes = max((c.model.layout.payload_bytes for c in calls), default=1)
@@ -183,7 +183,7 @@ class Planner:
     async def _homes(
         self, requests: Mapping[int, GenerateRequest], layouts: Mapping[str, BlockLayout]
     ) -> dict[int, NodeId]:
-        """Find the node that has more of a call's KV than any other, where there is one."""
+        """Find the node with most of a call's KV; calls with a tie or no KV are missing."""
         asked = {call: request for call, request in requests.items() if request.use_cache}
         replies = await asyncio.gather(
             *(self._directory.locate(each, layouts[each.model]) for each in asked.values())
@@ -192,7 +192,7 @@ class Planner:
         return {call: node for call, node in homes if node is not None}
 
     def _serving(self, wanted: Collection[WantedModel]) -> list[NodeRecord]:
-        """Nodes that can begin every call of the statement, by name."""
+        """Return the nodes that can begin every call of the statement, by name."""
         found = [
             r
             for r in list(self._fleet.records.values())  # At once: nodes may come meanwhile.
@@ -215,7 +215,7 @@ class Planner:
         return int(record.info.capacity_bytes * ROOM_SHARE) // block_bytes
 
     def _effort(self, nodes: Sequence[NodeRecord]) -> Effort:
-        """What a call costs on the average node; only proportions matter."""
+        """Return the cost of a call on the average node; only proportions matter."""
         prefill = [r.load.prefill_tokens_per_s for r in nodes if r.load.prefill_tokens_per_s]
         decode = [r.load.decode_tokens_per_s for r in nodes if r.load.decode_tokens_per_s]
         rate = sum(prefill) / len(prefill) if prefill else self._config.prefill_tokens_per_s
@@ -223,7 +223,7 @@ class Planner:
         return Effort(1.0 / rate, answer_s)
 
     async def _load(self, request: GenerateRequest, layout: BlockLayout, node_id: NodeId) -> None:
-        """Have the node load a prefix, if the pool has more of it than the node."""
+        """Have the node load a prefix, if the pool has more of the prefix than the node."""
         reply = await self._directory.locate(request, layout)
         near = next((c.l1_blocks for c in reply.coverage if c.node_id == node_id), 0)
         record = self._fleet.records.get(node_id)

@@ -1,9 +1,9 @@
-"""A statement under way: its plan, carried out one call at a time.
+"""A running statement: carries out the plan call by call.
 
-``Dispatcher.open_plan`` makes one for the calls of a statement; dbfront/calls/evaluation.py takes
-turns from it, runs them and says what became of them. What to do next is decided in
-scheduler/plans/plan_state.py; here questions are asked of the directory and of nodes, and nobody
-waits for those.
+``Dispatcher.open_plan`` makes a StatementRun for the calls of a statement.
+dbfront/calls/evaluation.py takes turns from the run, executes the calls and reports the results.
+Decisions are made in scheduler/plans/plan_state.py; questions to the directory and to nodes delay
+no call.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from tierkv.scheduler.plans.plan_tree import PlannedPrompt, build_tree
 _NO_HINT = ReuseHint()
 
 HOMES_ASKED = 1_024
-"""Calls of which it is asked where their KV is, before any is sent; those behind are shared out
-evenly, and each is located when it is sent."""
+"""Calls whose KV is located before the first send; later calls are distributed evenly, and each is
+located when sent."""
 
 HomeFinder = Callable[[Mapping[int, GenerateRequest]], Awaitable[Mapping[int, NodeId]]]
-"""Finds the node that has more of a call's KV than any other, where there is one."""
+"""Finds the node with most of a call's KV; calls with a tie or no KV are missing."""
 
 Prefetcher = Callable[[GenerateRequest, NodeId], Coroutine[Any, Any, None]]
-"""Has a node load a prompt's beginning, if the pool has any of it."""
+"""Has a node load the beginning of a prompt, if the pool has any of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call of the statement, ready to be sent, and the model it was prepared for."""
+    """A call of the statement, ready to be sent, and the model of the preparation."""
 
     request: GenerateRequest
     model: ModelInfo
@@ -61,12 +61,12 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A call that is to be sent now.
+    """A call to be sent now.
 
     Attributes:
-        call: its index in the statement.
-        request: the call's request, with what the plan knows about its future.
-        preferred_node: where its prefix is; None: anywhere.
+        call: index of the call in the statement.
+        request: the call's request, with the plan's knowledge about its future reuse.
+        preferred_node: the node with its prefix; None: any node.
     """
 
     call: int
@@ -76,13 +76,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class OrderSummary:
-    """What a plan is like, for EXPLAIN.
+    """Summary of a plan, for EXPLAIN.
 
     Attributes:
         runs: pieces of the prefix tree.
-        nodes: nodes they were cut for.
-        prompt_tokens: of all calls.
-        shared_tokens: of those, what another call of the statement has in common.
+        nodes: nodes that the pieces were cut for.
+        prompt_tokens: tokens of all prompts.
+        shared_tokens: prompt tokens shared with another call of the statement.
     """
 
     runs: int
@@ -92,10 +92,10 @@ class OrderSummary:
 
 
 class StatementRun:
-    """One statement's calls, in the order that its plan gives them. Close it in the end.
+    """One statement's calls, in the order of the plan. Must be closed at the end.
 
     Attributes:
-        state: the plan; read-only for others.
+        state: the plan; read-only for other modules.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class StatementRun:
         """Plan a statement.
 
         Args:
-            calls: all of them.
-            max_in_flight: how many turns are given out at once.
-            nodes: the nodes that there are now; asked again whenever a call has ended.
-            effort: what the calls cost.
-            find_homes: says where calls have their KV, before the first is sent.
-            keeper: holds what pending calls share; None: nothing is held.
-            prefetch: loads ahead; None: nothing is.
+            calls: all calls of the statement.
+            max_in_flight: number of turns given out at once.
+            nodes: returns the current nodes; called again whenever a call has ended.
+            effort: cost of calls.
+            find_homes: locates the KV of calls before the first send.
+            keeper: holds KV shared by pending calls; None: nothing is held.
+            prefetch: loads blocks ahead; None: nothing is loaded ahead.
         """
         self.state = PlanState(
             build_tree([planned_prompt(call) for call in calls]),
@@ -139,7 +139,7 @@ class StatementRun:
 
     @property
     def summary(self) -> OrderSummary:
-        """What the plan is like; runs are known with the first turn."""
+        """Summary of the plan; runs are known after the first turn."""
         tree = self.state.tree
         return OrderSummary(
             len(self.state.runs), len(self._seen or ()), sum(tree.tokens), tree.shared_tokens
@@ -148,8 +148,8 @@ class StatementRun:
     async def take(self) -> Turn | None:
         """Wait for the next call to send; None when every call has been sent.
 
-        Several tasks may wait; each turn goes to one of them, and every turn must end in
-        ``finished`` or ``failed``.
+        Several tasks may wait; each turn goes to one task, and every turn must end in ``finished``
+        or ``failed``.
         """
         if self._seen is None:
             await self._begin()
@@ -159,32 +159,32 @@ class StatementRun:
         return turn
 
     def prefilled(self, call: int) -> None:
-        """The call's first token came."""
+        """Report the call's first token."""
         self._handle(CallPrefilled(call))
 
     def finished(self, call: int) -> None:
-        """The call has its answer."""
+        """Report the call's answer."""
         self._look()
         self._handle(CallFinished(call))
 
     def failed(self, call: int) -> None:
-        """The call ended without an answer."""
+        """Report a call without an answer."""
         self._look()
         self._handle(CallFailed(call))
 
     async def close(self) -> None:
-        """End the statement wherever it is; whatever was held for it is let go of."""
+        """End the statement in any state; everything held for the statement is let go."""
         self._handle(Cancelled())
         prefetching = tuple(self._prefetching)
         for task in prefetching:
             task.cancel()
         if prefetching:
-            await asyncio.wait(prefetching)  # Unlike awaiting one, it keeps a cancellation of ours.
+            await asyncio.wait(prefetching)  # Unlike awaiting a task, keeps our cancellation.
         if self._keeper is not None:
             await self._keeper.close()
 
     async def _begin(self) -> None:
-        """Place the calls: with what is known of where their KV is."""
+        """Place the calls, using the known locations of their KV."""
         async with self._begun:
             if self._seen is not None:
                 return
@@ -229,13 +229,13 @@ class StatementRun:
             request = request.with_hint(hint)
         if send.node_id is None:
             return Turn(send.call, request)
-        # Of a call that was placed where its KV is, or taken from there by an idle node, the
-        # scheduler knows nothing that the plan does not.
+        # For a call that was placed by its KV, or taken over by an idle node, the scheduler knows
+        # no more than the plan.
         tokens = len(request.token_ids) if send.call in self._placed else send.resident_tokens
         return Turn(send.call, request, PreferredNode(send.node_id, tokens))
 
     def _keys(self, stem: int) -> list[BlockKey]:
-        """Names of all blocks from the beginning of the prompt to the end of a stem."""
+        """Return the keys of all blocks from the beginning of the prompt to the end of a stem."""
         tree = self.state.tree
         found = tree.stems[stem]
         request = self._calls[tree.order[found.first]].request
@@ -250,7 +250,7 @@ class StatementRun:
         if self._prefetch is None:
             return
         request = self._calls[wanted.call].request
-        # Loading leaves out the last token, which is always computed: hand in one more.
+        # Loading leaves out the last token, which is always computed: pass one more.
         part = replace(request, token_ids=request.token_ids[: wanted.tokens + 1])
         task = asyncio.create_task(self._prefetch(part, wanted.node_id), name="plan-prefetch")
         self._prefetching.add(task)
@@ -258,7 +258,7 @@ class StatementRun:
 
 
 def planned_prompt(call: PlannedCall) -> PlannedPrompt:
-    """Say of a call what sharing needs to know."""
+    """Return the sharing properties of a call's prompt."""
     request = call.request
     return PlannedPrompt(
         request.token_ids,

@@ -1,8 +1,8 @@
-"""The shell's side of one request: its next instructions, the node it listens to, and its answer.
+"""The shell's side of one request: next instruction, current node, and answer.
 
-Used by scheduler/dispatcher.py only; also translates a directory's reply into block counts and a
-decision to give up into the error a caller sees. The answer is put together from all nodes that
-worked on it: no token is lost or counted twice, and there is one usage for all of it.
+Used by scheduler/dispatcher.py only. This module also translates a directory's reply into block
+counts, and a Fail into the error for the caller. The answer is assembled from all nodes that worked
+on the request: no token is lost or counted twice, and one usage covers the whole answer.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tierkv.scheduler.events import (
 
 
 class AnswerSoFar:
-    """What a request has produced so far.
+    """The answer of a request so far.
 
     Attributes:
-        request: the request as it arrived, but for a drawn seed.
-        tokens: everything generated and handed on.
+        request: the request as it arrived, except for a drawn seed.
+        tokens: all tokens generated and passed on.
     """
 
     def __init__(self, request: GenerateRequest) -> None:
@@ -61,23 +61,23 @@ class AnswerSoFar:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt proper."""
+        """Tokens of the original prompt."""
         return len(self.request.token_ids) - self.request.resumed_tokens
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens generated, also before the request came here."""
+        """Generated tokens, including tokens generated before the request came here."""
         return self.request.resumed_tokens + len(self.tokens)
 
     @property
     def exhausted(self) -> bool:
-        """Whether ``max_tokens`` are there, so that nobody needs to be asked for more."""
+        """Return whether ``max_tokens`` tokens exist and no node needs to generate more."""
         return self.completion_tokens >= self.request.sampling.max_tokens
 
     def part(self, dispatch: Dispatch) -> GenerateRequest:
-        """Make the request for the next node: the prompt and what was generated already.
+        """Make the request for the next node: the prompt and the tokens generated so far.
 
-        Later sends carry an id of their own, because a node may still hold the earlier one.
+        Each later send has a separate id, because a node may still hold an earlier send.
         """
         request = self.request
         first = dispatch.attempt == 1 and dispatch.stage is not Stage.PREFILL
@@ -93,7 +93,7 @@ class AnswerSoFar:
         )
 
     def ahead(self, prefetch: Prefetch) -> GenerateRequest:
-        """Make the question to load the prompt's first tokens; it needs no token computed."""
+        """Make the request to load the prompt's first tokens; no token has to be computed."""
         request = self.request
         tokens = (request.token_ids + tuple(self.tokens))[: prefetch.tokens + 1]
         return replace(
@@ -109,19 +109,19 @@ class AnswerSoFar:
         )
 
     def take(self, event: GenerateEvent) -> GenerateEvent:
-        """Keep an event's tokens; return them without an end."""
+        """Keep an event's tokens; return the tokens as an event without an end."""
         self.tokens.extend(event.token_ids)
         return GenerateEvent(token_ids=event.token_ids, node_id=event.node_id)
 
     def handed_off(self, event: GenerateEvent) -> None:
-        """Keep the prefill stage's account; its hits and its ttft are the answer's."""
+        """Keep the usage of the prefill stage; its hits and ttft hold for the whole answer."""
         if self._prefill is None:
             self._prefill = event
         if event.usage is not None:
             self._written_tokens += event.usage.written_tokens
 
     def finish(self, event: GenerateEvent) -> GenerateEvent:
-        """Turn a node's last event into the answer's last event (its tokens already taken)."""
+        """Turn a node's last event, its tokens taken already, into the answer's last event."""
         first = self._prefill or event
         usage = event.usage or Usage(self.prompt_tokens, self.completion_tokens)
         reused = first.usage or usage
@@ -131,7 +131,7 @@ class AnswerSoFar:
         return replace(event, token_ids=(), usage=whole, queue_s=first.queue_s, ttft_s=first.ttft_s)
 
     def _whole(self, usage: Usage, reused: Usage) -> Usage:
-        """Put the usage of all stages together; of most answers it is that of the only one."""
+        """Combine the usage of all stages; most answers have only one stage."""
         prompt_tokens = self.prompt_tokens
         completion_tokens = max(usage.completion_tokens, self.completion_tokens)
         if (
@@ -151,18 +151,19 @@ class AnswerSoFar:
         )
 
     def finish_early(self, node_id: str) -> GenerateEvent:
-        """End an answer that needs nothing more, though its last node never said so.
+        """End a complete or cancelled answer although the last node sent no end.
 
-        Either it has all its tokens, or the caller asked to cancel it.
+        The answer has all tokens, or the caller cancelled the request.
         """
         reason = FinishReason.LENGTH if self.exhausted else FinishReason.CANCELLED
         return self.finish(GenerateEvent(finish_reason=reason, node_id=node_id))
 
 
 def _with_seed(request: GenerateRequest) -> GenerateRequest:
-    """Draw the seed of a sampled answer here, so that a second node continues the same draw.
+    """Draw the seed of a sampled answer here, so a second node continues the same draw.
 
-    Taken from the request id, which is unique and random; greedy answers need none.
+    The seed is derived from the request id, which is unique and random; greedy answers need no
+    seed.
     """
     if request.sampling.temperature == 0.0 or request.sampling.seed is not None:
         return request
@@ -172,7 +173,7 @@ def _with_seed(request: GenerateRequest) -> GenerateRequest:
 
 
 def _capped(hits: HitTokens, prompt_tokens: int) -> HitTokens:
-    """Cut hits to the prompt, farthest tier first: a resumed stage also hits generated tokens."""
+    """Cap hits at the prompt, farthest tier first: a resumed stage also hits generated tokens."""
     excess = hits.total - prompt_tokens
     kept = [hits.l1, hits.l2, hits.l3, hits.l4]
     for tier in (3, 2, 1, 0):
@@ -193,18 +194,18 @@ class Job:
     """The shell's side of one live request.
 
     Attributes:
-        answer: what was generated so far.
-        wanted: which model, weights and layout.
-        todo: the newest instruction about it that was not carried out yet.
+        answer: tokens generated so far.
+        wanted: the model, weights and layout.
+        todo: the newest instruction for the request, not carried out yet.
         woken: set when ``todo`` changes while the request waits.
-        client: the node that is being listened to, and under which id it knows the request.
+        client: the current node's client, and the request's id at this node.
         timer: interrupts the wait for the directory or for the node's next event.
-        abandoned: the node's life ended.
-        prefetching: the question to a node to load ahead; None before the first.
-        lease: keeps the prompt's blocks where they were found; NO_LEASE: nothing is kept.
+        abandoned: the node's incarnation ended.
+        prefetching: the task of the last prefetch; None before the first.
+        lease: lease on the located blocks of the prompt; NO_LEASE: nothing is leased.
         cancel_asked: the caller asked for an early end by ``Dispatcher.cancel``.
-        dropped: the node is not to be listened to any more, whatever it says.
-        ending: what the state will be told when the caller's iterator closes.
+        dropped: ignore all further events of the node.
+        ending: the event for the state when the caller's iterator closes.
     """
 
     def __init__(self, request: GenerateRequest, wanted: WantedModel) -> None:
@@ -223,28 +224,28 @@ class Job:
 
     @property
     def request_id(self) -> RequestId:
-        """The request's own id."""
+        """Return the request's own id."""
         return self.answer.request.request_id
 
     def abandon(self) -> None:
-        """Stop waiting for the node: its life ended."""
+        """Stop waiting for the node: its incarnation ended."""
         self.abandoned = True
         self.interrupt()
 
     def drop(self) -> None:
-        """Stop waiting for the node: the caller wants no more, and the node did not end it."""
+        """Stop waiting for the node: the caller cancelled, and the node did not end the request."""
         self.dropped = True
         self.interrupt()
 
     def interrupt(self) -> None:
-        """End whatever wait is going on."""
+        """End any wait in progress."""
         self.woken.set()
         if self.timer is not None and not self.timer.expired():
             self.timer.reschedule(asyncio.get_running_loop().time())
 
 
 def located(request_id: RequestId, reply: LocateReply) -> ChainLocated:
-    """Reduce the directory's answer to counts of blocks."""
+    """Reduce the directory's reply to counts of blocks."""
     near: dict[NodeId, CachedPrefix] = {
         c.node_id: CachedPrefix(c.l1_blocks, c.l2_blocks) for c in reply.coverage
     }
@@ -257,7 +258,7 @@ def located(request_id: RequestId, reply: LocateReply) -> ChainLocated:
 
 
 def failure(fail: Fail, wanted: WantedModel) -> RetryableError:
-    """Make the error a caller sees when the scheduler gives up."""
+    """Make the error for the caller when the scheduler gives up."""
     hint = "try again later; see tierkv status"
     match fail.failure:
         case Failure.OVERLOADED:

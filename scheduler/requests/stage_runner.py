@@ -1,9 +1,9 @@
-"""Listening to one node while it runs one stage of a request, and the leases of requests.
+"""Runs stages of requests on nodes, and keeps the leases of requests.
 
-Used by scheduler/dispatcher.py. What a node says becomes events of scheduler/requests/state.py and
-tokens of the answer; a lost node is a NodeLost event, whatever the node had said before. Leases are
-prolonged while requests wait and ended in the background: no request waits for the directory, and
-a lease whose end does not get through runs out by itself.
+Used by scheduler/dispatcher.py. A node's messages become events of scheduler/requests/state.py and
+tokens of the answer; a lost node becomes a NodeLost event, whatever the node had sent before.
+Leases are extended while requests wait and ended in the background: no request waits for the
+directory. A lease whose end does not reach the directory expires.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tierkv.scheduler.routing_stats import RoutingStats
 
 QUESTIONS_AT_ONCE = 16
 MAX_ENDINGS = 10_000
-"""Ends not told yet; beyond it the oldest are left to run out."""
+"""Pending ends of leases; beyond this number the oldest leases are left to expire."""
 
 
 class RequestLeases:
@@ -55,7 +55,7 @@ class RequestLeases:
         return len(self._live)
 
     def keep(self, lease: LeaseId) -> None:
-        """Prolong a lease from now on, until it is ended."""
+        """Extend a lease periodically until it is ended."""
         if lease == NO_LEASE or self._stopped:
             return
         self._stats.leases_reserved += 1
@@ -64,13 +64,13 @@ class RequestLeases:
             self._task = asyncio.create_task(self._work(), name="scheduler-leases")
 
     def commit(self, lease: LeaseId) -> None:
-        """End a lease whose blocks are being read: the node holds them itself by now."""
+        """End a lease whose blocks are being read: the node itself now holds the blocks."""
         if lease in self._live:
             self._stats.leases_committed += 1
             self._end(lease, used=True)
 
     def abort(self, lease: LeaseId) -> None:
-        """End a lease whose blocks are not wanted any more."""
+        """End a lease whose blocks are no longer needed."""
         if lease in self._live:
             self._stats.leases_aborted += 1
             self._end(lease, used=False)
@@ -81,7 +81,7 @@ class RequestLeases:
         self._wake.set()
 
     async def stop(self, *, timeout_s: float) -> None:
-        """Abort what is left, but don't wait for it longer than that; what comes later runs out."""
+        """Abort all live leases within ``timeout_s``; leases not ended in time expire."""
         self._stopped = True
         for lease in tuple(self._live):
             self.abort(lease)
@@ -149,10 +149,10 @@ class StageRunner:
 
         Args:
             view: connections to the nodes.
-            stats: where losses, handoffs and first tokens are counted.
-            leases: where a request's lease ends when its node has the blocks.
-            clock: where ``now`` comes from.
-            handle: takes what happened to the state, and carries out what it answers.
+            stats: counts losses, handoffs and first tokens.
+            leases: a request's lease ends here when the node has the blocks.
+            clock: source of ``now``.
+            handle: passes an event to the state and carries out the returned instructions.
         """
         self._view = view
         self._stats = stats
@@ -161,7 +161,7 @@ class StageRunner:
         self._handle = handle
 
     async def run(self, job: Job, dispatch: Dispatch) -> AsyncGenerator[GenerateEvent, None]:
-        """Listen to one node until it has done its stage, refuses, or is lost."""
+        """Stream a node's events until the stage is done, or the node refuses or is lost."""
         job.abandoned = False
         try:
             client = self._view.client(dispatch.node_id, dispatch.incarnation)
@@ -203,10 +203,10 @@ class StageRunner:
     def _stage_ended(
         self, job: Job, dispatch: Dispatch, event: GenerateEvent
     ) -> GenerateEvent | None:
-        """Take in a node's last event; return the answer's last one, None when others go on.
+        """Process a node's last event; return the answer's last event; None if a stage follows.
 
         Raises:
-            TransportError: the node ended what nobody had asked it to end.
+            TransportError: the node cancelled the request without a cancel from the caller.
         """
         answer = job.answer
         match event.finish_reason:
@@ -232,7 +232,7 @@ class StageRunner:
 
 
 async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> GenerateEvent | None:
-    """Wait for the node's next event, unless its life ends or the caller drops it (None) first."""
+    """Wait for the node's next event; None if the caller drops the node first."""
     if job.dropped or job.abandoned:
         _check_abandoned(job)
         return None
@@ -243,7 +243,8 @@ async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> Generat
         _check_abandoned(job)
         return None
     except asyncio.CancelledError:
-        # grpc raises this too when its channel is closed; only our own task's end is an end.
+        # grpc raises this too when its channel is closed; only a cancellation of our own task is
+        # real.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -255,13 +256,13 @@ async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> Generat
 
 
 def _check_abandoned(job: Job) -> None:
-    """Tell a node's end from a caller's wish."""
+    """Raise if the wait ended because of the node, not because of the caller."""
     if not job.dropped:
         raise TransportError("the node's life ended") from None
 
 
 async def _close(events: AsyncIterator[GenerateEvent]) -> None:
-    """Close a node's stream, which cancels the request there if it has not ended."""
+    """Close a node's stream, which cancels a request still running on the node."""
     close = getattr(events, "aclose", None)
     if close is not None:
         await close()

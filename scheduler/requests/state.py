@@ -1,4 +1,4 @@
-"""The scheduler's pure core: choose a node for each request, and another one when a node dies.
+"""The scheduler's pure core: choose a node for each request, and another node after a loss.
 
 scheduler/dispatcher.py feeds events to ``SchedulerState.handle`` and carries out the instructions.
 The core never sees a socket, a clock or a token id: only counts, names and times.
@@ -175,7 +175,7 @@ class SchedulerState:
         return self._abandon(self.fleet.see(event.nodes, now), now)
 
     def _abandon(self, ended: list[NodeRecord], now: float) -> list[Instruction]:
-        """Move requests off lives that ended, unless a mere rumour leaves them nowhere to go."""
+        """Move requests off ended incarnations, unless a rumour leaves a request no node."""
         if not ended:
             return []
         lost: list[Instruction] = []
@@ -202,7 +202,7 @@ class SchedulerState:
         return []
 
     def _trust(self, node: NodeRecord) -> None:
-        """Clear the failures of a node that answered, so that waiting requests may use the node."""
+        """Clear the failures of a node that answered, and offer the node to waiting requests."""
         if node.failures:
             self.fleet.trust(node)
             self._fleet_changed = True
@@ -289,7 +289,7 @@ class SchedulerState:
             self.queue.take(request, now)
         request.move(RequestPhase.RUNNING, now)
         if request.stage is not Stage.DECODE:
-            # A prefill node hands over when somebody can take over; else it answers to the end.
+            # A prefill node hands over when another node can take over; else it answers to the end.
             split = self.router.would_split(request, node, now)
             request.stage = Stage.PREFILL if split else Stage.WHOLE
         self.router.took(request, node)
@@ -326,7 +326,7 @@ class SchedulerState:
         self.queue.lane(request).servers = servers
 
     def _wait_for_a_node(self, request: RequestRecord, now: float) -> list[Instruction]:
-        """Queue a request that no node may serve now, or fail the request at its time limit."""
+        """Queue a request without a usable node, or fail the request at its time limit."""
         if request.refused:
             return self._fail(request, Failure.OVERLOADED, "every node's queue is full", now)
         if request.give_up_s is None:
@@ -434,14 +434,14 @@ class SchedulerState:
     # -- ends and accounts
 
     def _leave(self, request: RequestRecord) -> None:
-        """Take the request off its node's account."""
+        """Remove the request from its node's account."""
         node = request.node
         if node is None:
             return
         had_room = self.router.has_room(node, alone=False)
         node.leave(request.request_id)
         request.node, request.queued_tokens = None, 0
-        if not (had_room and request.first_token_seen):  # Else nobody waited for this.
+        if not (had_room and request.first_token_seen):  # Else no request waited for this room.
             self._freed.add(node.info.node_id)
 
     def _fail(
