@@ -1,1 +1,1 @@
-"""Where every block is: a soft-state directory fed by nodes, and durable namespaces."""
+"""Location of every block: a soft-state directory fed by nodes, and durable namespaces."""

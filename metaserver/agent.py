@@ -1,8 +1,8 @@
-"""A node's side of the meta server: register, heartbeat, send block events, hear what to keep.
+"""A node's side of the meta server: registration, heartbeats, block events, hold orders.
 
-Every DMP and compute process runs one NodeAgent; the composition root wires it. A node serves with
-or without a directory, so DirectoryUnavailableError ends here: the agent logs the change and tries
-again.
+Every DMP and compute process runs one NodeAgent; the composition root wires it. A node works with
+or without a directory, so the agent handles every DirectoryUnavailableError: it logs the change and
+retries.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LAST_RETRY_S: Final = 2.0
 
 
 class NodeAgent:
-    """Keeps one node known to the meta server. Start, flush and stop it in one event loop.
+    """Keeps one node registered with the meta server. Start, flush and stop in the same event loop.
 
     Attributes:
-        registered: set while the meta server knows this incarnation, as far as we know.
-        _unknown: set when a reply said it does not; the heartbeat loop registers again.
+        registered: set while the meta server knows this incarnation, as far as the agent can tell.
+        _unknown: set when a reply denied the registration; the heartbeat loop registers again.
         _work: set, from any thread, when the reporter has something to send.
         _progress: notified after each acknowledged batch.
     """
@@ -50,14 +50,14 @@ class NodeAgent:
         """Make an agent; ``start`` begins.
 
         Args:
-            meta: how to reach the meta server; not closed by the agent.
+            meta: client of the meta server; not closed by the agent.
             info: the node's registration.
-            reporter: its outbox, made with the same node id and incarnation.
+            reporter: the node's outbox, made with the same node id and incarnation.
             report_source: called in the event loop for each heartbeat; must be quick.
             clock: for ``contact_age_s``.
             batch_delay_s: how long events are gathered before a batch is sent.
-            on_hold: called in the event loop for each order to keep or let go of blocks, also for
-                those it has heard before; must be quick. None: the node keeps nothing on demand.
+            on_hold: called in the event loop for each hold order, including repeated orders; must
+                be quick. None: the node follows no hold orders.
         """
         self._meta = meta
         self._info = info
@@ -78,15 +78,16 @@ class NodeAgent:
 
     @property
     def contact_age_s(self) -> float | None:
-        """Seconds since the meta server last answered; None before it ever did."""
+        """Seconds since the last answer of the meta server; None before the first answer."""
         return None if self._contact_at is None else self._clock.now() - self._contact_at
 
     async def start(self) -> None:
-        """Begin in the background; returns at once, whether or not the meta server is there."""
+        """Begin in the background; returns at once, even if the meta server is away."""
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            # The loop may be closing while a worker thread still reports; then nobody listens.
+            # The loop may be closing while a worker thread still reports; the wake-up is then
+            # dropped.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._work.set)
 
@@ -97,10 +98,10 @@ class NodeAgent:
         self._tasks = [asyncio.create_task(self._forever(run)) for run in loops]
 
     async def flush(self, *, timeout_s: float = 10.0) -> None:
-        """Wait until everything reported so far is in the directory.
+        """Wait until all events reported so far are in the directory.
 
         Raises:
-            DirectoryUnavailableError: it was not within ``timeout_s``.
+            DirectoryUnavailableError: the events were not taken within ``timeout_s``.
         """
         ticket = self._reporter.ticket()
         self._flushing += 1
@@ -116,7 +117,7 @@ class NodeAgent:
             self._flushing -= 1
 
     async def stop(self) -> None:
-        """Stop reporting and leave the cluster, if the meta server is there to hear it."""
+        """Stop reporting and leave the cluster, if the meta server can be reached."""
         self._reporter.set_wake(None)
         for task in self._tasks:
             task.cancel()
@@ -192,7 +193,7 @@ class NodeAgent:
             await asyncio.sleep(self._batch_delay_s)
 
     async def _follow_holds(self) -> None:
-        """Pass on orders while they come; a lost stream is opened again, first soon, then later."""
+        """Pass on orders; a lost stream is reopened, with a back-off while it yields no orders."""
         for retry_s in _backoff():
             await self.registered.wait()
             if await self._hear_orders():
@@ -200,7 +201,7 @@ class NodeAgent:
             await asyncio.sleep(retry_s)
 
     async def _hear_orders(self) -> bool:
-        """Read one stream of orders to its end; answers whether anything was heard."""
+        """Read one stream of orders to its end; return True if any order came."""
         assert self._on_hold is not None
         heard = False
         stream = self._meta.holds(self._info.node_id, self._info.incarnation)
@@ -213,7 +214,7 @@ class NodeAgent:
 
     async def _next_batch(self) -> EventBatch | None:
         if self._reporter.inventory_due:
-            # A snapshot of a full node takes a while; the loop must not.
+            # A snapshot of a full node takes a while and must not block the loop.
             return await asyncio.to_thread(self._reporter.next_batch)
         return self._reporter.next_batch()
 
@@ -245,13 +246,13 @@ class NodeAgent:
             _log.info("node %s reaches the meta server again", self._info.node_id)
 
     def _note_refusal(self, error: StaleEpochError) -> None:
-        """Log that another process has this node's name, once for each."""
+        """Log, once per rival, that another process has this node's name."""
         if self._refusal != error.message:
             self._refusal = error.message
             _log.error("%s; this one is left out and keeps asking: %s", error.message, error.hint)
 
     def _note_failure(self, error: DirectoryUnavailableError) -> None:
-        """Log the first failure of a row; the node goes on without a directory."""
+        """Log the first failure in a row; the node goes on without a directory."""
         if self._reachable:
             self._reachable = False
             _log.warning(

@@ -1,8 +1,8 @@
-"""The meta server as other rooms see it: one Protocol, reached in process or over gRPC.
+"""The meta server's interface for other rooms: one Protocol, in process or over gRPC.
 
-The scheduler asks where a chain is and who is alive; nodes register, send heartbeats and block
-events. Values are frozen dataclasses; every failure of the server is DirectoryUnavailableError,
-which means "no hits", never an error to a user.
+The scheduler asks for the location of chains and for live nodes; nodes register and send heartbeats
+and block events. Values are frozen dataclasses. Every failure of the server is
+DirectoryUnavailableError, which means "no hits", never an error to a user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvcore.reuse_policy import ReusePolicy
 
 MAX_LISTED_REPLICAS: Final = 4
-"""Replicas of a block in a locate's answer unless the caller says otherwise."""
+"""Default number of replicas listed per block in a locate reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """``known`` False: register again. ``send_inventory``: report everything you hold."""
+    """``known`` False: register again. ``send_inventory``: report all blocks held."""
 
     known: bool
     send_inventory: bool
@@ -49,12 +49,12 @@ class ReportReply:
 
 @dataclass(frozen=True, slots=True)
 class NodeCoverage:
-    """How much of a chain a compute node has near.
+    """The part of a chain near a compute node.
 
     Attributes:
         node_id: the compute node.
-        l1_blocks: longest prefix in its own L1.
-        l2_blocks: longest prefix in its L1 or in the DMP memory of its host.
+        l1_blocks: longest prefix in the node's own L1.
+        l2_blocks: longest prefix in the node's L1 or in the DMP memory of its host.
     """
 
     node_id: NodeId
@@ -64,16 +64,15 @@ class NodeCoverage:
 
 @dataclass(frozen=True, slots=True)
 class LocateReply:
-    """Where a chain is.
+    """Location of a chain.
 
     Attributes:
         replicas: per block of the longest known pool prefix (L2-L4), its replicas, best first for
-            the reader that was named; never empty inside the prefix. Nothing at all where no
-            replicas were asked for.
-        coverage: compute nodes that have at least one block in L1 or on their host.
-        prefix_blocks: blocks of the longest prefix the pool holds (L2-L4).
-        memory_blocks: the same without disks: each block is in somebody's DMP memory.
-        lease: keeps what was found; NO_LEASE when nothing was reserved.
+            the given reader; never empty inside the prefix. Empty if no replicas were asked for.
+        coverage: compute nodes with at least one block in L1 or on their host.
+        prefix_blocks: blocks of the longest prefix in the pool (L2-L4).
+        memory_blocks: blocks of the longest prefix in DMP memory of any node, without disks.
+        lease: lease on the blocks found; NO_LEASE when nothing was reserved.
     """
 
     replicas: Sequence[tuple[Replica, ...]] = ()
@@ -99,7 +98,7 @@ class DirectoryNode:
 
     Attributes:
         state: ``alive``, ``suspect`` or ``dead``.
-        rival: where another process is that wants the node's name and is refused; else empty.
+        rival: address of another process refused under the node's name; otherwise empty.
     """
 
     info: NodeInfo
@@ -110,7 +109,7 @@ class DirectoryNode:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the node, and the meta server about it, have to say to people."""
+        """Notes to people: the node's own notes, and the meta server's note about a rival."""
         if not self.rival:
             return self.report.notes
         rival = f"a process at {self.rival} wants this node id and is refused: change its --node-id"
@@ -121,7 +120,7 @@ class DirectoryNode:
 class BlockRecord:
     """One copy of a block, for the admin view; ages are seconds.
 
-    ``heat`` is uses per hour, fading; ``leases`` counts live leases that cover the block. The
+    ``heat`` is uses per hour, fading; ``leases`` counts live leases covering the block. The
     directory knows neither the ranges nor the outlook of a block.
     """
 
@@ -138,7 +137,7 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class BlockListing:
-    """Some block records and how many there are in all."""
+    """Some block records, and the total number of records."""
 
     blocks: tuple[BlockRecord, ...]
     total: int
@@ -146,7 +145,7 @@ class BlockListing:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A durable isolation domain. ``tenants`` share it; empty means only the tenant so named."""
+    """A durable isolation domain shared by ``tenants``; without any, only for tenant ``name``."""
 
     name: str
     tenants: tuple[str, ...] = ()
@@ -155,25 +154,25 @@ class Namespace:
 
 
 class MetaClient(Protocol):
-    """The meta server's door.
+    """The interface of the meta server.
 
     1. Every method raises DirectoryUnavailableError when the server can't be reached in time, and
        after ``close``.
     2. ``locate`` takes at most limits.MAX_CHAIN_BLOCKS keys, in chain order, in one round trip;
-       more is a LocalProtocolError. Of each block it lists up to ``max_replicas``, those on host
-       ``reader`` first. With ``reserve_s`` it reserves what it found: the nodes that hold it are
-       asked to keep it until the lease is ended or that time is over.
+       more is a LocalProtocolError. It lists up to ``max_replicas`` replicas per block, replicas on
+       host ``reader`` first. With ``reserve_s`` it reserves the blocks found: the nodes holding the
+       blocks are asked to keep them until the lease is ended or this time is over.
     3. ``report_events`` is idempotent by (node_id, incarnation, seq).
-    4. ``register`` raises StaleEpochError while a newer incarnation of the node is alive, or one
-       at another home.
-    5. ``extend_lease`` sets a new time from now; ``end_lease`` commits (``used``: it counts as a
-       use of the blocks) or aborts. Both answer False for a lease that is unknown or over.
-    6. ``holds`` yields what a node is asked to keep, first everything that is on at the time, until
-       the iterator is closed; it ends with DirectoryUnavailableError when the server is lost, and
-       at once for a node that is not registered.
-    7. ``directory_counts`` are blocks, copies, leases and refusals by reason, by name; all but
+    4. ``register`` raises StaleEpochError while a newer incarnation of the node is alive, or an
+       incarnation at another home.
+    5. ``extend_lease`` sets a new time from now; ``end_lease`` commits (``used``: counts as a use
+       of the blocks) or aborts. Both return False for an unknown or expired lease.
+    6. ``holds`` yields a node's hold orders, first all orders active at the time, until the
+       iterator is closed. It ends with DirectoryUnavailableError when the server is lost, and at
+       once for an unregistered node.
+    7. ``directory_counts`` are blocks, copies, leases and refusals by reason, by name; all except
        ``blocks``, ``copies``, ``table_bytes`` and ``leases_live`` only grow.
-    8. ``resolve_namespace`` and ``put_namespace`` raise UserError for names that can't be.
+    8. ``resolve_namespace`` and ``put_namespace`` raise UserError for invalid names.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...

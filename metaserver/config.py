@@ -1,7 +1,7 @@
-"""What a meta server may be told.
+"""Configuration of a meta server.
 
-Made by the composition root from configuration; frozen and checked once. Times follow one rule:
-a node is suspect after three missed heartbeats and dead after five.
+Made by the composition root; frozen and checked once. The default times follow one rule: a node is
+suspect after three missed heartbeats and dead after five.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ class MetaConfig:
 
     Attributes:
         address: ``host:port`` to listen on; port 0 lets the system choose.
-        token: cluster token every caller must send; required on a public address.
-        database: file of the durable state (namespaces, cluster secret); ``:memory:`` keeps none.
-        cluster_secret: 16 to 64 bytes keying all block names; None makes one at the first start
-            and keeps it in ``database``. Changing it forgets every stored block.
+        token: cluster token that every caller must send; required on a public address.
+        database: file of the durable state (namespaces, cluster secret); ``:memory:`` keeps no
+            state.
+        cluster_secret: 16 to 64 bytes keying all block names; None: made at the first start and
+            kept in ``database``. A changed secret loses every stored block.
         heartbeat_interval_s: how often nodes report.
         suspect_after_s: silence after which a node is shown as suspect.
-        dead_after_s: silence after which its blocks are forgotten.
+        dead_after_s: silence after which a node's blocks are forgotten.
         forget_after_s: silence after which the node itself is forgotten.
-        default_policy: of tenants without a namespace.
+        default_policy: policy of tenants without a namespace.
     """
 
     address: str = "127.0.0.1:7400"

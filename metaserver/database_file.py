@@ -1,9 +1,9 @@
-"""The meta server's SQLite file: opened, copied at each change, and set aside when it is damaged.
+"""The meta server's SQLite file: opened, backed up at each change, and set aside when damaged.
 
-Only metaserver/namespaces.py works with it. Beside FILE lie FILE.backup, a copy from the last
-change, FILE.secret, the cluster secret where none is configured, FILE.lock, which its owner holds,
-and FILE.bad, once there was a damaged one. A damaged file must not keep the meta server from
-starting: the copy takes its place.
+Only metaserver/namespaces.py works with the file. Next to FILE lie FILE.backup, a copy from the
+last change; FILE.secret, the cluster secret if none is configured; FILE.lock, held by the owner
+process; and FILE.bad, if FILE was ever damaged. A damaged file must not keep the meta server from
+starting: the backup replaces it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _MOST_SECRET_BYTES: Final = 64
 
 
 class DatabaseFile:
-    """One file and what lies beside it; ``MEMORY`` has nothing beside it.
+    """One file and the files next to it; ``MEMORY`` has no files.
 
     Attributes:
-        trouble: what was found damaged by ``open`` and what became of it; empty if nothing was.
+        trouble: damage found by ``open``, and the recovery; empty without damage.
     """
 
     def __init__(self, database: str) -> None:
@@ -46,11 +46,11 @@ class DatabaseFile:
         self._lock_fd: int | None = None
 
     def open(self) -> sqlite3.Connection:
-        """Open the file, making it, or putting its copy in the place of a damaged one.
+        """Open the file; create a missing file, and replace a damaged file by its backup.
 
         Raises:
-            sqlite3.Error, OSError: it can't be used, for another reason than damage.
-            ConfigError: a running meta server has it.
+            sqlite3.Error, OSError: the file can't be used, for a reason other than damage.
+            ConfigError: a running meta server owns the file.
         """
         self._lock()
         try:
@@ -74,7 +74,7 @@ class DatabaseFile:
             self._lock_fd = None
 
     def _lock(self) -> None:
-        """Take FILE.lock; the kernel frees it however the process ends."""
+        """Take FILE.lock; the kernel frees the lock however the process ends."""
         if self._database == MEMORY:
             return
         lock = self._beside("lock")
@@ -91,7 +91,7 @@ class DatabaseFile:
         self._lock_fd = fd
 
     def back_up(self, connection: sqlite3.Connection) -> None:
-        """Copy the database; a failure is only logged, the database itself is whole."""
+        """Back up the database; a failure is only logged, because the database itself is intact."""
         if self._database == MEMORY:
             return
         fresh = self._beside("backup.new")
@@ -106,7 +106,7 @@ class DatabaseFile:
                 fresh.unlink()
 
     def read_secret(self) -> bytes:
-        """Return the secret from its own file; empty when there is none."""
+        """Return the secret from its own file; empty without a valid secret file."""
         if self._database == MEMORY:
             return b""
         try:
@@ -117,7 +117,7 @@ class DatabaseFile:
         return secret if 16 <= len(secret) <= _MOST_SECRET_BYTES else b""
 
     def write_secret(self, secret: bytes) -> None:
-        """Keep the secret in its own file; a failure is only logged, the database has it."""
+        """Write the secret to its own file; a failure is only logged: the database has it."""
         if self._database == MEMORY:
             return
         fresh = self._beside("secret.new")
@@ -157,7 +157,7 @@ class DatabaseFile:
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether the disk had no room (SQLite says of a write in its log only that it failed)."""
+    """Return whether the disk was full; SQLite reports a failed write to the log as I/O error."""
     return _code(error) in _FULL
 
 
@@ -175,7 +175,7 @@ def _code(error: sqlite3.Error) -> int:
 
 def _open(database: str) -> sqlite3.Connection:
     if database != MEMORY:
-        # It holds the cluster secret: nobody but the owner may ever read it.
+        # The file holds the cluster secret: only the owner may ever read the file.
         Path(database).parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))
     connection = sqlite3.connect(database, check_same_thread=False)
@@ -187,7 +187,7 @@ def _open(database: str) -> sqlite3.Connection:
             raise _DamagedError(verdict)
         connection.executescript(_SCHEMA)
         columns = {row[1] for row in connection.execute("PRAGMA table_info(namespaces)")}
-        if "policy" not in columns:  # Made before namespaces had one.
+        if "policy" not in columns:  # Created before namespaces had a policy.
             connection.execute(_ADD_POLICY)
     except sqlite3.Error:
         connection.close()

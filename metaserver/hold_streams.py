@@ -1,8 +1,8 @@
-"""Hold orders on their way to nodes: one bounded queue per open stream.
+"""Delivery of hold orders to nodes: one bounded queue per open stream.
 
-Owned by metaserver/local.py, whose lock guards ``send`` and ``open``; streams are read in their
-own event loops. A reader that is too slow loses its stream and, when it opens another one, gets
-everything that is on then.
+Owned by metaserver/local.py, whose lock guards ``send`` and ``open``; streams are read in their own
+event loops. A slow reader loses its stream. After reopening, the reader gets all orders active at
+the time.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tierkv.kvcore.ids import BLOCK_KEY_BYTES, Incarnation, NodeId
 from tierkv.metaserver.directory.leases import Asked
 
 MAX_QUEUED_KEYS: Final = 1 << 18
-"""Keys that may wait for one reader, 4 MiB of them; each order counts as one key more."""
+"""Keys queued for one reader, 4 MiB at most; each order counts as one further key."""
 
 
 class HoldStream:
-    """What one reader has not taken yet.
+    """The queued orders of one reader.
 
     Attributes:
-        node_id: whose orders they are.
-        incarnation: of which life.
-        _orders: oldest first.
-        _size: keys in them, and one per order.
-        _wake: set when there is something to take, or the stream is over.
-        _over: nothing more will come.
+        node_id: the node of the reader.
+        incarnation: the node's incarnation.
+        _orders: queued orders, oldest first.
+        _size: number of keys in the queue, plus one per order.
+        _wake: set when an order is queued or the stream is over.
+        _over: no more orders will come.
     """
 
     def __init__(self, node_id: NodeId, incarnation: Incarnation, already: Iterable[Asked]) -> None:
-        """Make one in the reader's event loop; what is on ``already`` counts for nothing."""
+        """Make a stream in the reader's event loop; orders in ``already`` count as size 0."""
         self.node_id = node_id
         self.incarnation = incarnation
         self._loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class HoldStream:
             self._notify()
 
     def end(self) -> None:
-        """Let the reader take what is queued and find the end, from any thread."""
+        """End the stream after the queued orders, from any thread."""
         self._over = True
         self._notify()
 
@@ -70,7 +70,7 @@ class HoldStream:
         return asked
 
     def _notify(self) -> None:
-        # The reader's loop may be closing; then nobody listens.
+        # The reader's loop may be closing; the wake-up is then dropped.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -87,26 +87,26 @@ class HoldStreams:
     def open(
         self, node_id: NodeId, incarnation: Incarnation, already: Iterable[Asked]
     ) -> HoldStream:
-        """Begin a stream with everything that is on ``already``, whatever its size."""
+        """Open a stream, starting with all orders in ``already``, whatever the size."""
         stream = HoldStream(node_id, incarnation, already)
         self._streams.setdefault(node_id, set()).add(stream)
         return stream
 
     def close(self, stream: HoldStream) -> None:
-        """Forget a stream whose reader is gone."""
+        """Remove a stream whose reader is gone."""
         streams = self._streams.get(stream.node_id, set())
         streams.discard(stream)
         if not streams:
             self._streams.pop(stream.node_id, None)
 
     def send(self, orders: Iterable[Asked]) -> None:
-        """Queue orders to the nodes they are for; a node without a stream gets them later."""
+        """Queue orders for their nodes; a node without a stream gets the orders later."""
         for asked in orders:
             for stream in self._streams.get(asked.node_id, ()):
                 stream.put(asked)
 
     def end_unless(self, living: Callable[[NodeId], Incarnation | None]) -> None:
-        """End the streams of lives that are over."""
+        """End the streams of ended incarnations."""
         for node_id, streams in self._streams.items():
             for stream in streams:
                 if stream.incarnation != living(node_id):

@@ -1,7 +1,7 @@
-"""The meta server inside this process: a MetaClient right over the pure core.
+"""The meta server inside this process: a MetaClient directly on the pure core.
 
-Used by the composition root when everything runs in one process, and by the gRPC service, which
-only translates. Calls may come from several threads' event loops; a lock keeps the core whole.
+Used by the composition root for single-process setups, and by the gRPC service, which only
+translates. Calls may come from several threads' event loops; a lock protects the core.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tierkv.metaserver.namespaces import NamespaceStore
 from tierkv.metaserver.state import MetaState
 
 MAX_LISTED_BLOCKS = 100_000
-"""Most records of one ``list_blocks``: a view, not a dump; its ``total`` always tells the truth."""
+"""Upper bound on records of one ``list_blocks``: a view, not a dump; ``total`` is always exact."""
 
 
 class LocalMeta:
-    """A whole meta server without a network; implements MetaClient.
+    """A complete meta server without a network; implements MetaClient.
 
-    MetaState decides and stays apart, because simulations run it alone with virtual time. Each
-    method here adds what MetaState must not have: the lock, the clock, the refusal after ``close``,
-    the streams of hold orders, or the durable namespaces.
+    MetaState makes the decisions and stays separate, because simulations run it alone with virtual
+    time. Each method here adds parts excluded from MetaState: the lock, the clock, the refusal
+    after ``close``, the streams of hold orders, or the durable namespaces.
 
     Attributes:
         state: the pure core, touched only under ``_lock``.
@@ -52,10 +52,11 @@ class LocalMeta:
     """
 
     def __init__(self, config: MetaConfig | None = None, *, clock: Clock | None = None) -> None:
-        """Open the durable state; ConfigError when the database can't be used."""
+        """Open the durable state; raise ConfigError when the database can't be used."""
         config = config or MetaConfig()
         self._clock = clock or SystemClock()
-        # Leases of an earlier life must stay unknown: number them from the time of this start.
+        # Leases of an earlier process must stay unknown: lease numbers begin at the time of this
+        # start.
         self.state = MetaState(config, first_lease=int(self._clock.wall() * 1_000) << 20)
         self._namespaces = NamespaceStore(
             config.database,
@@ -68,7 +69,7 @@ class LocalMeta:
 
     @property
     def trouble(self) -> str:
-        """What was wrong with the durable state at the start; empty when nothing was."""
+        """Damage to the durable state found at the start; empty without damage."""
         return self._namespaces.trouble
 
     async def register(self, info: NodeInfo, *, home: str = "") -> Registration:
@@ -92,7 +93,7 @@ class LocalMeta:
         return self.report_records(pack_events(batch))
 
     def report_records(self, batch: EventRecords) -> ReportReply:
-        """Take in events as they come over the wire; see ``report_events``."""
+        """Apply events in wire format; see ``report_events``."""
         with self._open():
             return self.state.report(batch, self._clock.now())
 
@@ -131,7 +132,7 @@ class LocalMeta:
         return self.locate_chains(checked_question(map(chain_of, chains)), reserve_s=reserve_s)
 
     def locate_chains(self, chains: Sequence[bytes], *, reserve_s: float) -> list[LocateReply]:
-        """Count what is found of some chains of concatenated keys; see ``locate_many``."""
+        """Count the blocks found of several chains of concatenated keys; see ``locate_many``."""
         return [
             self.locate_chain(chain, reader=None, max_replicas=0, reserve_s=reserve_s)
             for chain in chains
@@ -198,7 +199,7 @@ class LocalMeta:
     async def put_namespace(self, namespace: Namespace) -> Namespace:
         with self._open():
             pass
-        # It waits for the disk, so it runs beside the event loop; the store has its own lock.
+        # The write waits for the disk, so it runs in a thread; the store has its own lock.
         return await asyncio.to_thread(self._namespaces.put, namespace)
 
     async def close(self) -> None:
@@ -213,11 +214,11 @@ class LocalMeta:
 
     @property
     def open_streams(self) -> int:
-        """How many readers of orders there are."""
+        """Number of open streams of hold orders."""
         return len(self._streams)
 
     def end_holds(self) -> None:
-        """End all streams of orders, which would keep a server from stopping."""
+        """End all streams of orders; an open stream would keep a server from stopping."""
         with self._lock:
             self._streams.end_all()
 

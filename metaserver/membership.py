@@ -1,7 +1,7 @@
-"""Who is in the cluster and who still answers: a pure core.
+"""The members of the cluster and their liveness: a pure core.
 
-Called by metaserver/state.py with ``now`` handed in; it never looks at a clock and never touches
-blocks. It answers who died, and the caller drops what they held.
+Called by metaserver/state.py with ``now`` passed in; never reads a clock and never touches blocks.
+Returns dead nodes, and the caller drops the blocks of these nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 
 
 _RIVAL_SHOWN_S: Final = 10.0
-"""How long it is told that another process wants a node's name; it asks every few seconds."""
+"""How long a refused rival of a node is shown; a rival asks again every few seconds."""
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class _Member:
 class Membership:
     """The nodes of the cluster by incarnation and last sign of life.
 
-    A node goes alive -> suspect -> dead -> forgotten by silence alone. Dead is final for one
-    registration: the node must register again, so that it also sends an inventory.
+    Silence alone moves a node alive -> suspect -> dead -> forgotten. Dead is final for a
+    registration: the node must register again and then sends an inventory.
 
     Attributes:
-        _members: every node not yet forgotten, dead ones included.
-        _next_look_at: nobody can die before this moment; spares a scan per call.
+        _members: all nodes not yet forgotten, including dead nodes.
+        _next_look_at: no node can die before this moment; saves a scan per call.
     """
 
     def __init__(self, config: MetaConfig) -> None:
@@ -51,18 +51,20 @@ class Membership:
         self._next_look_at = float("-inf")
 
     def register(self, info: NodeInfo, now: float, *, home: str = "") -> None:
-        """Take a node in, or renew it.
+        """Add a node or renew its registration.
 
-        A newer incarnation is the node's restart, unless it is at another home: there the first one
-        goes on beating, and a restart waits until that one is dead.
+        A newer incarnation is a restart of the node, unless the home differs. With another home the
+        old incarnation may still be running, and the new one waits until the old one is dead.
 
         Args:
             info: the node.
-            now: the time.
-            home: where one process of that name can be at a time; empty when not told.
+            now: current time.
+            home: an address that a single process of this name can have at a time; empty if
+                unknown.
 
         Raises:
-            StaleEpochError: a newer incarnation of that node is alive, or one at another home.
+            StaleEpochError: a newer incarnation of the node is alive, or an incarnation at another
+                home.
             OverloadedError: the cluster is full.
         """
         known = self._members.get(info.node_id)
@@ -77,7 +79,7 @@ class Membership:
     def heartbeat(
         self, node_id: NodeId, incarnation: Incarnation, report: NodeReport, now: float
     ) -> bool:
-        """Note a sign of life; False when that incarnation must register (again)."""
+        """Record a sign of life; return False when the incarnation must register (again)."""
         member = self._members.get(node_id)
         if member is None or member.dead or member.info.incarnation != incarnation:
             return False
@@ -86,7 +88,7 @@ class Membership:
         return True
 
     def deregister(self, node_id: NodeId, incarnation: Incarnation) -> bool:
-        """Forget a node that leaves; False when another incarnation is registered."""
+        """Remove a leaving node; return False when another incarnation is registered."""
         member = self._members.get(node_id)
         if member is None or member.info.incarnation != incarnation:
             return False
@@ -94,7 +96,7 @@ class Membership:
         return True
 
     def expire(self, now: float) -> list[NodeId]:
-        """Return who died since the last call; forget who has been silent for long."""
+        """Return nodes that died since the last call; forget nodes after a long silence."""
         if now < self._next_look_at:
             return []
         self._next_look_at = now + self._config.heartbeat_interval_s / 4
@@ -128,7 +130,7 @@ class Membership:
 
 
 def _refuse_rival(known: _Member, info: NodeInfo, home: str, now: float) -> None:
-    """Raise StaleEpochError when a process is not the restart of a node that lives."""
+    """Raise StaleEpochError unless a process is the restart of a live node."""
     mine, others = known.info.incarnation, info.incarnation
     elsewhere = home and known.home and home != known.home
     if not elsewhere and mine < others:

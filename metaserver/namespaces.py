@@ -1,7 +1,7 @@
 """Durable namespaces and the cluster secret, in one SQLite file.
 
 Called by metaserver/local.py, from any thread. Reads come from memory; only ``put`` waits for the
-disk, so callers run it off the event loop.
+disk, and callers run ``put`` off the event loop.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _SECRET_BYTES = 32
 _MAX_TENANTS = 10_000
 _NAME = re.compile(limits.NAME_PATTERN)
 _SHARED_DOMAIN = "shared {}"
-"""A space never occurs in a name, so a tenant can't name itself into a shared namespace."""
+"""A space never occurs in a name, so no tenant name can equal the domain of a shared namespace."""
 
 
 class NamespaceStore:
-    """Who shares blocks with whom.
+    """Which tenants share blocks.
 
-    A tenant is alone unless one namespace lists it; a tenant is listed by at most one. A namespace
-    without tenants is the policy of the one tenant that has its name.
+    At most one namespace lists a tenant; an unlisted tenant shares with no other tenant. A
+    namespace without tenants is the policy of the tenant with the same name.
 
     Attributes:
-        trouble: what was wrong with the database at the start, for people; empty when nothing was.
+        trouble: database damage found at the start, for people; empty without damage.
         _namespaces: mirror of the table; the table is written first.
-        _namespace_of: the namespace that rules each tenant.
+        _namespace_of: the namespace that applies to each tenant.
     """
 
     def __init__(
@@ -54,11 +54,13 @@ class NamespaceStore:
 
         Args:
             database: a path, or ``:memory:``.
-            cluster_secret: 16 to 64 bytes; None takes the database's, made at the first start.
-            default_policy: of tenants without a namespace; exact reuse when not given.
+            cluster_secret: 16 to 64 bytes; None takes the secret of the database, made at the first
+                start.
+            default_policy: policy of tenants without a namespace; exact reuse if None.
 
         Raises:
-            ConfigError: the file can't be opened, is no such database, or another process has it.
+            ConfigError: the file can't be opened, is not a namespace database, or is in use by
+                another process.
         """
         self._lock = threading.Lock()
         self._file = DatabaseFile(database)
@@ -90,7 +92,7 @@ class NamespaceStore:
         """Return the key of a tenant's blocks.
 
         Raises:
-            UserError: the tenant's name has characters names can't have.
+            UserError: the tenant's name has invalid characters.
         """
         _check_name(tenant, "tenant")
         namespace = self._namespace_of.get(tenant)
@@ -117,10 +119,10 @@ class NamespaceStore:
             return tuple(ns for _, ns in sorted(self._namespaces.items()))
 
     def put(self, namespace: Namespace) -> Namespace:
-        """Make or replace a namespace; durable when it returns.
+        """Make or replace a namespace; durable on return.
 
         Raises:
-            UserError: a malformed name, too many tenants, or a tenant another namespace lists.
+            UserError: a malformed name, too many tenants, or a tenant listed by another namespace.
             DirectoryUnavailableError: the database refused (disk full, closed).
         """
         with self._lock:
@@ -179,7 +181,7 @@ class NamespaceStore:
         }
 
     def _stored_secret(self) -> bytes:
-        """Return the secret of the database, else of its own file, else a new one; in both then."""
+        """Return the secret of the database, of the secret file, or a new one; store it in both."""
         fallback = self._file.read_secret()
         with self._connection:
             self._connection.execute(
@@ -202,7 +204,7 @@ def _cure(error: sqlite3.Error) -> str:
 
 
 def _index(namespaces: dict[str, Namespace]) -> dict[str, Namespace]:
-    """Map each tenant to its namespace; a namespace that lists it goes before its own policy."""
+    """Map each tenant to a namespace; a namespace listing the tenant wins over its own."""
     own = {ns.name: ns for ns in namespaces.values() if not ns.tenants}
     shared = {tenant: ns for ns in namespaces.values() for tenant in ns.tenants}
     return own | shared

@@ -1,8 +1,8 @@
-"""A node's outbox of block events: numbered batches, and whole inventories when news was lost.
+"""A node's outbox of block events: numbered batches, and full inventories after a loss of events.
 
 Nodes call ``report`` from any thread; metaserver/agent.py takes batches out and sends them. Nothing
-here does I/O. While the meta server is away the outbox stays bounded: beyond its limit it forgets
-the events and will send an inventory instead.
+here does I/O. While the meta server is away the outbox stays bounded: beyond its limit the queued
+events are dropped, and an inventory will be sent instead.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.metaserver.client import ReportReply
 
 BATCH_EVENTS: Final = 4_096
-"""Events per batch, well below limits.MAX_EVENTS_PER_BATCH: packing one, and taking it in, keeps an
-event loop for about 4 ms each."""
+"""Events per batch, well below limits.MAX_EVENTS_PER_BATCH: packing or applying a batch occupies an
+event loop for about 4 ms."""
 
 Inventory = Callable[[], Sequence[BlockStored]]
 
 
 @dataclass(slots=True)
 class _Snapshot:
-    """An inventory being sent; ``ticket`` is delivered with its last part."""
+    """An inventory being sent; ``ticket`` is delivered with the last part."""
 
     blocks: Sequence[BlockStored]
     ticket: int
@@ -37,16 +37,16 @@ class _Snapshot:
 class MetaReporter:
     """Implements tierkv.kvcore.block_event.BlockReporter. Thread-safe.
 
-    An inventory is a snapshot of what the node holds, so events reported before it was taken need
-    not be sent: hence nodes must change their state first and report the change afterwards.
+    An inventory is a snapshot of the blocks on the node and supersedes events reported before the
+    snapshot. Therefore nodes must change their state first and report the change afterwards.
 
     Attributes:
         _queue: events newer than the last snapshot, oldest first.
-        _inventory_due: a snapshot must be taken; the queue is empty and stays so.
+        _inventory_due: a snapshot must be taken; until then the queue stays empty.
         _snapshot: the inventory being sent; None when there is none.
-        _in_flight: the batch that was taken out and not acknowledged; it is sent again.
-        _reported: tickets given out, one per event and per inventory asked for.
-        _delivered: every ticket up to this one is known to the meta server.
+        _in_flight: the batch taken out and not acknowledged; it is sent again.
+        _reported: number of tickets given out, one per event and per requested inventory.
+        _delivered: the meta server has acknowledged all tickets up to this number.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class MetaReporter:
         """Make an outbox.
 
         Args:
-            node_id: who reports.
-            incarnation: of which life.
-            inventory: answers all blocks held now; called from a worker thread. None: nothing,
+            node_id: the reporting node.
+            incarnation: the node's incarnation.
+            inventory: returns all blocks held now; called from a worker thread. None: no blocks,
                 until ``set_inventory``.
-            max_queued_events: beyond this an inventory replaces the queue.
+            max_queued_events: above this number an inventory replaces the queue.
         """
         self._node_id = node_id
         self._incarnation = incarnation
@@ -82,12 +82,12 @@ class MetaReporter:
         self._wake: Callable[[], None] = _ignore
 
     def set_inventory(self, inventory: Inventory) -> None:
-        """Name the source of inventories, for nodes that are made after their reporter."""
+        """Set the source of inventories, for nodes made after their reporter."""
         self._inventory = inventory
         self.request_inventory()
 
     def set_wake(self, wake: Callable[[], None] | None) -> None:
-        """Name who is told, from any thread, that there is something to send."""
+        """Set the callback that announces new work to the sender, from any thread."""
         self._wake = wake or _ignore
 
     def report(self, events: Sequence[BlockEvent]) -> None:
@@ -103,10 +103,10 @@ class MetaReporter:
         self._wake()
 
     def request_inventory(self) -> None:
-        """Send an inventory, unless one is due or under way.
+        """Send an inventory, unless an inventory is due or under way.
 
-        A meta server that asks while parts are under way has either not seen them yet, or will
-        refuse the next part, and then ``acknowledge`` starts again.
+        A meta server that asks while parts are under way either has not seen them yet, or will
+        refuse the next part; then ``acknowledge`` starts again.
         """
         with self._lock:
             if not self._owes_inventory():
@@ -115,11 +115,11 @@ class MetaReporter:
 
     @property
     def inventory_due(self) -> bool:
-        """Whether ``next_batch`` will take a snapshot first, which may be slow."""
+        """Return whether ``next_batch`` will first take a snapshot, which may be slow."""
         return self._inventory_due
 
     def next_batch(self) -> EventBatch | None:
-        """Return what to send now, the same again until it is acknowledged; None for nothing.
+        """Return the batch to send now, repeated until acknowledged; None without work.
 
         Called by one sender at a time.
         """
@@ -131,7 +131,7 @@ class MetaReporter:
             return self._in_flight
 
     def acknowledge(self, batch: EventBatch, reply: ReportReply) -> None:
-        """Note the meta server's answer to the batch in flight."""
+        """Record the meta server's answer to the batch in flight."""
         with self._lock:
             if self._in_flight is not batch:
                 return
@@ -142,12 +142,12 @@ class MetaReporter:
                 self._delivered = max(self._delivered, self._in_flight_ticket)
 
     def ticket(self) -> int:
-        """Return a ticket for ``is_delivered``: everything reported until now."""
+        """Return a ticket for ``is_delivered``, covering all events reported until now."""
         with self._lock:
             return self._reported
 
     def is_delivered(self, ticket: int) -> bool:
-        """Whether all that ``ticket`` stands for was acknowledged, and no inventory is owed."""
+        """Return whether all events of ``ticket`` are acknowledged and no inventory is pending."""
         with self._lock:
             return self._delivered >= ticket and not self._owes_inventory()
 
@@ -163,7 +163,7 @@ class MetaReporter:
         self._reported += 1
 
     def _take_snapshot(self) -> None:
-        """Ask the node what it holds, outside the lock; events from now on queue up again."""
+        """Take a snapshot of the node's blocks, outside the lock; new events queue up meanwhile."""
         with self._lock:
             self._inventory_due = False
             self._in_flight = None
@@ -225,4 +225,4 @@ def _nothing() -> Sequence[BlockStored]:
 
 
 def _ignore() -> None:
-    """Wake nobody."""
+    """Do nothing: the wake-up before a sender is set."""

@@ -1,7 +1,7 @@
-"""Membership and directory together: what the meta server knows, as one pure core.
+"""Membership and directory together: the meta server's soft state as one pure core.
 
-Called by metaserver/local.py with ``now``; every call first lets silent nodes die, so that no
-background task is needed and virtual time works in tests. Nothing here is durable.
+Called by metaserver/local.py with ``now``. Every call first expires silent nodes, so no background
+task is needed and virtual time works in tests. Nothing here is durable.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ Orders = tuple[Asked, ...]
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A locate's answer, and whom to ask to keep what it promises."""
+    """A locate reply, and hold orders for the nodes that keep the reserved blocks."""
 
     reply: LocateReply
     orders: Orders = ()
 
 
 class MetaState:
-    """Soft state of the cluster: lost with the process, rebuilt from what nodes report.
+    """Soft state of the cluster: lost with the process, rebuilt from reports of nodes.
 
     Attributes:
-        directory: blocks of exactly the nodes that ``membership`` has and that are not dead.
-        leases: what was promised; holders are nodes of ``directory``.
+        directory: blocks of exactly the live (not dead) nodes of ``membership``.
+        leases: live leases; all holders are nodes of ``directory``.
     """
 
     def __init__(self, config: MetaConfig, *, first_lease: int = 1) -> None:
-        """Start empty; ``first_lease`` must be above the leases of earlier lives."""
+        """Start empty; ``first_lease`` must be above all leases of earlier processes."""
         self._config = config
         self._membership = Membership(config)
         self.directory = Directory()
         self.leases = Leases(first_lease=first_lease)
 
     def register(self, info: NodeInfo, now: float, *, home: str = "") -> Registration:
-        """Take a node in; StaleEpochError when one of that name is alive and not its past."""
+        """Register a node; raise StaleEpochError if a rival of the same name is alive."""
         self._expire(now)
         self._membership.register(info, now, home=home)
         if self.directory.incarnation_of(info.node_id) != info.incarnation:
@@ -67,19 +67,19 @@ class MetaState:
     def heartbeat(
         self, node_id: NodeId, incarnation: Incarnation, report: NodeReport, now: float
     ) -> HeartbeatReply:
-        """Note a sign of life and the node's load."""
+        """Record a sign of life and the node's load."""
         self._expire(now)
         known = self._membership.heartbeat(node_id, incarnation, report, now)
         wanted = known and self.directory.wants_inventory(node_id)
         return HeartbeatReply(known=known, send_inventory=wanted)
 
     def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:
-        """Forget a node that leaves; another incarnation's leave is ignored."""
+        """Remove a leaving node; a leave of another incarnation is ignored."""
         if self._membership.deregister(node_id, incarnation):
             self._drop(node_id)
 
     def report(self, batch: EventRecords, now: float) -> ReportReply:
-        """Take in block events; idempotent by (node_id, incarnation, seq)."""
+        """Apply block events; idempotent by (node_id, incarnation, seq)."""
         self._expire(now)
         accepted = self.directory.apply(batch, now)
         wanted = accepted and self.directory.wants_inventory(batch.node_id)
@@ -94,7 +94,7 @@ class MetaState:
         max_replicas: int = MAX_LISTED_REPLICAS,
         reserve_s: float = 0.0,
     ) -> Located:
-        """Find a chain, and with ``reserve_s`` reserve what was found; see MetaClient.locate."""
+        """Find a chain, and with ``reserve_s`` reserve the blocks found; see MetaClient.locate."""
         self._expire(now)
         found = self.directory.find(
             chain, now, reader=reader, max_replicas=max_replicas, use=not reserve_s
@@ -111,7 +111,7 @@ class MetaState:
         return self.leases.extend(lease, ttl_s, now)
 
     def end_lease(self, lease: LeaseId, now: float, *, used: bool) -> LeaseChange:
-        """Commit or abort a lease; a commit is a use of what was found."""
+        """Commit or abort a lease; a commit counts as a use of the blocks found."""
         self._expire(now)
         change = self.leases.end(lease, used=used)
         if used:
@@ -119,7 +119,7 @@ class MetaState:
         return change
 
     def orders_of(self, node_id: NodeId, incarnation: Incarnation, now: float) -> Orders | None:
-        """Return everything a node is to keep now; None when that life of it is unknown."""
+        """Return all active orders of a node; None for an unknown incarnation."""
         self._expire(now)
         if self.directory.incarnation_of(node_id) != incarnation:
             return None
@@ -136,7 +136,7 @@ class MetaState:
         return self.directory.list_blocks(limit, now, leased=self.leases.chains())
 
     def counts(self, now: float) -> tuple[tuple[str, int], ...]:
-        """Return what is there and what was refused, by name; sorted by it."""
+        """Return current sizes and counts of refusals, sorted by name."""
         self._expire(now)
         ledger = self.directory.ledger
         found = {
@@ -151,7 +151,7 @@ class MetaState:
         return tuple(sorted(found.items()))
 
     def check_invariants(self, now: float) -> None:
-        """Assert that the directory is sound and knows exactly the nodes that live."""
+        """Assert that the directory is consistent and knows exactly the live nodes."""
         self.directory.check_invariants()
         self.leases.check_invariants()
         living = {n.info.node_id for n in self._membership.nodes(now) if n.state != "dead"}

@@ -1,1 +1,1 @@
-"""Where every block is: tables in columns, leases, and news from nodes."""
+"""Location of every block: tables in columns, leases, and events from nodes."""

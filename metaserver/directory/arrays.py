@@ -1,7 +1,7 @@
-"""Arrays that grow in place: address space is reserved once, memory is taken as it is touched.
+"""Arrays that grow in place: address space is reserved once, memory is used as it is touched.
 
-Used by the directory's tables, so that growing copies nothing and a small cluster's directory stays
-small. Where the system reserves less, a table holds less.
+Used by the directory's tables: growth copies nothing, and the directory of a small cluster stays
+small. If the system reserves less, a table holds less.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Bools = NDArray[np.bool_]
 _Number = TypeVar("_Number", bound=np.integer)
 
 _NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
-"""MAP_NORESERVE: the system need not promise memory for what may never be touched."""
+"""MAP_NORESERVE: the system need not promise memory for pages that may never be touched."""
 
 
 def reserve(rows: int, width: int = 1) -> U8:
-    """Return ``rows`` rows of ``width`` uint64, all zero, of which no page is in memory yet.
+    """Return ``rows`` rows of ``width`` uint64, all zero, with no page in memory yet.
 
-    Huge pages are not asked for: reading gained nothing from them, and clearing them when a table
-    grows kept everybody waiting for a second (10 M blocks).
+    Huge pages are not requested: huge pages did not speed up reading, and clearing huge pages when
+    a table grew blocked all callers for a second (10 M blocks).
 
     Raises:
-        OSError: even the address space is not to be had.
+        OSError: even the address space is not available.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     flat = np.frombuffer(mmap.mmap(-1, rows * width * 8, flags=flags), np.uint64)
@@ -39,7 +39,7 @@ def reserve(rows: int, width: int = 1) -> U8:
 
 
 def distinct(numbers: NDArray[_Number]) -> NDArray[_Number]:
-    """Return the numbers that occur, ascending: NumPy's ``unique`` hashes, which is slower."""
+    """Return the distinct numbers, ascending. NumPy's ``unique`` hashes, which is slower."""
     ordered = np.sort(numbers)
     is_new = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
@@ -47,7 +47,7 @@ def distinct(numbers: NDArray[_Number]) -> NDArray[_Number]:
 
 
 class FreeList:
-    """Numbers that may be given out again, newest first; below them a count of all ever given.
+    """Free numbers, reused newest first, and a counter of numbers never used before.
 
     Attributes:
         used: numbers in ``[first, used)`` were given out at some time.
@@ -66,12 +66,12 @@ class FreeList:
 
     @property
     def room(self) -> int:
-        """How many more can be given out."""
+        """Count of numbers available to be given out."""
         return self._limit - self.used + self._count
 
     @property
     def nbytes(self) -> int:
-        """Memory it takes."""
+        """Memory size in bytes."""
         return self._free.nbytes
 
     def take(self, count: int) -> Ints:

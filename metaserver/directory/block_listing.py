@@ -1,7 +1,7 @@
-"""Blocks as people see them: records of copies for the admin view.
+"""Records of block copies for the admin view.
 
-Called by metaserver/directory/directory.py when somebody looks. It reads the ledger and changes
-nothing; its cost is bounded by what is asked for and by how many rows are looked through.
+Called by metaserver/directory/directory.py when a view is read. It reads the ledger and changes
+nothing. The requested limit and the number of scanned rows bound its cost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tierkv.metaserver.directory.ledger import Ledger
 from tierkv.metaserver.directory.node_book import Holder, NodeBook
 
 _ROWS_LOOKED_AT: Final = 1 << 20
-"""Of a larger table only the last rows: a view must not keep locates waiting."""
+"""Only the last rows of a larger table are scanned: a view must not delay locates."""
 
 _TIERS: Final = {L1: Tier.L1, L2: Tier.L2, L4: Tier.L4}
 
@@ -30,12 +30,12 @@ _TIERS: Final = {L1: Tier.L1, L2: Tier.L2, L4: Tier.L4}
 def list_blocks(
     ledger: Ledger, book: NodeBook, limit: int, now: float, leased: tuple[bytes, ...]
 ) -> BlockListing:
-    """Return up to ``limit`` copies, those of the newest blocks first.
+    """Return up to ``limit`` copies, copies of the newest blocks first.
 
     Args:
-        ledger: the books.
-        book: the nodes in them.
-        limit: most copies.
+        ledger: blocks and copies.
+        book: the nodes of the copies.
+        limit: largest number of copies.
         now: seconds.
         leased: chains of live leases, to be counted per block.
     """
@@ -112,6 +112,6 @@ def _ages(moments: NDArray[np.float32], now: float) -> list[float]:
 
 
 def _page_bytes(holder: Holder, model: str) -> int:
-    """Return the size of a block in L1, whose events carry none; 0 for unknown models."""
+    """Return the size of a block in L1, whose events carry no size; 0 for unknown models."""
     models = holder.info.models
     return next((m.layout.payload_bytes for m in models if m.name == model), 0)

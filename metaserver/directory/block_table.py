@@ -1,7 +1,7 @@
-"""What is known of each block apart from where it is: a row per block, in columns of NumPy arrays.
+"""Properties of each block except its location: a row per block, in columns of NumPy arrays.
 
-Used by metaserver/directory/directory.py with whole batches of keys. A block has a row while it has
-a copy somewhere; rows are found through metaserver/directory/key_index.py and hold the head of the
+Used by metaserver/directory/directory.py with whole batches of keys. A block has a row while any
+copy exists. Rows are found through metaserver/directory/key_index.py and hold the head of the
 block's list of copies (metaserver/directory/copy_table.py).
 """
 
@@ -27,7 +27,7 @@ _HEAD: Final = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True)
 class SpecColumns:
-    """The specs of blocks as events tell them, one column per field; names are numbers."""
+    """The specs of blocks from events, one column per field; names are numbers."""
 
     low: U8
     high: U8
@@ -52,14 +52,15 @@ class SpecColumns:
 class BlockTable:
     """Rows of blocks, found by key.
 
-    Times are kept as seconds since ``born`` in 32 bits: to a sixteenth of a second after ten days.
+    Times are stored as seconds since ``born`` in 32 bits: to a sixteenth of a second after ten
+    days.
 
     Attributes:
-        hot: [n, 4] uint64: both halves of the key (little-endian), head of copies and uses, time
-            of the last use and heat. All that a locate touches: 32 bytes.
+        hot: [n, 4] uint64: both halves of the key (little-endian), head of copies and uses, time of
+            the last use and heat. A locate touches only these 32 bytes.
         head: [n] uint32 in ``hot``: first copy; 0: the row is free.
         uses, touched, heat: [n] in ``hot``.
-        parents: [n, 2] uint64; with the next ones all that is only listed: 32 bytes.
+        parents: [n, 2] uint64; with the next columns all data only for listings: 32 bytes.
         created, tokens, sessions: [n]; models and tenants: [n] uint16.
     """
 
@@ -89,7 +90,7 @@ class BlockTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory it takes: rows that were used at some time, and the index."""
+        """Memory size in bytes: all rows ever used, and the index."""
         return self.rows.used * 64 + self.rows.nbytes + self.index.nbytes
 
     def since_born(self, now: float) -> float:
@@ -99,7 +100,7 @@ class BlockTable:
         return now - self.born
 
     def add(self, facts: SpecColumns, now: float) -> Ints:
-        """Make rows for distinct unknown keys; there must be room. They need a copy at once."""
+        """Add rows for distinct unknown keys; there must be room. Each row needs a copy at once."""
         rows = self.rows.take(len(facts.low))
         moment = self.since_born(now)
         self.hot[rows, 0] = facts.low
@@ -116,7 +117,7 @@ class BlockTable:
         return rows
 
     def learn(self, rows: Ints, facts: SpecColumns) -> None:
-        """Fill in names that were not known yet, of distinct rows."""
+        """Fill in names that were unknown so far, for distinct rows."""
         if not len(rows):
             return
         for column, names in (
@@ -129,14 +130,14 @@ class BlockTable:
                 column[rows[new]] = names[new]
 
     def remove_without_copies(self, rows: Ints) -> None:
-        """Free those of the distinct ``rows`` that have no copy left."""
+        """Free all of the distinct ``rows`` without a copy."""
         bare = rows[self.head[rows] == 0]
         if len(bare):
             self.index.remove(self.hot[bare, 0], self.hot[bare, 1], bare)
             self.rows.give_back(bare)
 
     def use(self, rows: Ints, lines: U8, now: float) -> None:
-        """Count a use of blocks, whose rows ``lines`` are a fresh copy of."""
+        """Count a use of blocks; ``lines`` is a fresh copy of their rows."""
         moment = self.since_born(now)
         last = lines[:, 2:].copy()
         uses = last.view(np.uint32)
@@ -154,12 +155,12 @@ class BlockTable:
         return self.heat[rows] * fade
 
     def live_rows(self, *, newest: int | None = None) -> Ints:
-        """Return the rows in use, of the ``newest`` row numbers only if that is given."""
+        """Return the rows in use; with ``newest``, only among as many highest row numbers."""
         first = 1 if newest is None else max(1, self.rows.used - newest)
         return np.flatnonzero(self.head[first : self.rows.used]) + first
 
     def check_invariants(self) -> None:
-        """Assert that used and free rows are all rows, and that the index knows the used ones."""
+        """Assert that rows are either used or free, and that the index knows the used rows."""
         live = self.live_rows()
         free = np.sort(self.rows.free.astype(np.int64))
         assert np.array_equal(np.union1d(live, free), np.arange(1, self.rows.used))
@@ -168,7 +169,7 @@ class BlockTable:
 
 
 def heads_of(lines: U8) -> Ints:
-    """Return the first copies of rows as ``KeyIndex.find`` copied them."""
+    """Return the first copies of rows from lines copied by ``KeyIndex.find``."""
     return (lines[:, 2] & _HEAD).view(np.int64)
 
 

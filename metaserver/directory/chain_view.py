@@ -1,7 +1,7 @@
-"""What the copies of a chain's blocks amount to: prefixes, coverage, the best copies. Pure.
+"""Prefixes, coverage and best copies of a chain's blocks, from their copies. Pure.
 
-Used by metaserver/directory/directory.py. All of it works on whole columns; a chain has up to
-limits.MAX_CHAIN_BLOCKS blocks and as many copies as there are nodes.
+Used by metaserver/directory/directory.py. All functions work on whole columns; a chain has up to
+limits.MAX_CHAIN_BLOCKS blocks and up to one copy per node and tier for each block.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _AT_SHIFT: Final = np.uint64(32)
 
 
 class ChainView:
-    """The copies of a chain, looked at from several sides.
+    """The copies of a chain, with queries by prefix, node and rank.
 
     Attributes:
-        blocks: leading blocks that have any copy; ``copies`` are theirs.
-        tiers: of each copy.
+        blocks: leading blocks with any copy; ``copies`` belong to these blocks.
+        tiers: tier of each copy.
         nodes: number of each copy's node.
-        _single: each block has one copy, so that copy i is that of block i.
+        _single: each block has exactly one copy.
     """
 
     def __init__(self, blocks: int, copies: Copies, book: NodeBook) -> None:
@@ -43,7 +43,7 @@ class ChainView:
         self._single = len(copies.at) == blocks
 
     def prefix_of(self, chosen: Bools) -> int:
-        """Return how many leading blocks have one of the ``chosen`` copies."""
+        """Return the number of leading blocks with a ``chosen`` copy."""
         if self._single:
             return self.blocks if chosen.all() else int(chosen.argmin())
         have = np.zeros(self.blocks + 1, bool)
@@ -51,7 +51,7 @@ class ChainView:
         return int(have.argmin())
 
     def coverage(self) -> tuple[NodeCoverage, ...]:
-        """Return what compute nodes have of the chain's beginning, by node number."""
+        """Return each compute node's part of the beginning of the chain, by node number."""
         nodes = self._first_nodes()
         if self._single:
             return tuple([self._coverage_of(number) for number in nodes])
@@ -74,7 +74,7 @@ class ChainView:
         )
 
     def _coverage_of(self, number: int) -> NodeCoverage:
-        """Return what one compute node has, where each block has a single copy."""
+        """Return the coverage of one compute node, if each block has a single copy."""
         own = (self.nodes == number) & (self.tiers == L1)
         on_host = self._book.hosts[self.nodes] == self._book.hosts[number]
         return NodeCoverage(
@@ -88,11 +88,12 @@ class ChainView:
     ) -> tuple[Ints, Ints]:
         """Choose up to ``most`` copies of each of the first ``blocks`` blocks, best first.
 
-        Copies on the reader's host come first, then those in memory before those on disk, then in
-        an order that differs from block to block, so that no node is everybody's first.
+        Copies on the reader's host come first, then copies in memory before copies on disk.
+        Remaining ties are ordered differently from block to block, to spread readers over the
+        nodes.
 
         Returns:
-            Indexes of the chosen copies, block by block, and how many each block has.
+            Indexes of the chosen copies, block by block, and the number of copies of each block.
         """
         chosen = np.flatnonzero((self.tiers != L1) & (self.copies.at < blocks))
         at = self.copies.at[chosen]
@@ -115,7 +116,7 @@ class ChainView:
         return chosen, counts
 
     def in_memory_by_node(self, blocks: int) -> dict[int, Ints]:
-        """Return for each node which of the first ``blocks`` it has in L1 or L2, in order."""
+        """Return per node the first ``blocks`` that are in its L1 or L2, in order."""
         in_memory = (self.tiers == L1) | (self.tiers == L2)
         held = np.flatnonzero(in_memory & (self.copies.at < blocks))
         if not len(held):
@@ -127,7 +128,7 @@ class ChainView:
         return dict(zip(nodes[begins].tolist(), parts, strict=True))
 
     def _first_nodes(self) -> list[int]:
-        """Return the compute nodes that have the first block in L1 or on their host."""
+        """Return the compute nodes with the first block in L1 or on their host."""
         if not self.blocks:
             return []
         first = self.copies.at == 0

@@ -1,8 +1,8 @@
-"""Where blocks are: a row per copy, linked into one list per block, in columns of NumPy arrays.
+"""Location of blocks: a row per copy, linked into one list per block, in columns of NumPy arrays.
 
-Used by metaserver/directory/directory.py with whole batches. Copies of a node are found by one pass
-over all of them, which is rare (it left, or its inventory did not name something) and touches 8
-bytes each.
+Used by metaserver/directory/directory.py with whole batches. Finding the copies of a node takes one
+pass over all copies. This pass is rare (after a node left, or its inventory omitted copies) and
+touches 8 bytes per copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from tierkv.metaserver.directory.arrays import U4, U8, Bools, FreeList, Ints, distinct, reserve
 
 L1, L2, L4 = 1, 2, 4
-"""Tiers as numbers. L3 is not one: it is L2 seen from another host."""
+"""Tiers as numbers. L3 is not a separate tier: L3 is L2 seen from another host."""
 
 _NEXT: Final = np.uint64(0xFFFFFFFF)
 _HOLDER_SHIFT: Final = np.uint64(40)
@@ -25,13 +25,13 @@ _SCAN: Final = 1 << 20
 
 
 def holder_of(node: int, tier: int) -> int:
-    """Name a tier of a node in 24 bits, as the links do."""
+    """Encode a node and a tier in 24 bits, as stored in the links."""
     return node << 8 | tier
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where copies are in their nodes, one entry each; generation 0 is without a location."""
+    """Locations of copies in their nodes, one entry each; generation 0 means no location."""
 
     generations: U8
     slots: U4
@@ -49,12 +49,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies of a chain's blocks, in no order of their own.
+    """Copies of a chain's blocks, in no particular order.
 
     Attributes:
-        at: whose, as an index into the chain.
+        at: block of each copy, as an index into the chain.
         numbers: rows of the copy table.
-        holders: ``holder_of`` each.
+        holders: ``holder_of`` value of each copy.
     """
 
     at: Ints
@@ -66,9 +66,9 @@ class CopyTable:
     """Rows of copies.
 
     Attributes:
-        links: [n] uint64: holding node (16 bits), tier (8), epoch (8), next copy (32). A copy's
-            epoch says in which inventory it was named last. Node 0 is none: the row is free, or
-            about to be.
+        links: [n] uint64: holding node (16 bits), tier (8), epoch (8), next copy (32). The epoch is
+            the inventory that last named the copy. Node 0 means no node: the row is free, or about
+            to be freed.
         generations, slots, lengths, segments: [n] the place, in 24 bytes with ``blocks``.
         blocks: [n] the block's row.
     """
@@ -91,7 +91,7 @@ class CopyTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory it takes: rows that were used at some time."""
+        """Memory size in bytes: all rows ever used."""
         return self.rows.used * 32 + self.rows.nbytes
 
     def of_heads(self, heads: Ints) -> Copies:
@@ -113,7 +113,7 @@ class CopyTable:
         return Copies(columns[0], columns[1], columns[2].view(np.int64))
 
     def find(self, heads: Ints, holder: int) -> Ints:
-        """Return the copy that ``holder`` has of each block, 0 where it has none."""
+        """Return the copy of each block held by ``holder``, or 0 without a copy."""
         found = np.zeros(len(heads), np.int64)
         at = np.flatnonzero(heads)
         numbers = heads[at]
@@ -127,7 +127,7 @@ class CopyTable:
         return found
 
     def add(self, blocks: Ints, heads: U4, holder: int, epoch: int) -> Ints:
-        """Make copies of distinct blocks and put them before the others in ``heads``."""
+        """Add copies of distinct blocks in front of the lists in ``heads``."""
         numbers = self.rows.take(len(blocks))
         owner = np.uint64((holder << 8 | epoch) << 32)
         self.links[numbers] = owner | heads[blocks].astype(np.uint64)
@@ -136,27 +136,27 @@ class CopyTable:
         return numbers
 
     def place(self, numbers: Ints, places: Places) -> None:
-        """Write where copies are."""
+        """Write the locations of copies."""
         self.generations[numbers] = places.generations
         self.slots[numbers] = places.slots
         self.lengths[numbers] = places.lengths
         self.segments[numbers] = places.segments
 
     def places(self, numbers: Ints) -> Places:
-        """Read where copies are."""
+        """Read the locations of copies."""
         lines = self._places.take(numbers, axis=0)
         lines4 = lines.view(np.uint32)
         return Places(lines[:, 0], lines4[:, 2], lines4[:, 3], lines4[:, 4])
 
     def confirm(self, numbers: Ints, holder: int, epoch: int) -> int:
-        """Put copies of one holder into an epoch; returns how many were not in it."""
+        """Move copies of one holder to an epoch; return how many copies were not in the epoch."""
         owner = np.uint64((holder << 8 | epoch) << 32)
         links = self.links[numbers]
         self.links[numbers] = owner | (links & _NEXT)
         return int(np.count_nonzero((links >> _OWNER_SHIFT) != (owner >> _OWNER_SHIFT)))
 
     def set_epoch(self, numbers: Ints, epoch: int) -> None:
-        """Put copies of any holder into an epoch."""
+        """Move copies of any holder to an epoch."""
         links = self.links[numbers] & ~(np.uint64(0xFF) << _OWNER_SHIFT)
         self.links[numbers] = links | np.uint64(epoch << 32)
 
@@ -173,7 +173,7 @@ class CopyTable:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def remove(self, numbers: Ints, heads: U4) -> Ints:
-        """Remove copies; returns their blocks, each once."""
+        """Remove copies; return their distinct blocks."""
         self.links[numbers] &= _NEXT
         blocks = distinct(self.blocks[numbers]).astype(np.int64)
         self._unlink(blocks, heads)
@@ -182,7 +182,7 @@ class CopyTable:
         return blocks
 
     def _unlink(self, blocks: Ints, heads: U4) -> None:
-        """Take copies of nobody out of the blocks' lists, step by step for all at once."""
+        """Unlink copies without a node from the lists, step by step for all lists at once."""
         here = heads[blocks].astype(np.int64)
         while len(blocks):
             links = self.links[here]
@@ -201,7 +201,7 @@ class CopyTable:
             here = np.where(gone, here, following)
 
     def check_invariants(self, heads: U4, live_blocks: Ints) -> None:
-        """Assert that used and free rows are all rows, and each used one is in its block's list."""
+        """Assert that rows are either used or free, and each used row is in its block's list."""
         copies = self.of_heads(heads[live_blocks].astype(np.int64))
         assert np.array_equal(self.blocks[copies.numbers], live_blocks[copies.at])
         assert len(np.unique(copies.numbers)) == len(copies.numbers) == len(self)

@@ -39,8 +39,8 @@ from tierkv.metaserver.directory.locate_reply import ListedReplicas, ReplicaColu
 from tierkv.metaserver.directory.node_book import NodeBook
 
 MAX_BLOCKS: Final = 1 << 26
-"""Most blocks of one directory, some 8 GiB; more are refused, and counted. Only address space is
-taken beforehand."""
+"""Upper bound on blocks of one directory, some 8 GiB; further blocks are refused and counted. Only
+address space is reserved in advance."""
 
 _FEWEST_BLOCKS: Final = 1 << 16
 
@@ -73,7 +73,7 @@ class Directory:
     """
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
-        """Start empty; memory is taken as blocks come."""
+        """Start empty; memory is used as blocks come."""
         self.ledger = _ledger(max_blocks)
         self.book = NodeBook()
         self.stale_batches = 0
@@ -84,7 +84,7 @@ class Directory:
         return sum(self.ledger.refused.values())
 
     def add_node(self, info: NodeInfo) -> None:
-        """Expect events of a node; an earlier incarnation's blocks are dropped."""
+        """Register a node; blocks of an earlier incarnation are dropped."""
         known = self.book.by_name.get(info.node_id)
         if known is not None and _same_life(known.info, info):
             known.info = info
@@ -119,8 +119,8 @@ class Directory:
         Of several events about the same block and tier the last accepted event counts.
 
         Returns:
-            Whether the batch was meant for the directory: False for a node that is not
-            registered or registered with another incarnation. A repeat is True and does nothing.
+            True if the batch was meant for the directory, also for a repeat, which does nothing.
+                False for a node not registered, or registered with another incarnation.
 
         Raises:
             RemoteProtocolError: the records are cut or too many.
@@ -157,7 +157,7 @@ class Directory:
             chain: keys of the chain, concatenated.
             now: seconds.
             reader: host whose replicas come first.
-            max_replicas: most replicas listed per block; 0 only counts.
+            max_replicas: largest number of replicas listed per block; 0 only counts.
             use: count a use of the blocks found.
         """
         return self.find(chain, now, reader=reader, max_replicas=max_replicas, use=use).reply
@@ -190,7 +190,7 @@ class Directory:
         self.ledger.blocks.use(rows[there], lines[there], now)
 
     def holders(self, found: Found) -> dict[NodeId, bytes]:
-        """Return the found keys that each node has in memory (L1, L2), in order."""
+        """Return the found keys in each node's memory (L1, L2), in order."""
         if found.view is None:
             return {}
         keys = np.frombuffer(found.chain, f"V{BLOCK_KEY_BYTES}")
@@ -203,17 +203,17 @@ class Directory:
     def list_blocks(
         self, limit: int, now: float, *, leased: tuple[bytes, ...] = ()
     ) -> BlockListing:
-        """Return up to ``limit`` copies, those of the newest blocks first.
+        """Return up to ``limit`` copies, copies of the newest blocks first.
 
         Args:
-            limit: most copies.
+            limit: largest number of copies.
             now: seconds.
             leased: chains of live leases, to be counted per block.
         """
         return list_blocks(self.ledger, self.book, limit, now, leased)
 
     def check_invariants(self) -> None:
-        """Assert that blocks, copies and nodes fit each other."""
+        """Assert that blocks, copies and nodes are consistent."""
         self.ledger.check_invariants()
         for holder in self.book.by_name.values():
             self.ledger.check_holder(holder)
@@ -221,14 +221,14 @@ class Directory:
         assert held == len(self.ledger.copies)
 
     def _rows_of(self, chain: bytes) -> tuple[U8, Ints, U8]:
-        """Return the first halves of a chain's keys, their rows (0: unknown), copies of these."""
+        """Return the low halves of a chain's keys, row numbers (0: unknown), and row copies."""
         halved = halves(chain)
         low = halved[:, 0].copy()
         rows, lines = self.ledger.blocks.index.find(low, halved[:, 1].copy())
         return low, rows, lines
 
     def _view(self, rows: Ints, lines: U8) -> ChainView:
-        """Look at the copies of a chain's leading known blocks."""
+        """Make a view of the copies of a chain's leading known blocks."""
         known = rows != 0
         blocks = len(rows) if known.all() else int(known.argmin())
         copies = self.ledger.copies.of_heads(heads_of(lines[:blocks]))
@@ -265,7 +265,7 @@ class Directory:
 
 
 def _ledger(max_blocks: int) -> Ledger:
-    """Make a ledger for as many blocks as the system lends address space for."""
+    """Make a ledger for as many blocks as the available address space allows."""
     while True:
         try:
             return Ledger(max_blocks)

@@ -1,7 +1,7 @@
-"""Packed block events as the directory reads them: columns, and what is refused of them.
+"""Packed block events as columns, and the refusal of invalid events.
 
-Used by metaserver/directory/directory.py. Nothing here changes anything: it says which records a
-node may send, and which of several about one block and tier is the news.
+Used by metaserver/directory/directory.py. Nothing here changes the directory. The functions select
+the records allowed to a node, and the last of several records about a block and tier.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MOST_SLOTS: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class NameNumbers:
-    """The directory's numbers of a batch's names: entry i is that of the batch's name i."""
+    """The directory's numbers of a batch's names: entry i belongs to the batch's name i."""
 
     models: NDArray[np.uint32]
     tenants: NDArray[np.uint32]
@@ -55,7 +55,7 @@ class NameNumbers:
 
 
 def records_of(batch: EventRecords) -> Records:
-    """View a batch's records; RemoteProtocolError when they are cut or too many."""
+    """View a batch's records; raise RemoteProtocolError when records are cut or too many."""
     size = len(batch.records)
     if size % RECORD_BYTES or size > limits.MAX_EVENTS_PER_BATCH * RECORD_BYTES:
         raise RemoteProtocolError(
@@ -68,19 +68,19 @@ def records_of(batch: EventRecords) -> Records:
 def acceptable(
     records: Records, batch: EventRecords, *, computes: bool, pools: bool
 ) -> tuple[Records, Counter[str]]:
-    """Separate what a node may say from what it may not.
+    """Separate acceptable from refused records.
 
     Args:
-        records: of ``batch``.
-        batch: whose tables bound the numbers of names.
+        records: records of ``batch``.
+        batch: its name tables bound the numbers of names.
         computes: the node has an L1.
         pools: the node is a DMP node, which may hold blocks at rest.
 
     Returns:
-        The records to apply, and how many were refused for which reason: ``kind`` and ``tier``
-        (unknown), ``name`` (a number without a name), ``key`` (cannot be), ``owner`` (a copy that
-        such a node cannot have, or a location of another), ``size`` (0 or more than a slot),
-        ``slot`` (a number no segment has).
+        The records to apply, and the number of refused records by reason: ``kind`` and ``tier``
+            (unknown), ``name`` (a number without a name), ``key`` (never occurs), ``owner`` (a copy
+            that a node of this role cannot have, or a location on another node), ``size`` (0 or
+            more than a slot), ``slot`` (a number outside every segment).
     """
     refused: Counter[str] = Counter()
     good = np.ones(len(records), bool)
@@ -99,7 +99,7 @@ def acceptable(
     names = records["model"] >= len(batch.models)
     names |= records["tenant"] >= len(batch.tenants)
     names |= records["session"] >= len(batch.sessions)
-    refuse(names, "name")  # Of removals too: their numbers are looked up with the others'.
+    refuse(names, "name")  # Checked for removals too: their numbers are looked up with all others.
     placed = stored & (tier != L1)
     resting = placed & (tier == L4) & (records["where"] == NOWHERE)
     if not computes:
@@ -115,10 +115,10 @@ def acceptable(
 
 
 def group_keys(records: Records) -> tuple[Ints, Ints]:
-    """Find equal keys.
+    """Group records by key.
 
     Returns:
-        One record of each key, and for each record the index of its key among those.
+        A record number per key, and for each record the index of its key in this list.
     """
     low, high = records["low"], records["high"]
     ordered = np.sort(low)
@@ -135,13 +135,13 @@ def group_keys(records: Records) -> tuple[Ints, Ints]:
 
 
 def last_of(chosen: Ints, groups: Ints) -> Ints:
-    """Return, of ``chosen`` record numbers in order, the last one of each group."""
+    """Return the last record of each group, from ``chosen`` record numbers in order."""
     backwards = chosen[::-1]
     return backwards[np.unique(groups[backwards], return_index=True)[1]]
 
 
 def specs_of(records: Records, names: NameNumbers) -> SpecColumns:
-    """Read what records say of blocks."""
+    """Read the specs of blocks from records."""
     return SpecColumns(
         low=records["low"].copy(),
         high=records["high"].copy(),
@@ -154,7 +154,7 @@ def specs_of(records: Records, names: NameNumbers) -> SpecColumns:
 
 
 def places_of(records: Records) -> Places:
-    """Read where copies are; what lies in L1 or rests has no place."""
+    """Read the locations of copies; copies in L1 or at rest have no location."""
     nowhere = (records["tier"] == L1) | (records["where"] != OWN)
     some = ~nowhere
     return Places(

@@ -1,7 +1,7 @@
 """The order of one node's event batches: repeats, gaps and inventories in parts. A pure core.
 
-Used by metaserver/directory/directory.py, one Feed per node and incarnation. It decides what a
-batch is; what the events mean is the directory's business.
+Used by metaserver/directory/directory.py, one Feed per node and incarnation. It only classifies
+batches; the directory interprets the events.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from tierkv.kvwire.event_records import EventRecords
 
 
 class Verdict(Enum):
-    """What to do with a batch."""
+    """How to handle a batch."""
 
     REPEATED = auto()
-    """It was taken before: do nothing."""
+    """A batch seen before: do nothing."""
     EVENTS = auto()
     """Apply the events; nothing else changes."""
     FIRST_PART = auto()
-    """An inventory begins: from here on, what it doesn't name is gone when it ends."""
+    """An inventory begins: copies that it does not name are dropped at its end."""
     NEXT_PART = auto()
     """The inventory goes on."""
 
 
 @dataclass(slots=True)
 class Feed:
-    """What has arrived of one incarnation's numbered batches.
+    """Progress through the numbered batches of one incarnation.
 
     Attributes:
-        last_seq: highest number seen; batches at or below it are repeats.
+        last_seq: highest number seen; batches at or below this number are repeats.
         synced: an inventory was completed and nothing is missing since.
         next_part: the inventory part expected next; None outside an inventory.
     """
@@ -41,14 +41,14 @@ class Feed:
 
     @property
     def wants_inventory(self) -> bool:
-        """Whether the node should report everything it holds."""
+        """Return whether the node should report all blocks held."""
         return not self.synced and self.next_part is None
 
     def admit(self, batch: EventRecords) -> Verdict:
-        """Take a batch in and say what it is.
+        """Record a batch and classify it.
 
-        After a gap the events are still true (later news of a block wins), but what was lost
-        can only be learnt from an inventory.
+        After a gap the events are still true (later events about a block win), but only an
+        inventory can recover the lost events.
         """
         if batch.seq <= self.last_seq:
             return Verdict.REPEATED

@@ -1,8 +1,8 @@
 """From block keys to row numbers, many at a time: open addressing in buckets of one cache line.
 
 Used by metaserver/directory/block_table.py, whose rows hold the keys. An entry is 64 bits, 36 of
-the key's hash and 28 of its row. It never moves all entries at once: a grown index takes them over
-from its predecessor bucket by bucket, as keys are inserted.
+the key's hash and 28 of its row. Growing never moves all entries at once: a grown index takes over
+entries from its predecessor bucket by bucket, as keys are inserted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _HASH_BITS: Final = 36
 _ROW: Final = np.uint64(MAX_ROWS - 1)
 _EMPTY: Final = np.uint64(0)
 _GONE: Final = ~_ROW
-"""An entry that was removed from a full bucket: whoever did not fit there is in the next one."""
+"""An entry removed from a full bucket: entries that overflowed from there are in the next bucket.
+"""
 
 _FIRST_BUCKETS: Final = 128
 _MOVE_AT_ONCE: Final = 4_096
-"""Buckets a predecessor may have to be taken over at once."""
+"""A predecessor of at most this many buckets is taken over at once."""
 
 _MIX_HIGH: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX: Final = np.uint64(0xD6E8FEB86659FD93)
@@ -33,7 +34,7 @@ _HALF: Final = np.uint64(32)
 _ONE: Final = np.uint64(1)
 _LAST_BYTE: Final = np.uint64(56)
 _BYTE_INDEX: Final = np.uint64(0x0001020304050607)
-"""Times a single bit that begins byte k it has k in its last byte: a find-first without a loop."""
+"""The product with the lowest bit of byte k has k in its last byte: a find-first without a loop."""
 
 
 @dataclass(slots=True)
@@ -55,21 +56,21 @@ class _Table:
 
     @property
     def room(self) -> int:
-        """Entries that still fit before searches get long: five of eight are taken."""
+        """Free entries before searches get long: at most five of eight entries are used."""
         return self.buckets * BUCKET * 5 // 8 - self.taken
 
 
 class KeyIndex:
-    """Row numbers of keys. The rows themselves, with the keys in columns 0 and 1, are the caller's.
+    """Row numbers of keys. The caller owns the rows, with the keys in columns 0 and 1.
 
-    A row's entry is in its key's bucket or, as long as buckets are full, in the next one. Row 0 is
-    nobody's and has the key that can't be, so that "not found" needs no extra test.
+    A row's entry is in its key's bucket or, while buckets are full, in the next bucket. Row 0 is a
+    sentinel with a key that never occurs, so "not found" needs no extra test.
 
     Attributes:
         _rows: [n, width >= 2] uint64.
-        _now: the table that takes new entries.
-        _old: its predecessor while entries are taken over; buckets below ``_moved`` were.
-        _live: rows that have an entry.
+        _now: the table for new entries.
+        _old: the predecessor while entries are taken over; buckets below ``_moved`` are done.
+        _live: number of rows with an entry.
     """
 
     def __init__(self, rows: U8) -> None:
@@ -84,11 +85,11 @@ class KeyIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory it takes."""
+        """Memory size in bytes."""
         return self._now.entries.nbytes + (self._old.entries.nbytes if self._old else 0)
 
     def find(self, low: U8, high: U8) -> tuple[Ints, U8]:
-        """Return each key's row number, 0 for unknown ones, and a copy of those rows."""
+        """Return each key's row number, 0 for unknown keys, and a copy of the rows."""
         hashes = hashes_of(low, high)
         numbers, rows = self._search(self._now, hashes, low, high)
         if self._old is not None:
@@ -100,7 +101,7 @@ class KeyIndex:
         return numbers, rows
 
     def insert(self, low: U8, high: U8, numbers: Ints) -> None:
-        """Add distinct keys that are not there; their rows must hold them."""
+        """Add distinct unknown keys; the rows must already hold the keys."""
         self._make_room(len(numbers))
         entries = (hashes_of(low, high) << _ROW_BITS) | numbers.astype(np.uint64)
         _insert(self._now, entries)
@@ -108,7 +109,7 @@ class KeyIndex:
         self._take_over(len(numbers) + 512)
 
     def remove(self, low: U8, high: U8, numbers: Ints) -> None:
-        """Remove keys that are there."""
+        """Remove known keys."""
         entries = (hashes_of(low, high) << _ROW_BITS) | numbers.astype(np.uint64)
         rest = _remove(self._now, entries)
         if self._old is not None and len(rest):
@@ -131,7 +132,7 @@ class KeyIndex:
         buckets = hashes >> table.shift
         lines = table.entries.take(buckets.view(np.int64), axis=0)
         alike = (lines >> _ROW_BITS) == hashes[:, None]
-        marks = alike.view(np.uint64).ravel()  # A byte per entry, 1 where it is alike.
+        marks = alike.view(np.uint64).ravel()  # A byte per entry, 1 where the hash is equal.
         at = ((marks & -marks) * _BYTE_INDEX >> _LAST_BYTE).view(np.int64)
         at += np.arange(0, BUCKET * len(at), BUCKET)
         numbers = (lines.ravel().take(at) & _ROW).view(np.int64)
@@ -150,7 +151,7 @@ class KeyIndex:
     def _search_on(
         self, table: _Table, open_: Ints, hashes: U8, low: U8, high: U8, numbers: Ints
     ) -> None:
-        """Look at every candidate of the keys ``open_``, bucket after bucket."""
+        """Check every candidate of the keys ``open_``, bucket after bucket."""
         buckets = (hashes[open_] >> table.shift).view(np.int64)
         for _ in range(table.buckets):
             if not len(open_):
@@ -160,7 +161,7 @@ class KeyIndex:
             candidates = np.where(alike, lines & _ROW, _EMPTY).view(np.int64)
             rows = self._rows.take(candidates, axis=0)
             right = (rows[..., 0] == low[open_, None]) & (rows[..., 1] == high[open_, None])
-            right &= candidates != 0  # Row 0's key can be asked for, though it can't be.
+            right &= candidates != 0  # Row 0 is no answer, even for the key of row 0.
             found = right.any(axis=1)
             numbers[open_[found]] = candidates[right]
             go_on = ~found & (lines != _EMPTY).all(axis=1)
@@ -179,7 +180,7 @@ class KeyIndex:
             self._take_over(None)
 
     def _take_over(self, buckets: int | None) -> None:
-        """Move entries of the next ``buckets`` buckets of the predecessor; None: of all."""
+        """Move entries of the next ``buckets`` buckets of the predecessor; None: of all buckets."""
         old = self._old
         if old is None:
             return
@@ -194,7 +195,7 @@ class KeyIndex:
 
 
 def hashes_of(low: U8, high: U8) -> U8:
-    """Mix keys into 36 bits. They are hashes already, but need not be where tests make them."""
+    """Mix keys into 36 bits. Real keys are hashes already, but keys made by tests may not be."""
     mixed = high * _MIX_HIGH
     mixed ^= low
     mixed ^= mixed >> _HALF
@@ -204,7 +205,7 @@ def hashes_of(low: U8, high: U8) -> U8:
 
 
 def _insert(table: _Table, entries: U8) -> None:
-    """Put entries into the first free places of their ways; several may want the same one."""
+    """Put entries into the first free places from their buckets on; several may compete."""
     flat = table.entries.reshape(-1)
     buckets = ((entries >> _ROW_BITS) >> table.shift).view(np.int64)
     while len(entries):
@@ -224,7 +225,7 @@ def _insert(table: _Table, entries: U8) -> None:
 
 
 def _remove(table: _Table, entries: U8) -> U8:
-    """Remove entries; returns those that are not in this table."""
+    """Remove entries; return the entries missing from this table."""
     flat = table.entries.reshape(-1)
     buckets = ((entries >> _ROW_BITS) >> table.shift).view(np.int64)
     lost = [entries[:0]]

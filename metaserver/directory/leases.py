@@ -1,8 +1,7 @@
-"""Leases on located blocks: who promised to keep what, until when. A pure core.
+"""Leases on located blocks: which node keeps which blocks, until when. A pure core.
 
-Called by metaserver/state.py with ``now`` handed in. Each change answers the orders that the nodes
-concerned must get; their delivery is the shell's business. Expiry needs no order: nodes know the
-same deadline.
+Called by metaserver/state.py with ``now`` passed in. Each change returns the orders for the
+affected nodes; the shell delivers the orders. Expiry needs no order: nodes know the same deadline.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NodeId
 
 MAX_KEPT_KEYS: Final = 4 << 20
-"""Keys in all live leases, counted for the chain and again for each node that keeps them: 64 MiB
-of names."""
+"""Keys in all live leases, counted for the chain and again for each node that keeps them: 64 MiB of
+names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An order and the node it is for; keys are concatenated, for there may be thousands."""
+    """An order and its node; keys are concatenated, because an order may have thousands of keys."""
 
     node_id: NodeId
     lease: LeaseId
@@ -32,18 +31,18 @@ class Asked:
     ttl_s: float
 
     def order(self) -> HoldOrder:
-        """Build what the node gets."""
+        """Build the order for the node."""
         return HoldOrder(self.lease, cut_keys(self.keys), self.ttl_s)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseChange:
-    """What came of a lease: its id (NO_LEASE: nothing), whom to tell, and what it covered.
+    """Result of a change to a lease.
 
     Attributes:
-        lease: the lease that was given, prolonged or ended; NO_LEASE when there is none.
-        orders: what to send to nodes.
-        chain: of a lease that ended, the located keys, concatenated.
+        lease: the lease given, extended or ended; NO_LEASE if nothing changed.
+        orders: orders to send to nodes.
+        chain: for an ended lease, the located keys, concatenated.
     """
 
     lease: LeaseId = NO_LEASE
@@ -64,7 +63,7 @@ class _Lease:
 
 @dataclass(slots=True)
 class LeaseCounts:
-    """What happened to leases since the start; ``refused`` by reason."""
+    """Counts of lease changes since the start; ``refused`` by reason."""
 
     granted: int = 0
     extended: int = 0
@@ -79,12 +78,13 @@ class LeaseCounts:
 class Leases:
     """The live leases. Mutated only through its public methods.
 
-    A lease goes live -> ended or expired; both forget it, and its number is never used again.
+    A lease goes live -> ended or expired; either removes the lease, and its number is never used
+    again.
 
     Attributes:
-        counts: what happened so far.
+        counts: lease changes so far.
         _live: leases whose deadline has not passed, or was not noticed yet.
-        _deadlines: (deadline, lease) heap; entries whose deadline moved or ended are skipped.
+        _deadlines: (deadline, lease) heap; entries of extended or ended leases are skipped.
         _kept_keys: keys of all live leases, per chain and per node.
     """
 
@@ -98,9 +98,9 @@ class Leases:
         """Start empty.
 
         Args:
-            first_lease: a number above those of earlier lives, so that an old lease is unknown.
-            max_leases: most live leases.
-            max_kept_keys: most keys in them, counted per chain and node.
+            first_lease: a number above all earlier leases, so an old lease is unknown.
+            max_leases: largest number of live leases.
+            max_kept_keys: largest number of keys in live leases, counted per chain and node.
         """
         self.counts = LeaseCounts()
         self._next = first_lease
@@ -115,22 +115,22 @@ class Leases:
 
     @property
     def kept_keys(self) -> int:
-        """Keys in the table, counted per chain and per node that keeps them."""
+        """Keys of all live leases, counted per chain and per holding node."""
         return self._kept_keys
 
     @property
     def queued_deadlines(self) -> int:
-        """Deadlines that wait to be looked at, those that moved included."""
+        """Entries of the deadline heap, including outdated entries."""
         return len(self._deadlines)
 
     def grant(
         self, chain: bytes, held: Mapping[NodeId, bytes], ttl_s: float, now: float
     ) -> LeaseChange:
-        """Reserve located blocks for ``ttl_s``; NO_CHANGE when that can't be, and it is counted.
+        """Reserve located blocks for ``ttl_s``; a refusal is counted and returns NO_CHANGE.
 
         Args:
-            chain: the located keys, concatenated; a commit counts as a use of these.
-            held: which of them each node is to keep, concatenated.
+            chain: the located keys, concatenated; a commit counts as a use of these keys.
+            held: the keys that each node is to keep, concatenated.
             ttl_s: in (0, limits.MAX_LEASE_S].
             now: seconds.
         """
@@ -151,7 +151,7 @@ class Leases:
         return LeaseChange(lease, orders)
 
     def extend(self, lease: LeaseId, ttl_s: float, now: float) -> LeaseChange:
-        """Give a lease a new time from now; a time that can't be leaves it as it is."""
+        """Give a lease a new time from now; an invalid time leaves the lease unchanged."""
         if not _is_ttl(ttl_s):
             self.counts.refused_ttl += 1
             return NO_CHANGE
@@ -166,7 +166,7 @@ class Leases:
         return LeaseChange(lease, tuple(Asked(node, lease, b"", ttl_s) for node in live.held))
 
     def end(self, lease: LeaseId, *, used: bool) -> LeaseChange:
-        """Let go of a lease: commit (``used``) or abort."""
+        """End a lease: commit (``used``) or abort."""
         live = self._take(lease)
         if live is None:
             self.counts.unknown += 1
@@ -179,7 +179,7 @@ class Leases:
         return LeaseChange(lease, orders, live.chain)
 
     def expire(self, now: float) -> None:
-        """Forget leases whose time is over; nobody need be told."""
+        """Remove leases whose time is over; no node has to be told."""
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, lease = heappop(self._deadlines)
             live = self._live.get(lease)
@@ -188,7 +188,7 @@ class Leases:
                 self.counts.expired += 1
 
     def drop_node(self, node_id: NodeId) -> None:
-        """Forget what a node was asked to keep: it is gone, or has started again. O(leases)."""
+        """Remove a node from all leases after the node left or restarted. O(leases)."""
         for live in self._live.values():
             raw = live.held.pop(node_id, None)
             if raw is not None:
@@ -196,7 +196,7 @@ class Leases:
                 self._kept_keys -= len(raw) // BLOCK_KEY_BYTES
 
     def orders_of(self, node_id: NodeId, now: float) -> tuple[Asked, ...]:
-        """Return everything a node is to keep at this moment, older leases first."""
+        """Return all active orders of a node, older leases first."""
         return tuple(
             Asked(node_id, lease, live.held[node_id], live.deadline - now)
             for lease, live in self._live.items()
@@ -208,7 +208,7 @@ class Leases:
         return tuple(live.chain for live in self._live.values())
 
     def check_invariants(self) -> None:
-        """Assert that the sums and the queue of deadlines fit the live leases."""
+        """Assert that the sums and the deadline heap match the live leases."""
         for live in self._live.values():
             raw = len(live.chain) + sum(map(len, live.held.values()))
             assert live.kept_keys == raw // BLOCK_KEY_BYTES
@@ -224,7 +224,7 @@ class Leases:
         return live
 
     def _forget_old_deadlines(self) -> None:
-        """Rebuild the queue when most of it is of deadlines that moved."""
+        """Rebuild the heap when most entries are outdated."""
         if len(self._deadlines) > 2 * len(self._live) + 64:
             self._deadlines = sorted((live.deadline, id_) for id_, live in self._live.items())
 

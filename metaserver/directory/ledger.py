@@ -1,10 +1,10 @@
-"""The directory's books: blocks, their copies and names, and how batches of news change them.
+"""The directory's ledger: blocks, their copies and names, and the application of event batches.
 
-Owned by metaserver/directory/directory.py, which decides what a batch is; here its records are
-entered, all of them at once. What nodes hold is counted along, so that most inventories end without
-a search. Models, tenants and sessions stand in the books as numbers (``Names``). A table of names
-stays bounded: a full table forgets the names that no block has any more; if blocks have all of
-them, further names are number 0, the empty one.
+Owned by metaserver/directory/directory.py, which classifies each batch; the ledger enters all
+records of a batch at once. The ledger also counts the copies of each node, so most inventories end
+without a search. Models, tenants and sessions are stored as numbers (``Names``). A table of names
+stays bounded: a full table forgets names without blocks; if blocks use all names, further names
+become number 0, the empty name.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tierkv.metaserver.directory.node_book import Holder
 
 
 class Names:
-    """Numbers of names, given out once and reused when no block has them any more.
+    """Numbers of names; a number is reused when no block has its name any more.
 
     Attributes:
         _numbers: number of each name; the empty name is 0.
         _names: name of each number.
         _free: numbers without a name.
-        _unknown: names that were not known when they came, since the last sweep.
+        _unknown: names unknown on arrival, counted since the last sweep.
     """
 
     def __init__(self, *, limit: int) -> None:
@@ -63,9 +63,9 @@ class Names:
         """Return the numbers of ``names``.
 
         Args:
-            names: of a batch.
-            in_use: answers the numbers that blocks have; called when the table has doubled, or when
-                it is full and many unknown names came since, for it may be slow.
+            names: names of a batch.
+            in_use: returns the numbers used by blocks. It may be slow, and is called only when the
+                table has doubled, or is full and many unknown names came since.
         """
         known = self._numbers
         unknown = sum(name not in known for name in names)
@@ -91,7 +91,7 @@ class Names:
         return number
 
     def _sweep(self, in_use: Iterable[int]) -> None:
-        """Forget names that no block has."""
+        """Forget names without blocks."""
         keep = {0, *in_use}
         for number in [n for n in self._numbers.values() if n not in keep]:
             del self._numbers[self._names[number]]
@@ -105,11 +105,11 @@ _Item = TypeVar("_Item", bound=np.generic)
 
 
 class Ledger:
-    """Blocks and copies, entered and struck off in batches.
+    """Blocks and copies, entered and removed in batches.
 
     Attributes:
         refused: events that were not entered, by reason (event_columns.acceptable, and ``full``).
-        blocks: every block with a copy somewhere.
+        blocks: every block with at least one copy.
         copies: the copies, linked to their blocks.
         models, tenants, sessions: names of blocks.
     """
@@ -123,7 +123,7 @@ class Ledger:
         self.sessions = Names(limit=1 << 32)
 
     def enter(self, holder: Holder, batch: EventRecords, records: Records, now: float) -> None:
-        """Enter what a node says of its copies; of several news the last one counts."""
+        """Enter a node's events; of several events about a copy the last counts."""
         records, refused = acceptable(records, batch, computes=holder.computes, pools=holder.pools)
         self.refused.update(refused)
         if not len(records):
@@ -153,7 +153,7 @@ class Ledger:
             self.blocks.remove_without_copies(distinct(emptied))
 
     def begin_inventory(self, holder: Holder) -> None:
-        """From here on, what a node doesn't name is gone when its inventory ends."""
+        """Begin an inventory: copies not named until ``end_inventory`` will be removed."""
         if holder.confirmed < holder.copies:  # The last inventory was not finished.
             self.copies.set_epoch(self.copies.of_node(holder.number), holder.epoch)
         holder.epoch = (holder.epoch + 1) & 0xFF
@@ -161,26 +161,26 @@ class Ledger:
         holder.taking_inventory = True
 
     def end_inventory(self, holder: Holder) -> None:
-        """Strike off what was not named since ``begin_inventory``."""
+        """Remove copies not named since ``begin_inventory``."""
         holder.taking_inventory = False
         if holder.confirmed < holder.copies:
             mine = self.copies.of_node(holder.number)
             self._remove(holder, mine[self.copies.epochs(mine) != holder.epoch])
 
     def strike_all(self, holder: Holder) -> None:
-        """Strike off everything a node holds. O(all copies), unless it holds none."""
+        """Remove all copies of a node. O(all copies), or O(1) without copies."""
         if holder.copies:
             self._remove(holder, self.copies.of_node(holder.number))
 
     def check_holder(self, holder: Holder) -> None:
-        """Assert that the counts kept for a node are those of its copies."""
+        """Assert that the counts of a node match its copies."""
         mine = self.copies.of_node(holder.number)
         assert holder.copies == len(mine), holder.info.node_id
         confirmed = np.count_nonzero(self.copies.epochs(mine) == holder.epoch)
         assert holder.confirmed == confirmed, holder.info.node_id
 
     def check_invariants(self) -> None:
-        """Assert that blocks and copies fit each other."""
+        """Assert that blocks and copies are consistent."""
         self.blocks.check_invariants()
         self.copies.check_invariants(self.blocks.head, self.blocks.live_rows())
 
@@ -209,7 +209,7 @@ class Ledger:
     def _make_rows(
         self, rows: Ints, groups: Ints, stored: list[Ints], facts: SpecColumns, now: float
     ) -> None:
-        """Make rows for stored blocks that have none, as far as there is room."""
+        """Make missing rows for stored blocks, as far as there is room."""
         chosen = np.sort(np.concatenate(stored))
         chosen = _pick(chosen, np.flatnonzero(rows[groups[chosen]] == 0))
         if not len(chosen):
@@ -224,7 +224,7 @@ class Ledger:
         rows[groups[chosen]] = self.blocks.add(new, now)
 
     def _put(self, holder: Holder, tier: int, rows: Ints, records: Records) -> Ints:
-        """Enter copies of distinct blocks; returns those blocks that there was no room for."""
+        """Enter copies of distinct blocks; return the blocks without room for a copy."""
         if not len(rows):
             return rows
         name = holder_of(holder.number, tier)
@@ -246,7 +246,7 @@ class Ledger:
         return unplaced
 
     def _strike(self, holder: Holder, tier: int, rows: Ints) -> Ints:
-        """Strike off copies of distinct blocks; returns the blocks that had one."""
+        """Remove copies of distinct blocks; return the blocks that had a copy."""
         if not len(rows):
             return rows
         name = holder_of(holder.number, tier)
@@ -264,5 +264,5 @@ class Ledger:
 
 
 def _pick(column: NDArray[_Item], chosen: Ints) -> NDArray[_Item]:
-    """Return the ``chosen`` entries, ascending; the column itself when these are all."""
+    """Return the ``chosen`` entries, ascending; the column itself if all are chosen."""
     return column if len(chosen) == len(column) else column[chosen]

@@ -1,8 +1,7 @@
-"""A locate's replicas in columns, and a sequence that makes Replica values of them on demand.
+"""A locate's replicas in columns, and a sequence that makes Replica values on demand.
 
 Made by metaserver/directory/directory.py or from a message (metaserver/rpc/wire_locate.py). A chain
-has thousands of replicas and a reader looks at few of them, so none is built before it is asked
-for.
+has thousands of replicas and a reader looks at few, so replicas are built on access.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def chain_of(keys: Sequence[BlockKey]) -> bytes:
     """Concatenate a chain's keys.
 
     Raises:
-        LocalProtocolError: it is longer than a locate may be, or something is not a key.
+        LocalProtocolError: the chain is longer than a locate allows, or an element is not a key.
     """
     chain = b"".join(keys)
     if len(keys) > limits.MAX_CHAIN_BLOCKS:
@@ -41,7 +40,7 @@ def checked_question(chains: Iterable[bytes]) -> list[bytes]:
     """Return the chains of one question.
 
     Raises:
-        LocalProtocolError: there are more of them, or of their blocks, than one may have.
+        LocalProtocolError: too many chains, or too many blocks in all chains, for one question.
     """
     asked = list(chains)
     blocks = sum(map(len, asked)) // BLOCK_KEY_BYTES
@@ -65,12 +64,12 @@ class ReplicaHolder:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaColumns:
-    """Replicas of consecutive blocks, one after the other.
+    """Replicas of consecutive blocks in sequence.
 
     Attributes:
         counts: [blocks] replicas of each block, at least one.
         holder: [replicas] index into ``holders``.
-        places: [replicas] where; generation 0 in L4: at rest, without a location.
+        places: [replicas] locations; generation 0 in L4: at rest, without a location.
         holders: nodes and tiers.
     """
 
@@ -81,10 +80,10 @@ class ReplicaColumns:
 
 
 class ListedReplicas(Sequence[tuple[Replica, ...]]):
-    """Per block its replicas; builds them when they are looked at. Equal to any equal sequence."""
+    """Replicas per block, built on access. Equal to any equal sequence."""
 
     def __init__(self, keys: bytes, columns: ReplicaColumns) -> None:
-        """Wrap columns; ``keys`` are those of the chain, concatenated, or more."""
+        """Wrap columns; ``keys`` are the concatenated keys of the chain, or of a longer chain."""
         self.columns = columns
         self._keys = keys
         self._rows: _Rows | None = None
@@ -129,7 +128,7 @@ class ListedReplicas(Sequence[tuple[Replica, ...]]):
 
 
 class _Rows:
-    """Columns as Python numbers: row by row they are read faster than from arrays."""
+    """Columns as Python numbers, which are faster to read row by row than arrays."""
 
     __slots__ = ("ends", "replicas")
 

@@ -1,7 +1,7 @@
-"""The nodes whose blocks the directory knows, as numbers that fit into 16 bits.
+"""The nodes of the directory, numbered within 16 bits.
 
-Used by metaserver/directory/directory.py. It answers which nodes share a host, in arrays that whole
-chains can be looked up in.
+Used by metaserver/directory/directory.py. The book also maps nodes to hosts, in arrays for lookups
+of whole chains.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tierkv.metaserver.directory.feed import Feed
 
 
 class Holder:
-    """A live node and how much it holds.
+    """A live node and the number of its copies.
 
     Attributes:
-        number: its place in ``NodeBook.holders``; never 0.
-        copies: rows it has in the copy table.
-        epoch: of its last inventory, finished or not.
-        confirmed: copies that were named in that epoch or later.
+        number: index in ``NodeBook.holders``; never 0.
+        copies: rows of the node in the copy table.
+        epoch: epoch of the node's last inventory, finished or not.
+        confirmed: copies named in this epoch or later.
         taking_inventory: parts of an inventory are under way.
     """
 
@@ -41,12 +41,12 @@ class Holder:
 
     @property
     def computes(self) -> bool:
-        """Whether it has an L1."""
+        """Return whether the node has an L1."""
         return self.info.role.prefills or self.info.role.decodes
 
     @property
     def pools(self) -> bool:
-        """Whether it is a DMP node."""
+        """Return whether the node is a DMP node."""
         return self.info.role is NodeRole.DMP
 
 
@@ -54,8 +54,8 @@ class NodeBook:
     """Holders by name and by number.
 
     Attributes:
-        holders: by number; None where a number is free.
-        by_name: the same by node id.
+        holders: by number; None for a free number.
+        by_name: by node id.
         hosts: [n] a number per host, equal for holders on one host; 0 for free numbers.
     """
 
@@ -67,7 +67,7 @@ class NodeBook:
         self._compute: dict[int, list[int]] = {}
 
     def add(self, info: NodeInfo) -> Holder:
-        """Take in a node that is not there."""
+        """Add an unknown node."""
         number = next((n for n, h in enumerate(self.holders) if n and h is None), None)
         if number is None:
             number = len(self.holders)
@@ -80,7 +80,7 @@ class NodeBook:
         return holder
 
     def remove(self, holder: Holder) -> None:
-        """Forget a node; it must hold nothing."""
+        """Remove a node without copies."""
         assert holder.copies == 0, holder.info.node_id
         host = int(self.hosts[holder.number])
         if holder.computes:
@@ -94,7 +94,7 @@ class NodeBook:
             self._renumber_hosts()
 
     def host_number(self, host: HostId | None) -> int:
-        """Return a host's number; -1 for one without nodes."""
+        """Return a host's number; -1 for a host without nodes."""
         return self._host_numbers.get(host, -1) if host is not None else -1
 
     def compute_nodes(self, host_number: int) -> list[int]:
@@ -102,13 +102,13 @@ class NodeBook:
         return self._compute.get(host_number, [])
 
     def holder(self, number: int) -> Holder:
-        """Return the holder of a number that is in use."""
+        """Return the holder of a number in use."""
         holder = self.holders[number]
         assert holder is not None, number
         return holder
 
     def _renumber_hosts(self) -> None:
-        """Keep host numbers dense, so that they stay small however many hosts come and go."""
+        """Keep host numbers dense, so they stay small however many hosts come and go."""
         live = [h for h in self.holders if h is not None]
         self._host_numbers = {}
         self._compute = {}

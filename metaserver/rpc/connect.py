@@ -1,7 +1,7 @@
-"""How a process reaches a meta server that runs elsewhere.
+"""Connection of a process to a meta server in another process.
 
-Commands and nodes call ``connect_meta``. gRPC is loaded at the first call, not with this module:
-a process with every role inside never dials.
+Commands and nodes call ``connect_meta``. gRPC is loaded at the first call, not with this module: a
+process with every role inside never dials.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ def connect_meta(
 
     Args:
         address: the meta server's ``host:port``.
-        token: the cluster token; None where none is set.
-        home: address of the registering node, so that one process at a time owns a node id.
-            Empty: not told.
+        token: the cluster token; None without a configured token.
+        home: address of the registering node; only one process at a time owns a node id. Empty:
+            unknown.
         timeout_s: how long one call may take before it counts as "no directory".
     """
     # gRPC is heavy and optional: see the head of this file.

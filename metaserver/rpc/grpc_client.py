@@ -1,7 +1,7 @@
 """A MetaClient over gRPC; made by metaserver/rpc/connect.py.
 
-Whatever goes wrong with the server or the way to it is DirectoryUnavailableError, which means "no
-hits". Only what the caller must change (UserError, StaleEpochError) comes back as itself.
+Every failure of the server or of the connection becomes DirectoryUnavailableError, which means "no
+hits". Only errors that the caller must act on (UserError, StaleEpochError) are raised unchanged.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class GrpcMeta:
     """A meta server at an address; implements MetaClient.
 
     Attributes:
-        _home: of the node that registers.
-        _channel: made at the first call, inside that call's event loop; None before.
+        _home: home of the registering node.
+        _channel: made at the first call, inside the call's event loop; None before.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class GrpcMeta:
 
     @contextmanager
     def _translating(self, method: str) -> Iterator[None]:
-        """Turn every failure of an RPC into the error the contract names."""
+        """Turn every failure of an RPC into the error named by the contract."""
         try:
             yield
         except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""The meta server as a process's network service: bind, serve, stop.
+"""The network service of the meta server: bind, serve, stop.
 
 Made by the composition root (``tierkv serve meta``, ``tierkv up``); also answers the standard gRPC
 health service. All decisions are in the core behind LocalMeta.
@@ -35,11 +35,11 @@ class MetaServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` that clients dial; empty before ``start``."""
+        """Return the ``host:port`` for clients; empty before ``start``."""
         return self._bound.address if self._bound else ""
 
     async def start(self) -> str:
-        """Open the database, bind and serve; answers the address.
+        """Open the database, bind and serve; return the address.
 
         Raises:
             ConfigError: port in use, public address without token, unusable database.
@@ -62,7 +62,7 @@ class MetaServer:
         return bound.address
 
     async def stop(self, *, grace_s: float = 1.0) -> None:
-        """Let running calls end for ``grace_s``, then close; calling it twice is fine."""
+        """Let running calls end for ``grace_s``, then close; may be called twice."""
         if self._bound is not None:
             await self._health.enter_graceful_shutdown()
             if self.local is not None:

@@ -1,4 +1,4 @@
-"""The gRPC service of the meta server: translate, ask the one in this process, translate back.
+"""The gRPC service of the meta server: translates calls to the LocalMeta of this process and back.
 
 Registered by metaserver/rpc/server.py over a LocalMeta. It holds no state and decides nothing;
 errors become status codes in tierkv.kvwire.status.

@@ -1,7 +1,7 @@
 """Replies of kvwire/v1/meta.proto to values of metaserver/client.py and back, in symmetrical pairs.
 
-The meta server's own part of the conversion (kvwire must not know this room's values). Bounds are
-checked in ``*_from_proto``, as in tierkv.kvwire.convert; locate has a file of its own,
+The meta server's own part of the conversion (kvwire must not know the values of this room). Bounds
+are checked in ``*_from_proto``, as in tierkv.kvwire.convert; locate has a separate file,
 wire_locate.py.
 """
 
@@ -84,7 +84,7 @@ NODE_STATE: Final = MessageCodec(
 NAMESPACE: Final = MessageCodec(
     Namespace, pb.Namespace, "namespace", tenants=NUMBERS, policy=_POLICY_FIELD
 )
-"""Its names are checked by the store, for they are a user's input."""
+"""The store checks the names, because names are user input."""
 
 
 def block_record_to_proto(record: BlockRecord) -> pb.BlockRecord:
@@ -134,7 +134,7 @@ def hold_order_to_proto(order: HoldOrder) -> pb.HoldOrder:
 
 
 def hold_order_from_proto(message: pb.HoldOrder) -> HoldOrder:
-    """Convert a HoldOrder; RemoteProtocolError for broken keys or a time that can't be."""
+    """Convert a HoldOrder; RemoteProtocolError for broken keys or an invalid time."""
     keys = cut_keys(checked_chain(message.keys))
     ttl_s = checked_amount(message.ttl_s, "hold.ttl_s")
     return HoldOrder(LeaseId(message.lease), keys, ttl_s)

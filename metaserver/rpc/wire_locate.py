@@ -1,7 +1,7 @@
-"""Locate's request and reply to values and back: the hot path, so in columns of raw numbers.
+"""Conversion of locate requests and replies: the hot path, hence columns of raw numbers.
 
 Called by metaserver/rpc/service.py and metaserver/rpc/grpc_client.py. A reply does not repeat the
-keys, so reading one takes the chain that was asked for.
+keys, so reading a reply takes the requested chain.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def checked_chain(raw: bytes) -> bytes:
 
 
 def locate_reply_to_proto(reply: LocateReply) -> pb.LocateReply:
-    """Convert a LocateReply as the directory makes it."""
+    """Convert a LocateReply in the form made by the directory."""
     message = pb.LocateReply(
         coverage=[
             pb.NodeCoverage(node_id=c.node_id, l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
@@ -57,7 +57,7 @@ def locate_reply_to_proto(reply: LocateReply) -> pb.LocateReply:
 
 
 def locate_reply_from_proto(message: pb.LocateReply, chain: bytes) -> LocateReply:
-    """Convert the reply to a locate of ``chain``; RemoteProtocolError when columns don't fit."""
+    """Convert the reply to a locate of ``chain``; RemoteProtocolError for inconsistent columns."""
     check_count(message.coverage, limits.MAX_NODES, "locate.coverage")
     blocks = len(chain) // BLOCK_KEY_BYTES
     if not message.memory_blocks <= message.prefix_blocks <= blocks:
@@ -81,7 +81,7 @@ def locate_reply_from_proto(message: pb.LocateReply, chain: bytes) -> LocateRepl
 def locate_replies_from_proto(
     message: pb.LocateManyReply, chains: Sequence[bytes]
 ) -> list[LocateReply]:
-    """Convert the replies to a locate of ``chains``; RemoteProtocolError when they don't fit."""
+    """Convert the replies to a locate of ``chains``; RemoteProtocolError if inconsistent."""
     if len(message.replies) != len(chains):
         raise RemoteProtocolError(f"{len(message.replies)} replies to {len(chains)} chains")
     return [
