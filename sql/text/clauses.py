@@ -1,7 +1,7 @@
-"""The clauses of a plain SELECT as token ranges: its items, its WHERE conjuncts, ORDER BY, LIMIT.
+"""The clauses of a plain SELECT as token ranges: select items, WHERE conjuncts, ORDER BY, LIMIT.
 
-Used by the streaming and the ordering of AI filters, which splice text. Only tokens are read; who
-calls this has made sure with sqlglot's tree that the statement is one plain SELECT.
+Used for streaming and for ordering AI filters, which splice text. This module only reads tokens;
+callers have checked with sqlglot's tree that the statement is one plain SELECT.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _CLAUSES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SelectClauses:
-    """Where the clauses of a SELECT are.
+    """Ranges of the clauses of a SELECT.
 
     Attributes:
         verb: the token SELECT.
-        items: of the select list, aliases included.
-        conjuncts: of WHERE; empty without one.
-        order: ORDER BY and its keys; None without one.
+        items: items of the select list, including aliases.
+        conjuncts: conjuncts of WHERE; empty without WHERE.
+        order: ORDER BY and its keys; None without ORDER BY.
         limits: LIMIT, OFFSET and FETCH FIRST; None without any.
         last: end of the statement.
     """
@@ -42,7 +42,7 @@ class SelectClauses:
 
 
 def select_clauses(tokens: list[Token], verb: int) -> SelectClauses | None:
-    """Find the clauses of the SELECT at token ``verb``; None when it is not one."""
+    """Find the clauses of the SELECT at token ``verb``; None for any other token."""
     if verb >= len(tokens) or tokens[verb].upper != "SELECT":
         return None
     starts = _clause_starts(tokens, verb + 1)
@@ -75,7 +75,7 @@ def split_at(tokens: list[Token], first: int, last: int, mark: str) -> list[Rang
 
 
 def conjunct_ranges(tokens: list[Token], first: int, last: int) -> tuple[Range, ...]:
-    """Cut a predicate at its top-level ANDs; with an OR beside them it is one piece."""
+    """Cut a predicate at its top-level ANDs; a predicate with a top-level OR stays whole."""
     parts: list[Range] = []
     depth = cases = betweens = 0
     start = first
@@ -101,7 +101,7 @@ def conjunct_ranges(tokens: list[Token], first: int, last: int) -> tuple[Range, 
 
 
 def begins_clause(tokens: list[Token], index: int) -> bool:
-    """Say whether a clause's keyword is one: not a name behind AS or a dot, nor part of another."""
+    """Return whether a word is a clause keyword: no name after AS or a dot, no part of another."""
     token, before = tokens[index], tokens[index - 1].upper if index else ""
     if token.kind is not TokenKind.WORD or before in ("AS", "."):
         return False

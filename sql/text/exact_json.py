@@ -1,7 +1,7 @@
 """JSON values whose numbers keep every digit, for arguments and answers that are only passed on.
 
-Python's floats hold 17 digits; a DECIMAL of a row may have 38. Two prices that differ in the last
-of them are two questions.
+Python's floats hold 17 digits; a DECIMAL of a row may have 38. Two prices that differ only in the
+last digit are two questions.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Self
 
 
 class ExactNumber(float):
-    """A number with a fraction or exponent that is written again as it was read."""
+    """A number with a fraction or exponent, written again exactly as read."""
 
     text: str
 
     def __new__(cls, text: str) -> Self:
-        """Keep the text beside the number."""
+        """Keep the text with the number."""
         number = super().__new__(cls, text)
         number.text = text
         return number
@@ -27,7 +27,7 @@ def exact_value(text: str) -> Any:
     """Read JSON.
 
     Raises:
-        ValueError: it is none, or nested too deeply.
+        ValueError: the text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text, parse_float=ExactNumber)
@@ -36,10 +36,10 @@ def exact_value(text: str) -> Any:
 
 
 def exact_argument(text: str) -> Any:
-    """Read JSON whose texts are going to be sent.
+    """Read JSON whose texts will be sent.
 
     Raises:
-        ValueError: it is none, is nested too deeply, or has text that UTF-8 can't hold.
+        ValueError: the text is not JSON, is nested too deeply, or can't be encoded as UTF-8.
     """
     value = exact_value(text)
     if "\\ud" in text.lower():
@@ -51,10 +51,10 @@ def exact_argument(text: str) -> Any:
 
 
 def exact_text(value: Any, *, comma: str = ",", colon: str = ":") -> str:
-    """Write JSON, by default in short form.
+    """Write JSON, by default in compact form.
 
     Raises:
-        ValueError: it is nested too deeply.
+        ValueError: the value is nested too deeply.
     """
     try:
         return _written(value, comma, colon)

@@ -1,9 +1,9 @@
 """SQL text to tokens with exact positions, and back by slicing.
 
-Every pass of this room works on these tokens, because what is sent to the engine is the user's own
-text with pieces spliced in, never a regenerated tree. Comments and white space are between tokens
-and survive; nothing here knows grammar. Text that passes several rooms is a ``SqlText``, which is
-cut into tokens once.
+Every pass of this room works on these tokens, because the engine receives the user's own text with
+pieces spliced in, never a regenerated tree. Comments and white space lie between tokens and
+survive; nothing here knows grammar. Text for several rooms is a ``SqlText``, which is tokenized
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tierkv.kvcore.limits import LONG_SQL_CHARS, MAX_SQL_TOKENS
 
 
 class TokenKind(StrEnum):
-    """What a token is."""
+    """Kind of a token."""
 
     WORD = "word"
     QUOTED = "quoted"
@@ -62,34 +62,34 @@ _ESCAPED_CHARS: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 class SqlText(str):
-    """SQL text that keeps its tokens, so that each room it passes need not cut it again.
+    """SQL text that keeps its tokens: a later room does not tokenize the text again.
 
-    It is a ``str``: a room that only reads characters takes it as one. A slice of it, and text made
-    of it, is another text and a plain ``str``; ``part`` is the slice that knows its tokens. Text
-    longer than LONG_SQL_CHARS keeps tokens only within ``read_ahead``, for they may be 100 MB.
+    A SqlText is a ``str`` for code that only reads characters. A slice of a SqlText, or text
+    derived from one, is a plain ``str``; ``part`` returns a slice with tokens. Text longer than
+    LONG_SQL_CHARS keeps tokens only within ``read_ahead``, because the tokens may take 100 MB.
     """
 
     __slots__ = ("_tokens",)
     _tokens: list[Token] | None
 
     def __new__(cls, text: str, tokens: list[Token] | None = None) -> Self:
-        """Make text of ``text``, whose tokens are ``tokens`` if they are known."""
+        """Make a SqlText; ``tokens`` are the tokens of ``text``, if known."""
         self = super().__new__(cls, text)
         self._tokens = tokens
         return self
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Return the text itself if it is one already."""
+        """Return ``text`` as a SqlText; a SqlText is returned unchanged."""
         return text if isinstance(text, cls) else cls(text)
 
     @property
     def is_long(self) -> bool:
-        """Whether it keeps nothing by itself."""
+        """Return whether the text is too long to keep its tokens outside ``read_ahead``."""
         return len(self) > LONG_SQL_CHARS
 
     def tokens(self) -> list[Token]:
-        """Return the tokens, a list of the caller's own.
+        """Return a new list of the tokens.
 
         Raises:
             SqlSyntaxError: as ``tokenize``.
@@ -116,10 +116,10 @@ class SqlText(str):
 
     @asynccontextmanager
     async def read_ahead(self) -> AsyncGenerator[None, None]:
-        """Cut long text into tokens on a thread, and keep them until the block ends.
+        """Tokenize long text in a thread, and keep the tokens until the block ends.
 
-        A statement's passes each ask for its tokens; a MiB of them would hold up every other
-        client.
+        Each pass of a statement asks for the tokens; tokenizing a MiB of text on the event loop
+        would delay every other client.
 
         Raises:
             SqlError: 54000, more tokens than a text may have.
@@ -136,7 +136,7 @@ class SqlText(str):
 
 
 def tokenize(text: str) -> list[Token]:
-    """Cut SQL text into tokens; a ``SqlText`` is cut the first time only.
+    """Cut SQL text into tokens; a ``SqlText`` is cut only the first time.
 
     Args:
         text: any number of statements.
@@ -176,7 +176,7 @@ def _cut(text: str, most: int | None = None) -> list[Token]:
 
 
 def string_value(token: Token) -> str:
-    """Return the text that a STRING token stands for."""
+    """Return the text value of a STRING token."""
     text = token.text
     if text[0] == "$":
         width = text.index("$", 1) + 1
@@ -187,22 +187,22 @@ def string_value(token: Token) -> str:
 
 
 def has_codes(token: Token) -> bool:
-    """Say whether an E'...' gives characters by number, which each engine reads its own way."""
+    """Return whether an E'...' has characters by number, which each engine reads differently."""
     return token.text[0] in "eE" and _CODES.search(token.text) is not None
 
 
 def name_value(token: Token) -> str:
-    """Return the name a WORD or QUOTED token stands for, in lower case as DuckDB compares it."""
+    """Return the name of a WORD or QUOTED token, in lower case as DuckDB compares names."""
     if token.kind is TokenKind.QUOTED:
         return token.text[1:-1].replace('""', '"').lower()
     return token.text.lower()
 
 
 def closing_index(tokens: list[Token], opening: int) -> int:
-    """Return the index of the bracket that closes the one at ``opening``.
+    """Return the index of the bracket that closes the bracket at ``opening``.
 
     Raises:
-        SqlSyntaxError: it is never closed.
+        SqlSyntaxError: the bracket is never closed.
     """
     depth = 0
     for index in range(opening, len(tokens)):
@@ -215,7 +215,7 @@ def closing_index(tokens: list[Token], opening: int) -> int:
 
 
 def depth_change(token: Token) -> int:
-    """Say whether a token opens (1) or closes (-1) a bracket of any kind."""
+    """Return 1 for an opening bracket of any kind, -1 for a closing bracket, otherwise 0."""
     if token.kind is not TokenKind.OPERATOR:
         return 0
     if token.text in "([{":

@@ -10,7 +10,7 @@ from tierkv.sql.text.lexer import Token, TokenKind, has_codes, string_value
 
 
 class NotConstantError(Exception):
-    """The tokens are not a literal; the engine has to compute them."""
+    """The tokens are not a literal; the engine has to compute the value."""
 
 
 _WORDS: Final = {"NULL": None, "TRUE": True, "FALSE": False}
@@ -19,10 +19,10 @@ _WORDS: Final = {"NULL": None, "TRUE": True, "FALSE": False}
 def literal_value(tokens: list[Token]) -> Any:
     """Return the value of a literal.
 
-    Text, numbers, NULL, booleans, ``[..]``, ``ARRAY[..]``, ``{k: v}``, and JSON casts of them.
+    Text, numbers, NULL, booleans, ``[..]``, ``ARRAY[..]``, ``{k: v}``, and JSON casts of these.
 
     Raises:
-        NotConstantError: it is anything else.
+        NotConstantError: the tokens are not a literal.
     """
     if len(tokens) > 2 and tokens[-2].text == "::" and tokens[-1].upper in _JSON_CASTS:
         tokens = tokens[:-2]
@@ -92,7 +92,7 @@ def _fields(tokens: list[Token], at: int) -> tuple[dict[str, Any], int]:
 
 
 def _key(token: Token) -> str:
-    """Return a field's name; DuckDB keeps its case, quoted or not."""
+    """Return a field's name; DuckDB keeps the case of a name, quoted or not."""
     if token.kind is TokenKind.STRING:
         return string_value(token)
     if token.kind is TokenKind.QUOTED:

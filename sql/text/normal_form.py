@@ -1,7 +1,7 @@
-"""A statement without its literals: what statistics group by, and what views show of it.
+"""A statement without its literals: the grouping key of statistics, and the text shown in views.
 
-Pure text work on tokens (sql/text/lexer.py). Called by dbfront/accounts/statement_entry.py; prompts
-and data are literals, so none of them is left in a normal form.
+Pure text work on tokens (sql/text/lexer.py). Called by dbfront/accounts/statement_entry.py. Prompts
+and data are literals, so a normal form contains neither.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MORE: Final = " /*, ... */"
 def normal_form(tokens: Sequence[Token]) -> str:
     """Write a statement with ``$n`` for each literal, without comments, and on one line.
 
-    A list of literals behind IN is shown as its first, so that its length does not matter. At most
-    limits.MAX_NORMAL_FORM_CHARS characters are kept.
+    A list of literals after IN is shown by its first literal: the length of the list does not
+    matter. At most limits.MAX_NORMAL_FORM_CHARS characters are kept.
     """
     pieces: list[str] = []
     end = tokens[0].start if tokens else 0
@@ -35,9 +35,9 @@ def normal_form(tokens: Sequence[Token]) -> str:
 
 
 def query_id(tokens: Sequence[Token]) -> int:
-    """Return a 64-bit number that is equal for statements that differ in literals only.
+    """Return a 64-bit number, equal for statements that differ only in literals.
 
-    White space, comments and the case of names that are not quoted make no difference either. It is
+    White space, comments and the case of unquoted names make no difference either. The number is
     the same in every run and on every machine.
     """
     hasher = blake2b(digest_size=8)
@@ -48,7 +48,7 @@ def query_id(tokens: Sequence[Token]) -> int:
 
 
 def _shown(tokens: Sequence[Token], number: int) -> list[tuple[int, int, str]]:
-    """Return what is shown, each with the first and the last index of what it stands for."""
+    """Return the shown texts, each with the first and last index of the replaced tokens."""
     shown: list[tuple[int, int, str]] = []
     index, end = 0, _end(tokens)
     while index < end:
@@ -65,7 +65,7 @@ def _shown(tokens: Sequence[Token], number: int) -> list[tuple[int, int, str]]:
 
 
 def _end(tokens: Sequence[Token]) -> int:
-    """Leave out semicolons at the end."""
+    """Return the end of the statement without trailing semicolons."""
     end = len(tokens)
     while end and tokens[end - 1].text == ";":
         end -= 1
@@ -73,7 +73,7 @@ def _end(tokens: Sequence[Token]) -> int:
 
 
 def _rest_of_list(tokens: Sequence[Token], first: int) -> int:
-    """Count the tokens of ``, 2, 3`` in ``IN (1, 2, 3)``; 0 where that is not what stands there."""
+    """Count the tokens of ``, 2, 3`` in ``IN (1, 2, 3)``; 0 for any other text."""
     if first < 2 or tokens[first - 1].text != "(" or tokens[first - 2].upper != "IN":
         return 0
     index = first + 1
@@ -86,7 +86,7 @@ def _rest_of_list(tokens: Sequence[Token], first: int) -> int:
 
 
 def _highest_parameter(tokens: Sequence[Token]) -> int:
-    """Literals are numbered behind the statement's own parameters."""
+    """Return the statement's highest parameter number; literals are numbered after it."""
     numbers = (
         int(token.text[1:])
         for token in tokens

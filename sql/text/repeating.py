@@ -1,8 +1,8 @@
-"""What running a changing statement a second time depends on, as far as its text says it.
+"""Conditions for repeating a changing statement, as far as its text shows them.
 
-DuckDB has no savepoints. The front goes back to a savepoint by running the transaction's earlier
-changes again (dbfront/statement/redo_log.py), which is right only where they change the same things
-again. This module reads tokens; it knows no tables.
+DuckDB has no savepoints. The front returns to a savepoint by repeating the transaction's earlier
+changes (dbfront/statement/redo_log.py). Repeating is correct only if the changes affect the same
+rows again. This module reads tokens and knows no tables.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _READS: Final = frozenset({"SELECT", "FROM", "USING"})
 
 @dataclass(frozen=True, slots=True)
 class ChangeText:
-    """What the text of a changing statement says.
+    """Properties of a changing statement, from its text.
 
     Attributes:
-        functions: names of the functions it calls and of time keywords, in lower case.
-        tables: names of tables it may insert into, as written.
-        insert_into: the table of a plain INSERT, as written; empty for anything else and for an
-            INSERT that may change rows that are there already.
+        functions: names of called functions and time keywords, in lower case.
+        tables: names of possible insert targets, as written.
+        insert_into: the table of a plain INSERT, as written; empty for any other statement, and for
+            an INSERT that may change existing rows.
         returns: the INSERT has a RETURNING clause.
-        reads: what it changes may depend on rows in tables.
+        reads: its changes may depend on rows in tables.
     """
 
     functions: frozenset[str]
@@ -41,12 +41,12 @@ class ChangeText:
 
 
 def change_text(text: str, tokens: list[Token], kind: StatementKind) -> ChangeText:
-    """Read a statement that changes something.
+    """Read the text of a changing statement.
 
     Args:
         text: the statement.
-        tokens: its tokens.
-        kind: what it is.
+        tokens: tokens of the statement.
+        kind: kind of the statement.
     """
     verb = main_verb(tokens)
     inserts = tuple(_inserts(text, tokens))
@@ -64,7 +64,7 @@ def change_text(text: str, tokens: list[Token], kind: StatementKind) -> ChangeTe
 
 
 def called_functions(tokens: list[Token]) -> set[str]:
-    """Return the lower-case names of functions that are called, and time keywords."""
+    """Return the lower-case names of called functions, and time keywords."""
     called = set()
     for index, token in enumerate(tokens):
         if token.kind not in (TokenKind.WORD, TokenKind.QUOTED):
@@ -77,7 +77,7 @@ def called_functions(tokens: list[Token]) -> set[str]:
 
 
 def _inserts(text: str, tokens: list[Token]) -> list[str]:
-    """Return the targets of INSERT and MERGE, wherever they stand."""
+    """Return the targets of INSERT and MERGE anywhere in the statement."""
     targets = []
     for index, token in enumerate(tokens):
         if token.upper == "INTO" and token.kind is TokenKind.WORD:
@@ -90,7 +90,7 @@ def _inserts(text: str, tokens: list[Token]) -> list[str]:
 
 
 def _upserts(tokens: list[Token], verb: int) -> bool:
-    """Say whether an INSERT may change rows that are there already (OR REPLACE, ON CONFLICT)."""
+    """Return whether an INSERT may change existing rows (OR REPLACE, ON CONFLICT)."""
     if verb + 1 < len(tokens) and tokens[verb + 1].upper == "OR":
         return True
     pairs = itertools.pairwise(tokens)

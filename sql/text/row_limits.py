@@ -1,8 +1,8 @@
 """LIMIT, OFFSET and FETCH FIRST of one SELECT, read from its tokens.
 
 A number or a parameter is understood, in brackets or cast to an integer: drivers send parameters
-with a type, which the wire writes as a cast. Everything else (an expression, a share of the rows,
-WITH TIES) is not.
+with a type, which the wire writes as a cast. Any other form (an expression, a share of the rows,
+WITH TIES) is not understood.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ROWS: Final = frozenset({"ROW", "ROWS"})
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """How many rows a SELECT gives.
+    """Row limits of a SELECT.
 
     Attributes:
-        limit: most rows: a number, or the name of a parameter; None is no limit.
-        offset: rows that are passed over.
+        limit: largest number of rows: a number, or the name of a parameter; None is no limit.
+        offset: rows to skip.
     """
 
     limit: int | str | None = None
@@ -34,19 +34,19 @@ class RowLimits:
 def row_limits(
     tokens: Sequence[Token], first: int, last: int, parameter_name: Callable[[int], str]
 ) -> RowLimits | None:
-    """Read the clauses in ``[first, last)``; None when they are not understood.
+    """Read the clauses in ``[first, last)``; None for clauses that are not understood.
 
     Args:
-        tokens: of the statement.
+        tokens: tokens of the statement.
         first: LIMIT, OFFSET or FETCH.
-        last: where the clauses end.
-        parameter_name: names the parameter at a token; empty where none is.
+        last: end of the clauses.
+        parameter_name: returns the name of the parameter at a token; empty for other tokens.
     """
     return _Reader(tokens, first, last, parameter_name).read()
 
 
 def number_of_rows(value: object) -> int | None:
-    """Return a parameter's value as a number of rows; None when it is none."""
+    """Return a parameter's value as a number of rows; None for an invalid number."""
     if isinstance(value, Decimal) and value == value.to_integral_value():
         value = int(value)
     return value if type(value) is int and value >= 0 else None

@@ -1,7 +1,7 @@
-"""What kind of statement a text is, found by its first keywords.
+"""The kind of a statement, recognised by its first keywords.
 
-A parser would be wrong here: client dialects hold statements that no one parser reads (EXPLAIN,
-SHOW, BEGIN ISOLATION LEVEL ...), and the first keywords are enough to know who must handle it.
+A parser would be wrong here: client dialects contain statements that no single parser reads
+(EXPLAIN, SHOW, BEGIN ISOLATION LEVEL ...), and the first keywords are enough to choose the handler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tierkv.sql.text.lexer import SqlText, Token, TokenKind, depth_change, token
 
 
 class StatementKind(StrEnum):
-    """Who handles a statement and how its AI calls are treated."""
+    """Kind of a statement; determines its handler and the treatment of its AI calls."""
 
     QUERY = "query"
     INSERT = "insert"
@@ -38,7 +38,7 @@ class StatementKind(StrEnum):
 
     @property
     def writes(self) -> bool:
-        """Whether it changes tables."""
+        """Return whether the statement changes tables."""
         return self in _WRITES
 
 
@@ -89,7 +89,7 @@ _NOT_SHOWN: Final = frozenset(
 
 
 def command_name(tokens: Sequence[Token]) -> str:
-    """Name a statement to people: ``CREATE MATERIALIZED VIEW``, ``ALTER TABLE``, ``PREPARE``."""
+    """Name a statement for people: ``CREATE MATERIALIZED VIEW``, ``ALTER TABLE``, ``PREPARE``."""
     words = [token.upper for token in tokens[:8] if token.upper not in _NOT_SHOWN]
     count = {"CREATE": 2, "ALTER": 2, "DROP": 2}.get(words[0], 1) if words else 0
     if words[1:2] == ["MATERIALIZED"]:
@@ -100,14 +100,14 @@ def command_name(tokens: Sequence[Token]) -> str:
 def split_statements(text: str) -> list[str]:
     """Cut text at its semicolons; comments alone and empty statements are dropped.
 
-    Statements of a SqlText are of its class, and know their tokens.
+    Statements of a SqlText are SqlTexts too, and know their tokens.
     """
     whole = SqlText.of(text)
     return [whole.part(start, end) for start, end in statement_spans(whole)]
 
 
 def statement_spans(text: str) -> list[tuple[int, int]]:
-    """Return where each statement of ``split_statements`` starts and ends."""
+    """Return the start and end of each statement of ``split_statements``."""
     spans: list[tuple[int, int]] = []
     first: Token | None = None
     last: Token | None = None
@@ -125,7 +125,7 @@ def statement_spans(text: str) -> list[tuple[int, int]]:
 
 
 def classify(tokens: list[Token]) -> StatementKind:
-    """Say what kind of statement the tokens are; empty input is OTHER."""
+    """Return the kind of the statement; empty input is OTHER."""
     start = main_verb(tokens)
     if start >= len(tokens):
         return StatementKind.OTHER
@@ -142,14 +142,14 @@ def classify(tokens: list[Token]) -> StatementKind:
 
 
 def makes_function(tokens: list[Token], *, temporary: bool) -> bool:
-    """Whether a statement may make a macro; with ``temporary`` only one that its session sees."""
+    """Return whether a statement may make a macro; ``temporary``: only a session's own macro."""
     words = {token.upper for token in tokens}
     made = "CREATE" in words and not words.isdisjoint(("MACRO", "FUNCTION"))
     return made and not (temporary and words.isdisjoint(("TEMP", "TEMPORARY")))
 
 
 def main_verb(tokens: list[Token]) -> int:
-    """Return the index of the first keyword, after a leading WITH clause if there is one."""
+    """Return the index of the first keyword, after a leading WITH clause if present."""
     if not tokens or tokens[0].upper != "WITH":
         return 0
     depth = 0
@@ -157,7 +157,7 @@ def main_verb(tokens: list[Token]) -> int:
         depth += depth_change(token)
         if depth or token.kind is not TokenKind.WORD or token.upper not in _AFTER_WITH:
             continue
-        if tokens[index - 1].upper not in ("WITH", "RECURSIVE", ","):  # else it names a query
+        if tokens[index - 1].upper not in ("WITH", "RECURSIVE", ","):  # else the word names a query
             return index
     return len(tokens)
 

@@ -1,4 +1,4 @@
-"""Did you mean: the nearest known name for a misspelt one."""
+"""Did you mean: the nearest known name for a misspelt name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant, if there is one."""
+    """Return the known name that was probably meant, if any."""
     return next(iter(get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.6)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint that names the nearest known name, or all of them when none is near."""
+    """Return a hint with the nearest known name, or with all names when none is near."""
     names = sorted(known)
     near = nearest(name, names)
     if near is not None:
@@ -28,11 +28,11 @@ _ELSEWHERE: Final = {
     "ai_gen": "ai_generate(prompt)",
     "ai_query": "ai_generate(prompt)",
 }
-"""Functions of other databases, and what to write here."""
+"""Functions of other databases, and their equivalents here."""
 
 
 def ai_function_hint(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an AI function that does not exist; empty when none is near."""
+    """Return a hint for an unknown AI function; empty when no known name is near."""
     instead = _ELSEWHERE.get(name.lower())
     if instead is not None:
         return f"Use {instead}."
