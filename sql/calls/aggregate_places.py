@@ -1,8 +1,8 @@
-"""Where AI aggregates can't stand: told when a statement is planned, alike for both engines.
+"""Refusal of misplaced AI aggregates at plan time, in the same way for both engines.
 
-An engine would say so too, but about the text that it was given, and without a cure. Only what is
-wrong for sure is refused here: a subquery's WHERE may hold an aggregate over the rows of the query
-around it, so that is left to the engine.
+An engine would also refuse misplaced aggregates, but with a message about the rewritten text, and
+without a hint. Only definite errors are refused here: the WHERE of a subquery may hold an aggregate
+over the rows of the outer query, so this case is left to the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IN_A_SUBQUERY: Final = "Compute the aggregate in a subquery."
 
 
 def refuse_misplaced(tokens: list[Token], calls: list[FoundCall], placement: Placement) -> None:
-    """Refuse aggregates inside aggregates, and in clauses that have no groups yet.
+    """Refuse aggregates inside aggregates, and in clauses evaluated before grouping.
 
     Raises:
         SqlError: 42803, with the position of the call.

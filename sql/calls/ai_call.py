@@ -1,7 +1,7 @@
-"""One AI call as everything behind the engine sees it, and how a row becomes one.
+"""One AI call behind the engine, and its construction from a row.
 
-A CallForm is what calls written alike share; the engine sends its key and one text per row.
-``resolve_call`` makes an AiCall of both: equal AiCalls have one answer in a statement.
+Calls with the same text share a CallForm; the engine sends the form's key and one text per row.
+``resolve_call`` makes an AiCall from both: equal AiCalls have one answer in a statement.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from tierkv.sql.calls.functions import AI_FUNCTIONS, CONTEXT, DOCUMENTS, AiFunct
 from tierkv.sql.text.exact_json import exact_argument
 
 Arguments = tuple[tuple[str, Value], ...]
-"""Values by parameter name, without those that are NULL or not given."""
+"""Values by parameter name, without NULL and missing arguments."""
 
 _NO_OPTIONS = CallOptions()
 _SAYS_NOTHING: Final[dict[str, Value]] = {"options": _NO_OPTIONS, CONTEXT: "{}", DOCUMENTS: ()}
-"""What means the same as nothing at all, so that it makes no call of its own."""
+"""Values equivalent to a missing argument; a call with such a value equals the call without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AiCall:
-    """One distinct AI call: a function, by its canonical name, and what it was given."""
+    """One distinct AI call: a function, by its canonical name, and its arguments."""
 
     function: str
     arguments: Arguments
 
     def get(self, name: str) -> Value:
-        """Return an argument, None when it was not given."""
+        """Return an argument; None if missing."""
         for key, value in self.arguments:
             if key == name:
                 return value
         return None
 
     def text(self, name: str) -> str:
-        """Return a text or JSON argument, empty when it was not given."""
+        """Return a text or JSON argument; empty if missing."""
         value = self.get(name)
         return value if isinstance(value, str) else ""
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return a list argument, empty when it was not given."""
+        """Return a list argument; empty if missing."""
         value = self.get(name)
         return value if isinstance(value, tuple) else ()
 
     def with_sorted_rows(self) -> AiCall:
-        """Return what calls have in common that gathered the same rows in different orders."""
+        """Return this call with sorted lists: equal for the same gathered rows in any order."""
         return AiCall(
             self.function,
             tuple(
@@ -61,36 +61,36 @@ class AiCall:
 
     @property
     def model(self) -> str | None:
-        """The model it names."""
+        """Return the model named by the call."""
         return self.text("model") or None
 
     @property
     def system_prompt(self) -> str | None:
-        """Its system prompt; None leaves it to the session."""
+        """Return the system prompt; None leaves the choice to the session."""
         value = self.get("system_prompt")
         return value if isinstance(value, str) else None
 
     @property
     def options(self) -> CallOptions:
-        """Its options."""
+        """Return the options."""
         value = self.get("options")
         return value if isinstance(value, CallOptions) else _NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """Calls that the engine can't tell apart, because their text is the same.
+    """Calls that the engine can't distinguish, because their text is the same.
 
     Attributes:
-        key: what the engine function is given to name the form.
-        function: as it was called.
-        constants: arguments that are the same in all rows.
-        row_parameters: what comes with each row, in this order.
-        packed: it comes as a JSON array; else as the text of the only one.
+        key: the engine function's argument that names the form.
+        function: the function as written.
+        constants: arguments equal in all rows.
+        row_parameters: arguments sent with each row, in this order.
+        packed: row arguments are sent as a JSON array; False: as the text of the only argument.
         always_null: an argument that may not be NULL is a NULL constant.
         stage: lowest stage of its calls.
         filters: all its calls are conjuncts that an early-stopping LIMIT may leave unanswered.
-        unordered: it gathers rows in whatever order the engine meets them.
+        unordered: the form gathers rows in any order in which the engine meets them.
     """
 
     key: int
@@ -104,14 +104,14 @@ class CallForm:
     unordered: bool = False
 
     def constant(self, name: str) -> Value:
-        """Return a constant argument, None when it is none."""
+        """Return a constant argument; None if the argument is not constant."""
         return dict(self.constants).get(name)
 
     @property
     def example(self) -> AiCall | None:
-        """The call with a placeholder for what rows bring, to check constants before any row.
+        """Return a call with placeholders for row arguments, to check constants before any row.
 
-        None when nothing can stand in for a required argument.
+        None when no placeholder is possible for a required argument.
         """
         values: dict[str, Value] = dict(self.constants)
         for name in self.row_parameters:
@@ -134,7 +134,7 @@ class CallForm:
 
 
 def resolve_call(form: CallForm, text: str) -> AiCall | None:
-    """Make the call that a row's text stands for; None when its answer is NULL.
+    """Make the call for a row's text; None when the answer is NULL.
 
     Raises:
         UdfArgumentError: an argument of the row can't be used.
@@ -179,7 +179,7 @@ def _row_value(function: AiFunction, name: str, item: Any) -> Value:
 
 
 def make_call(name: str, values: Mapping[str, Value]) -> AiCall:
-    """Make the call of a function with arguments that were checked, by parameter name."""
+    """Make the call of a function from checked arguments by parameter name."""
     canonical = AI_FUNCTIONS[AI_FUNCTIONS[name].canonical]
     return AiCall(
         canonical.name,

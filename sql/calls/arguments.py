@@ -1,7 +1,7 @@
-"""What arguments of AI functions may hold, and the one form each value is compared in.
+"""Valid argument values of AI functions, and the canonical form used to compare each value.
 
-Constant arguments come through ``checked_value`` when a statement is planned, the others when the
-engine sends a row. Equal values must have equal forms: one answer is given per distinct call.
+Constant arguments pass ``checked_value`` when a statement is planned, other arguments when the
+engine sends a row. Equal values must have equal forms: each distinct call has one answer.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _HINTS: Final = {
 
 
 class NotTextError(Exception):
-    """A constant that only the engine can turn into the argument's type."""
+    """A constant that only the engine can convert to the argument's type."""
 
 
 def checked_value(function: AiFunction, name: str, value: Any) -> Value:
-    """Check one argument and bring it into the form it is compared in.
+    """Check an argument and return its canonical form.
 
     Args:
-        function: whose argument it is.
+        function: the called function.
         name: the parameter.
-        value: as a literal or JSON gives it.
+        value: value from a literal or from JSON.
 
     Raises:
-        UdfArgumentError: it can't be used; the message does not name the function.
-        NotTextError: text was wanted and a number or list was given.
+        UdfArgumentError: the value can't be used; the message does not name the function.
+        NotTextError: text is required, but the value is a number or list.
     """
     kind = function.parameter(name).kind
     if value is None:
@@ -84,7 +84,7 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
             f"{len(kept)} documents were given, at most {limits.MAX_CHUNKS} are allowed"
         )
     if not is_text:
-        raise NotTextError  # Each engine writes numbers and truth its own way.
+        raise NotTextError  # Engines write numbers and booleans differently.
     return kept
 
 
@@ -123,7 +123,7 @@ def _json(function: AiFunction, name: str, value: Any) -> str | None:
 
 
 def _decoded(value: Any) -> Any:
-    """Read JSON text, also where a column of text was made JSON of."""
+    """Decode JSON text, also text inside JSON text from a converted text column."""
     for _ in range(2):
         if isinstance(value, str):
             value = exact_argument(value)
@@ -131,7 +131,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _context(value: Any) -> dict[str, str]:
-    """Return the fields as text; NULL ones are left out."""
+    """Return the fields as text, without NULL fields."""
     if not isinstance(value, Mapping):
         raise UdfArgumentError(
             f"context must be a JSON object, not {type(value).__name__}",

@@ -1,8 +1,8 @@
-"""Finding AI calls in tokens, and checking their arguments before anything runs.
+"""Finding AI calls in tokens, and checking their arguments before execution.
 
-A call is a known function name followed by an opening parenthesis. Arguments are token ranges;
-those that are literals are also values, so that a wrong option is refused with its position when
-the statement is planned.
+A call is a known function name followed by an opening parenthesis. Arguments are token ranges.
+Literal arguments are also values, so a wrong option is refused with its position when the statement
+is planned.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Gathering:
     """How an aggregate gathers its input.
 
     Attributes:
-        distinct: DISTINCT stands before it.
-        order: tokens of its ORDER BY, the keywords included; None without one.
-        after: tokens of FILTER (...) and OVER ... behind the call; empty range without them.
-        ordered: it says in which order rows come, by ORDER BY or by a window.
+        distinct: the arguments begin with DISTINCT.
+        order: tokens of its ORDER BY, including the keywords; None without ORDER BY.
+        after: tokens of FILTER (...) and OVER ... after the call; empty range without them.
+        ordered: ORDER BY or a window defines the order of rows.
     """
 
     distinct: bool
@@ -66,9 +66,8 @@ class FoundCall:
     """A call as written: tokens ``[first, last)`` and its arguments by parameter name.
 
     Attributes:
-        row_parameters: those whose values come with each row, in the order they are sent; at least
-            one.
-        gathering: of an aggregate.
+        row_parameters: parameters whose values are sent with each row, in this order; at least one.
+        gathering: input of an aggregate; None for other functions.
     """
 
     function: AiFunction
@@ -80,9 +79,9 @@ class FoundCall:
 
     @property
     def packed(self) -> bool:
-        """Whether the row's arguments are sent as one JSON array instead of as plain text.
+        """Return whether row arguments are sent as one JSON array instead of plain text.
 
-        Plain text is for one that makes the answer NULL when it is NULL.
+        Plain text is only for a single argument whose NULL makes the answer NULL.
         """
         if self.gathering is not None or len(self.row_parameters) != 1:
             return True
@@ -90,7 +89,7 @@ class FoundCall:
         return parameter.kind is not ArgumentKind.TEXT or not parameter.strict
 
     def constants(self) -> tuple[tuple[str, Value], ...]:
-        """Return the constant arguments that are not sent with each row, in parameter order."""
+        """Return the constant arguments not sent with each row, in parameter order."""
         return tuple(
             (name, argument.value)
             for name in self.function.names
@@ -102,7 +101,7 @@ class FoundCall:
 
 @dataclass(frozen=True, slots=True)
 class FoundTemplate:
-    """An ``ai_prompt`` as written: tokens ``[first, last)`` and the ranges that fill it."""
+    """An ``ai_prompt`` as written: tokens ``[first, last)`` and the ranges of its arguments."""
 
     first: int
     last: int
@@ -115,11 +114,11 @@ _NOT_A_CALL_AFTER: Final = frozenset({".", "INTO", "TABLE", "AS", "FUNCTION", "M
 
 
 def find_calls(tokens: list[Token]) -> list[FoundCall]:
-    """Find every AI call, outer before inner, in the order of the text.
+    """Find every AI call, outer before inner, in text order.
 
     Raises:
         UdfArgumentError: a wrong argument, with its position.
-        SqlError: 42501, one of our engine functions is called by name.
+        SqlError: 42501, an internal engine function is called by name.
     """
     calls: list[FoundCall] = []
     for index, name in _named_calls(tokens):
@@ -168,7 +167,7 @@ def _named_calls(tokens: list[Token]) -> list[tuple[int, str]]:
 
 
 def _refuse_depth(tokens: list[Token], calls: set[int]) -> None:
-    """Refuse calls within calls within calls, before anything walks down all of them."""
+    """Refuse calls nested too deeply, before any pass descends through the nesting."""
     depth = 0
     opened: list[int] = []
     for index, token in enumerate(tokens) if len(calls) > limits.MAX_NESTED_CALLS else ():
@@ -217,10 +216,10 @@ def _read_call(tokens: list[Token], index: int, function: AiFunction) -> FoundCa
 
 
 def _row_parameters(function: AiFunction, arguments: dict[str, Argument]) -> tuple[str, ...]:
-    """Choose what is sent with each row: what is not constant, and the data if all is.
+    """Return the parameters to send with each row: all varying parameters, or only the data.
 
-    What an aggregate gathers always is; its other arguments are the engine's to refuse where they
-    are not the same for all rows of a group.
+    The gathered argument of an aggregate is always sent. The engine may refuse other arguments
+    varying within a group.
     """
     main = function.main.name
     varying = tuple(
@@ -253,7 +252,7 @@ def _gathering(tokens: list[Token], index: int, close: int) -> Gathering:
 
 
 def _has_order(tokens: list[Token], first: int, last: int) -> bool:
-    """Say whether a window has an ORDER BY, or may have one by the window it begins with."""
+    """Return whether a window has an ORDER BY, or may inherit an order from a base window."""
     words = [token.upper for token in tokens[first + 1 : last]]
     return "ORDER" in words or words[0] not in ("PARTITION", "ROWS", "RANGE", "GROUPS", ")")
 
@@ -315,7 +314,7 @@ def _parameter(
     function: AiFunction,
     named_before: bool,
 ) -> tuple[str, int, bool]:
-    """Return an argument's parameter name, where its value starts, and whether it was named."""
+    """Return an argument's parameter name, the start of its value, and True if named."""
     if last - first > 1 and tokens[first + 1].text in ("=>", ":="):
         name = name_value(tokens[first])
         if name not in function.names:

@@ -1,8 +1,9 @@
-"""How the two engines spell what the front puts around AI calls.
+"""Engine-specific SQL around AI calls.
 
-Used by sql/plan/rewrite.py only. Each AI call becomes ``ai_call(form key, text)``; the text is the
+Used by sql/plan/rewrite.py only. Each AI call becomes ``ai_call(form key, text)``. The text is the
 row's only argument, or a JSON array of several, and the answer's text is cast to the function's
-type. PostgreSQL's names have their schema: a user's own function of exact types would be preferred.
+type. Names in PostgreSQL are schema-qualified: otherwise a user's own function with exact types
+would be preferred.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from typing import Final
 from tierkv.sql.calls.functions import ENGINE_PREFIX, RESULT_FIELDS, ArgumentKind, Returns
 
 Around = tuple[str, str]
-"""What stands before and after an expression."""
+"""Text before and after an expression."""
 
 
 class Dialect(StrEnum):
-    """Which engine a text is for; the value is sqlglot's name of it."""
+    """The target engine of a text; the value is sqlglot's name of the engine."""
 
     DUCKDB = "duckdb"
     POSTGRES = "postgres"
 
 
 def engine_function(dialect: Dialect, *, kept_in_place: bool) -> str:
-    """Name the engine function that looks a call up.
+    """Return the name of the engine function that looks up a call.
 
     Args:
-        dialect: of the engine.
-        kept_in_place: DuckDB only: the one registered as volatile, which the engine neither folds
-            at plan time nor pushes below joins and semi-joins, where it would run for rows nobody
-            asks about. PostgreSQL's is expensive by declaration instead.
+        dialect: the engine.
+        kept_in_place: DuckDB only: choose the volatile function. The engine neither folds a
+            volatile function at plan time nor pushes the function below joins and semi-joins, to
+            run for unneeded rows. PostgreSQL's function is declared expensive instead.
     """
     if dialect is Dialect.POSTGRES:
         return "tierkv.ai_call"
@@ -42,8 +43,8 @@ _TEXT: Final[dict[Dialect, Around]] = {
     Dialect.POSTGRES: ("CAST(", " AS pg_catalog.text)"),
 }
 _ARGUMENTS: Final[dict[Dialect, dict[ArgumentKind, Around]]] = {
-    # to_json keeps JSON as it is and makes JSON of a STRUCT. It is packed as text, because
-    # DuckDB's json_array would round its numbers to doubles; the front decodes it again.
+    # to_json keeps JSON unchanged and converts a STRUCT to JSON. JSON is packed as text, because
+    # DuckDB's json_array would round its numbers to doubles; the front decodes the text again.
     Dialect.DUCKDB: {
         ArgumentKind.TEXT: _TEXT[Dialect.DUCKDB],
         ArgumentKind.JSON: ("CAST(to_json(", ") AS VARCHAR)"),
@@ -59,26 +60,26 @@ _PARAMETER_JSON: Final[Around] = ("CAST(", " AS pg_catalog.jsonb)")
 
 
 def argument(dialect: Dialect, kind: ArgumentKind, *, untyped: bool = False) -> Around:
-    """Return what turns an argument into something ``packed`` takes; ``untyped``: a lone ``$1``."""
+    """Return the conversion of an argument for ``packed``; ``untyped``: a lone ``$1``."""
     if untyped and dialect is Dialect.POSTGRES and kind is ArgumentKind.JSON:
         return _PARAMETER_JSON
     return _ARGUMENTS[dialect][kind]
 
 
 def packed(dialect: Dialect) -> Around:
-    """Return what makes JSON text of a list of arguments."""
+    """Return the conversion of a list of arguments to JSON text."""
     if dialect is Dialect.POSTGRES:
         return "CAST(pg_catalog.json_build_array(", ") AS pg_catalog.text)"
     return "CAST(json_array(", ") AS VARCHAR)"
 
 
 def gathered(dialect: Dialect) -> str:
-    """Name the aggregate that makes a list."""
+    """Return the name of the aggregate that makes a list."""
     return "pg_catalog.array_agg" if dialect is Dialect.POSTGRES else "list"
 
 
 def texts(dialect: Dialect) -> Around:
-    """Return what makes texts of a list."""
+    """Return the conversion of a list to texts."""
     return _ARGUMENTS[dialect][ArgumentKind.TEXTS]
 
 
@@ -112,7 +113,7 @@ _ANSWERS: Final[dict[Dialect, dict[Returns, Around]]] = {
 
 
 def answer(dialect: Dialect, returns: Returns) -> Around:
-    """Return what turns an answer's text into the function's type."""
+    """Return the conversion of an answer's text to the function's type."""
     return _ANSWERS[dialect].get(returns, ("", ""))
 
 

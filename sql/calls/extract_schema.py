@@ -1,6 +1,6 @@
-"""The two kinds of schema ``ai_extract`` takes: fields to ask for, or a JSON Schema.
+"""The two kinds of schema for ``ai_extract``: fields to ask for, or a JSON Schema.
 
-Fields are a list of names, or an object of names and questions. Everything else is a JSON Schema.
+Fields are a list of names, or an object of names and questions. Anything else is a JSON Schema.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _JSON_TYPES: Final = frozenset(
 
 
 def field_questions(schema: Any) -> dict[str, str] | None:
-    """Return what to ask for each field; None for a JSON Schema.
+    """Return the question for each field; None for a JSON Schema.
 
-    An object is one of fields when all its values are texts, unless it says a JSON type or has a
-    key such as ``$ref``.
+    An object lists fields if all values are texts, unless ``type`` is a JSON type or a key begins
+    with ``$``, for example ``$ref``.
     """
     if isinstance(schema, list):
         return {name: f"Extract the {name}." for name in schema}
@@ -32,10 +32,10 @@ def field_questions(schema: Any) -> dict[str, str] | None:
 
 
 def check_fields(schema: Any) -> None:
-    """Refuse fields that can't be asked for; a JSON Schema is checked where models are.
+    """Refuse invalid fields; a JSON Schema is checked where models are.
 
     Raises:
-        UdfArgumentError: no fields, too many, one twice, or one without name or question.
+        UdfArgumentError: no fields, too many, a duplicate, or a field without name or question.
     """
     if isinstance(schema, list):
         _check_names(schema)

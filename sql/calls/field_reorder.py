@@ -1,6 +1,7 @@
 """The ways to order a call's context fields; the values of ``tierkv.field_reorder``.
 
-Read by sql/settings.py and dbfront/calls/field_order.py. Only names; what they do is written there.
+Read by sql/settings.py and dbfront/calls/field_order.py. Only names; the ordering itself is in the
+latter.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from enum import StrEnum
 
 
 class FieldReorder(StrEnum):
-    """Who decides in which order the fields of ``context => ...`` stand in a prompt.
+    """How the order of the fields of ``context => ...`` in a prompt is chosen.
 
-    OFF leaves them as the call wrote them. STATS takes one order for all rows of a call, from
-    statistics of these rows.
+    OFF keeps the order of the call. STATS uses one order for all rows of a call, from statistics of
+    these rows.
     """
 
     OFF = "off"

@@ -1,8 +1,8 @@
-"""The AI functions SQL may call: their parameters, what they return, and what they are called.
+"""The AI functions of SQL: their names, parameters and return types.
 
 One row per function; a new function of the family is a new row here and a recipe in the front
-(dbfront/calls/recipe_table.py). A constant argument is checked when a statement is planned, another
-one per row.
+(dbfront/calls/recipe_table.py). A constant argument is checked when a statement is planned, a
+varying argument once per row.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Final
 
 ENGINE_PREFIX: Final = "tierkv_ai_"
-"""Engine functions start with this; users may not call them by name."""
+"""Prefix of engine functions; users may not call them by name."""
 
 
 class ArgumentKind(StrEnum):
-    """What an argument is; text is what everything else is cast to."""
+    """Type of an argument; other types are cast to text."""
 
     TEXT = "text"
     JSON = "jsonb"
@@ -24,7 +24,7 @@ class ArgumentKind(StrEnum):
 
 
 class Returns(StrEnum):
-    """What a function returns; the value is PostgreSQL's name of the type."""
+    """Return type of a function; the value is the PostgreSQL name of the type."""
 
     TEXT = "text"
     JSON = "jsonb"
@@ -41,9 +41,9 @@ class Parameter:
     """One parameter.
 
     Attributes:
-        kind: what it takes.
-        required: the call is wrong without it.
-        strict: a NULL in it makes the answer NULL, without a call.
+        kind: type of the argument.
+        required: a call without the argument is an error.
+        strict: a NULL argument makes the answer NULL, without a call.
     """
 
     name: str
@@ -58,7 +58,7 @@ class AiFunction:
 
     Attributes:
         parameters: in the order of positional arguments.
-        canonical: the function it is another spelling of; its own name otherwise.
+        canonical: for an alias, the name of the original function; otherwise its own name.
         aggregate: the first argument is gathered over rows.
         local: answered without a model; does not count as a call.
     """
@@ -76,19 +76,19 @@ class AiFunction:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Parameter names, in order."""
+        """Return parameter names, in order."""
         return tuple(parameter.name for parameter in self.parameters)
 
     @property
     def main(self) -> Parameter:
-        """The first argument that stands for a row's data."""
+        """Return the first parameter with a row's data."""
         return next(parameter for parameter in self.parameters if parameter.strict)
 
 
 DOCUMENTS: Final = "documents"
 CONTEXT: Final = "context"
 SETTINGS: Final = ("model", "system_prompt", "options")
-"""Parameters that say how to answer, not what: the session's settings stand in for them."""
+"""Parameters that define how to answer, not what; by default the session's settings apply."""
 
 RESULT_FIELDS: Final[dict[str, str]] = {
     "value": "text",
@@ -105,7 +105,7 @@ RESULT_FIELDS: Final[dict[str, str]] = {
 """Fields of ``tierkv.ai_result`` and their PostgreSQL types."""
 
 PROMPT_TEMPLATE: Final = "ai_prompt"
-"""Written as a concatenation by sql/calls/prompt_template.py; never a call."""
+"""Rewritten as a concatenation by sql/plan/rewrite.py; never a call."""
 
 
 def _data(name: str, *, kind: ArgumentKind = ArgumentKind.TEXT) -> Parameter:
@@ -188,4 +188,4 @@ AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
         _function("ai_count_tokens", Returns.INTEGER, _data("input"), _MODEL, local=True),
     )
 }
-"""Every function by name; ``ai_prompt`` is none, it is a way to write a prompt."""
+"""Every function by name, without ``ai_prompt``, which only builds a prompt."""

@@ -1,6 +1,6 @@
-"""The ``options`` argument of AI functions, read by the table of kvcore/call_options.py.
+"""The ``options`` argument of AI functions, defined by the table of kvcore/call_options.py.
 
-Both constant options (checked when the statement is planned) and options computed per row come
+Constant options (checked when the statement is planned) and options computed per row both pass
 through ``parse_options``. None means "not given": the session's setting applies.
 """
 
@@ -21,14 +21,14 @@ def parse_options(value: Any) -> CallOptions:
     """Check an options object.
 
     Args:
-        value: a mapping, JSON text of one, or None for no options.
+        value: a mapping, a JSON text of a mapping, or None for no options.
 
     Raises:
         UdfArgumentError: not a JSON object, an unknown key, or a value out of range.
     """
     if value is None:
         return CallOptions()
-    for _ in range(2):  # A column of text comes as JSON of its text.
+    for _ in range(2):  # A text column arrives as JSON of its text.
         if isinstance(value, str):
             value = _from_json(value)
     if value is None:
@@ -89,6 +89,6 @@ _FIELDS: Final = {option.sql: option.name for option in OPTIONS if option.sql}
 _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     option.sql: option.kind.from_json for option in OPTIONS if option.sql and option.kind
 } | {"dedup": _dedup, "response_format": _response_format}
-"""By key. The last two have one value that works, which is what happens anyway."""
+"""By key. The last two accept a single value, which is the default behaviour anyway."""
 
 OPTION_NAMES: Final = tuple(_CHECKS)

@@ -1,7 +1,8 @@
-"""Where each AI call stands in its statement: clause, stage, and what follows from that.
+"""Placement of AI calls in their statement: clause, stage, and consequences for execution.
 
-sqlglot's tree is only read here, to place the calls; it is never turned back into text. When the
-parser can't read a statement, every call is placed as unknown, which costs calls, never answers.
+sqlglot's tree is only read here, to place the calls, and never converted back to text. When the
+parser can't read a statement, every call is placed as unknown. Unknown places cost extra calls, but
+never change answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tierkv.sql.calls.calls import FoundCall
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.text.lexer import Token, TokenKind
 
-# sqlglot warns on the log about statements it reads only in part; here that just costs a stage.
+# sqlglot logs warnings about partly parsed statements; here a partial parse only costs a stage.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 _SITE: Final = re.compile(r"tierkv_site_(\d+)", re.IGNORECASE)
@@ -31,16 +32,16 @@ _MAX_PARSED_CHARS: Final = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one call stands.
+    """Place of one call.
 
     Attributes:
         clause: ``SELECT``, ``WHERE``, ``JOIN`` ...; ``?`` when unknown.
-        stage: calls of a lower stage guard it: it may turn out not to be needed once they are
-            answered.
-        kept_in_place: better not pushed below joins and semi-joins by the engine.
-        in_membership: inside the subquery of an IN, ANY or ALL. When that is correlated, DuckDB 2.0
-            gives wrong rows with a volatile function anywhere in it, so nothing there is kept.
-        filters: a top-level WHERE conjunct that an unanswered call makes not true.
+        stage: calls of lower stages guard this call: their answers may make the call unnecessary.
+        kept_in_place: the engine should not push the call below joins and semi-joins.
+        in_membership: inside the subquery of an IN, ANY or ALL. DuckDB 2.0 returns wrong rows for a
+            correlated subquery with a volatile function anywhere, so no call inside is kept in
+            place.
+        filters: a top-level WHERE conjunct that is not true while the call is unanswered.
     """
 
     clause: str = "?"
@@ -52,11 +53,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Places by call number, and after how many rows an unordered LIMIT may stop.
+    """Places by call number, and the number of rows after which an unordered LIMIT may stop.
 
     Attributes:
-        tree: the parsed text, in which the call of number n is ``tierkv_site_n(...)``; None when
-            it could not be parsed.
+        tree: the parsed text, in which call number n is ``tierkv_site_n(...)``; None if unparsable.
         marks: (offset in the parsed text, offset in the statement), ascending.
     """
 
@@ -66,11 +66,11 @@ class Placement:
     marks: tuple[tuple[int, int], ...] = ()
 
     def place(self, number: int) -> Place:
-        """Return where a call stands."""
+        """Return the place of a call."""
         return self.places.get(number, Place())
 
     def source_offset(self, parsed: int) -> int:
-        """Translate an offset in the parsed text."""
+        """Translate an offset in the parsed text to an offset in the statement."""
         at = bisect_right(self.marks, (parsed, 1 << 62)) - 1
         if at < 0:
             return parsed
@@ -81,7 +81,7 @@ class Placement:
 def place_calls(
     text: str, tokens: list[Token], calls: list[FoundCall], dialect: Dialect = Dialect.DUCKDB
 ) -> Placement:
-    """Place the calls of one statement; call numbers are their indexes in ``calls``."""
+    """Place the calls of one statement; call numbers are indexes into ``calls``."""
     if len(text) > _MAX_PARSED_CHARS:
         return Placement({})
     marked, marks = _marked(text, tokens, calls)
@@ -90,8 +90,8 @@ def place_calls(
         walk = _Walk()
         walk.visit(tree, 0, "?")
     except (SqlglotError, RecursionError, TypeError, AttributeError, IndexError):
-        # sqlglot's parser has bugs of its own on odd text (CREATE TABLE x AS DEFAULT NO raises
-        # TypeError); places are advice, and the engine has the last word on syntax.
+        # sqlglot's parser fails on some odd text (CREATE TABLE x AS DEFAULT NO raises TypeError).
+        # Places are only advice, and the engine has the last word on syntax.
         return Placement({})
     stop_after = _stop_after_rows(tree)
     if stop_after is not None:
@@ -105,7 +105,7 @@ def place_calls(
 def _marked(
     text: str, tokens: list[Token], calls: list[FoundCall]
 ) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Give every call a function name of its own; return the text and where it comes from."""
+    """Give every call a unique function name; return the text and the offset marks."""
     names = {call.first: f"tierkv_site_{number}" for number, call in enumerate(calls)}
     out: list[str] = []
     marks: list[tuple[int, int]] = []
@@ -141,13 +141,13 @@ _PHASES: Final = {
 
 
 class _Walk:
-    """One pass over the tree; ``places`` fills as calls are met."""
+    """One pass over the tree; fills ``places``."""
 
     def __init__(self) -> None:
         self.places: dict[int, Place] = {}
 
     def visit(self, node: exp.Expr, stage: int, clause: str, kept: bool = False) -> int:
-        """Place the calls below ``node``; return the stage of whatever depends on all of them."""
+        """Place the calls below ``node``; return the stage of an expression that needs all."""
         if isinstance(node, exp.Select | exp.Update | exp.Delete):
             return self._statement(node, stage)
         number = site_number(node)
@@ -186,7 +186,7 @@ class _Walk:
         return max([stage, *ends])
 
     def _statement(self, node: exp.Expr, stage: int) -> int:
-        """Visit the clauses in the order the engine evaluates them."""
+        """Visit the clauses in the engine's order of evaluation."""
         phases: dict[int, list[tuple[str, list[exp.Expr]]]] = {}
         for key, value in node.args.items():
             phase, clause = _PHASES.get(key.strip("_"), (7, key.strip("_").upper()))
@@ -219,10 +219,11 @@ _SOURCES_OF_ROWS: Final = (
 
 
 def _is_expression_subquery(node: exp.Expr) -> bool:
-    """Say whether a SELECT is a scalar, EXISTS or IN subquery of the plain kind.
+    """Return whether a SELECT is a plain scalar, EXISTS or IN subquery.
 
-    There the engine would turn a correlation into a join and push a pure function below it. An
-    ORDER BY, LIMIT, GROUP BY or window above a volatile function would cost calls or be refused.
+    In these subqueries the engine would turn a correlation into a join and push a pure function
+    below the join. An ORDER BY, LIMIT, GROUP BY or window above a volatile function would cost
+    calls or be refused.
     """
     if not isinstance(node, exp.Select) or node.parent is None:
         return False
@@ -237,7 +238,7 @@ def _is_expression_subquery(node: exp.Expr) -> bool:
 
 
 def _in_membership(node: exp.Expr) -> bool:
-    """Say whether a node stands inside the subquery of an IN, ANY or ALL, however deep."""
+    """Return whether a node is inside the subquery of an IN, ANY or ALL, at any depth."""
     below, above = node, node.parent
     while above is not None:
         if isinstance(above, exp.Any | exp.All):
@@ -249,7 +250,7 @@ def _in_membership(node: exp.Expr) -> bool:
 
 
 def site_number(node: exp.Expr) -> int | None:
-    """Return the number of the call a node of the marked text stands for."""
+    """Return the call number of a node of the marked text."""
     if not isinstance(node, exp.Anonymous) or not isinstance(node.this, str):
         return None
     match = _SITE.fullmatch(node.this)
@@ -307,11 +308,11 @@ _COMPARISONS: Final = (
 
 
 def _stop_after_rows(tree: exp.Expr) -> int | None:
-    """Return LIMIT's number when its first rows are final although calls are unanswered.
+    """Return LIMIT's number if its first rows are final although calls are unanswered.
 
-    That is so when nothing but conjuncts that need an answer to be true, or one UNNEST of an
-    answer, stands between the calls and the rows: no order, no groups, no aggregates, and no call
-    elsewhere but the select list.
+    True if only conjuncts that need an answer to be true, or one UNNEST of an answer, lie between
+    the calls and the rows: no order, no groups, no aggregates, and no call outside WHERE and the
+    select list.
     """
     if not isinstance(tree, exp.Select) or not isinstance(tree.args.get("limit"), exp.Limit):
         return None
@@ -341,7 +342,7 @@ def _stop_after_rows(tree: exp.Expr) -> int | None:
 
 
 def _unnested_call(item: exp.Expr) -> int | None:
-    """Return the number of the call that an output makes rows of; unanswered, it makes none."""
+    """Return the number of the call that an output unnests; an unanswered call makes no rows."""
     node = item.this if isinstance(item, exp.Alias) else item
     if not isinstance(node, exp.Unnest | exp.Explode):
         return None
@@ -350,12 +351,12 @@ def _unnested_call(item: exp.Expr) -> int | None:
 
 
 def has_site(node: exp.Expr) -> bool:
-    """Say whether a call stands at or below a node."""
+    """Return whether a call is at or below a node."""
     return any(site_number(found) is not None for found in node.find_all(exp.Anonymous))
 
 
 def plain_output(node: exp.Expr) -> bool:
-    """Say whether an output has no aggregate, window, subquery or unnest anywhere."""
+    """Return whether an output is free of aggregates, windows, subqueries and unnest."""
     return all(
         isinstance(part, _PLAIN_OUTPUTS)
         and (not isinstance(part, exp.Anonymous) or site_number(part) is not None)
@@ -364,13 +365,13 @@ def plain_output(node: exp.Expr) -> bool:
 
 
 def _needs_answer(conjunct: exp.Expr) -> bool:
-    """Say whether a conjunct can only be true once its calls are answered."""
+    """Return whether a conjunct can only be true once its calls are answered."""
     node = conjunct.unnest()
     negated = isinstance(node, exp.Not)
     if negated:
         node = node.this.unnest()
     if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
-        # IS NOT is a NOT of IS in one dialect, and an IS of its own in the other.
+        # IS NOT is NOT around IS in one dialect, and a separate form of IS in the other.
         return negated != bool(node.args.get("negate")) and _strict(node.this)
     if _strict(node):  # A boolean function, or its opposite.
         return True

@@ -1,6 +1,6 @@
-"""``ai_prompt('Summarise {0} for {1}', body, name)``: a template and what fills it.
+"""``ai_prompt('Summarise {0} for {1}', body, name)``: a template and its arguments.
 
-sql/plan/rewrite.py writes it as a concatenation, so that the engine evaluates it and a NULL
+sql/plan/rewrite.py writes the template as a concatenation for the engine to evaluate; a NULL
 argument makes the prompt NULL, as ``||`` does. The text before the first hole is the same for every
 row.
 """
@@ -21,7 +21,7 @@ _PIECE: Final = re.compile(r"\{\{|\}\}|\{(\d{1,4})\}|\{[^{}]*\}?|\}")
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """Pieces of a template, in order; no two texts are neighbours."""
+    """Pieces of a template, in order; two texts are never neighbours."""
 
     pieces: tuple[Piece, ...]
 
@@ -31,10 +31,10 @@ def parse_template(text: str, arguments: int) -> PromptTemplate:
 
     Args:
         text: the template.
-        arguments: how many there are to fill it.
+        arguments: number of arguments.
 
     Raises:
-        UdfArgumentError: a hole that no argument fills, a lone brace, or an argument without hole.
+        UdfArgumentError: a hole without argument, a lone brace, or an argument without hole.
     """
     pieces: list[Piece] = []
     written: list[str] = []

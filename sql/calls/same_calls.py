@@ -1,9 +1,9 @@
-"""Which AI calls of a statement are the same form, however they are spelled.
+"""Recognition of AI calls with the same form, independent of spelling.
 
-A database takes ``ai_generate(t.p)`` and ``ai_generate("p")`` for one expression in GROUP BY,
-DISTINCT and ORDER BY, so they must be looked up under one key. What a row sends is not part of a
-form, hence expressions may be compared roughly: without qualifiers, quotes, brackets and casts.
-Options are compared as values.
+A database treats ``ai_generate(t.p)`` and ``ai_generate("p")`` as equal expressions in GROUP BY,
+DISTINCT and ORDER BY, so both must be looked up under the same key. A form does not include row
+arguments, hence expressions may be compared roughly: without qualifiers, quotes, brackets and
+casts. Options are compared as values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEFT_OUT: Final = frozenset({"(", ")", "CAST"})
 
 
 def call_identities(tokens: Sequence[Token], calls: Sequence[FoundCall]) -> list[Hashable]:
-    """Return for each call what is equal for calls of one form."""
+    """Return an identity per call; calls of one form have equal identities."""
     relations: defaultdict[str, set[str]] = defaultdict(set)
     for call in calls:
         for index in range(call.first, call.last - 2):
@@ -62,7 +62,7 @@ def _pieces(
         elif _is_qualifier(tokens, index) and len(relations[_name(tokens[index + 2])]) == 1:
             index += 1  # and the dot
         elif token.text == "?":
-            yield "?", index  # Never the same as another one.
+            yield "?", index  # Never equal to another parameter.
         elif token.kind is TokenKind.STRING and not has_codes(token):
             yield "'", string_value(token)
         elif token.upper not in _LEFT_OUT:
@@ -71,7 +71,7 @@ def _pieces(
 
 
 def _is_qualifier(tokens: Sequence[Token], index: int) -> bool:
-    """Say whether a name is the relation of a column."""
+    """Return whether a name is the qualifier of a column."""
     if index + 2 >= len(tokens) or tokens[index + 1].text != ".":
         return False
     return tokens[index].kind in _NAMES and tokens[index + 2].kind in _NAMES

@@ -1,9 +1,9 @@
-"""The constant text at the head of a prompt's expression: what every row's prompt begins with.
+"""The constant text at the beginning of a prompt expression, shared by every row's prompt.
 
-Pure; told tokens, never asks the engine. Where an expression could mean anything else than text put
-together from the left, nothing is constant. Types of columns are not known: where ``||`` appends to
-an array, ``bytea`` or ``tsvector`` the answer would be wrong. So nothing may depend on it but what
-people are shown and what is only worth trying.
+Pure; reads tokens, never asks the engine. An expression that could mean anything except text
+concatenated from the left has no constant prefix. Column types are unknown: where ``||`` appends to
+an array, ``bytea`` or ``tsvector`` the result would be wrong. Therefore use the prefix only for
+display and for optional optimisations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tierkv.sql.text.lexer import Token, TokenKind, depth_change, string_value
 
 _TEXT_TYPES: Final = frozenset({"TEXT", "VARCHAR"})
 _CLOSER: Final = frozenset({".", "::", ")", "]", "}"})
-"""Operators outside of brackets that bind closer than ``||``."""
+"""Operators outside brackets that bind closer than ``||``."""
 
 _LOOSER: Final = frozenset(
     {
@@ -28,12 +28,12 @@ _LOOSER: Final = frozenset(
         "BETWEEN", "OVERLAPS", "COLLATE", "AT", "ESCAPE", "OPERATOR",
     }
 )  # fmt: skip
-"""Words that make something else of the whole ``||`` chain before them, or may."""
+"""Words that change, or may change, the meaning of the whole preceding ``||`` chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Text at the beginning; ``whole``: and nothing follows it."""
+    """Text at the beginning; ``whole``: the text is the complete value."""
 
     text: str
     whole: bool
@@ -43,13 +43,13 @@ _NOTHING: Final = _Head("", whole=False)
 
 
 def static_prefix(tokens: Sequence[Token]) -> str:
-    """Return the text that an expression's value begins with for all rows, where it is not NULL.
+    """Return the text at the beginning of an expression's value in all rows, unless NULL.
 
     Understands literals, ``'a' || b``, ``concat('a', b)``, ``ai_prompt('a {0}', b)``, brackets
-    around them, and casts of literals to text. Anything else begins with nothing that is known.
+    around these, and casts of literals to text. Any other expression has no known beginning.
 
     Args:
-        tokens: those of one argument, without its name.
+        tokens: tokens of one argument, without its name.
     """
     return _head(tokens).text
 
@@ -64,7 +64,7 @@ def _head(tokens: Sequence[Token]) -> _Head:
 
 
 def _operand(tokens: Sequence[Token]) -> _Head:
-    """Read what stands between two ``||``."""
+    """Read an operand of ``||``."""
     if len(tokens) > 2 and tokens[-2].text == "::" and tokens[-1].upper in _TEXT_TYPES:
         tokens = tokens[:-2]
     if len(tokens) == 1 and tokens[0].kind is TokenKind.STRING:
@@ -74,7 +74,7 @@ def _operand(tokens: Sequence[Token]) -> _Head:
     if tokens[0].text == "(":
         return _head(tokens[1:-1])
     if tokens[0].upper == "CONCAT":
-        # concat leaves NULLs out, so an argument that may be one says nothing at all.
+        # concat skips NULLs, so the first possibly NULL argument ends the known text.
         parts = (_head(part) for part in _split(tokens[2:-1], ","))
         return _joined(part if part.whole else _NOTHING for part in parts)
     if tokens[0].upper == PROMPT_TEMPLATE.upper():
@@ -83,7 +83,7 @@ def _operand(tokens: Sequence[Token]) -> _Head:
 
 
 def _one_bracket(tokens: Sequence[Token]) -> bool:
-    """Say whether tokens are ``( ... )`` or ``name( ... )`` and nothing else."""
+    """Return whether tokens are exactly ``( ... )`` or ``name( ... )``."""
     opening = 0 if tokens[0].text == "(" else 1
     if opening and tokens[0].kind is not TokenKind.WORD:
         return False
@@ -119,7 +119,7 @@ def _template(arguments: Sequence[Sequence[Token]]) -> _Head:
 
 
 def _is_operand(tokens: Sequence[Token]) -> bool:
-    """Say whether tokens have nothing in them that binds looser than ``||``, or as loosely."""
+    """Return whether tokens contain only operators that bind closer than ``||``."""
     for _, token in _outside(tokens):
         if token.kind is TokenKind.WORD and token.upper in _LOOSER:
             return False
@@ -131,10 +131,10 @@ def _is_operand(tokens: Sequence[Token]) -> bool:
 
 
 def _may_be_no_text(tokens: Sequence[Token]) -> bool:
-    """Say whether a literal before ``||`` could become JSON, an array, bytes or a number.
+    """Return whether a literal before ``||`` could become JSON, an array, bytes or a number.
 
-    PostgreSQL gives a literal the type of what it is put together with; ``'[1]' || column`` is an
-    array's beginning where the column is one.
+    PostgreSQL gives a literal the type of the other operand; ``'[1]' || column`` is the beginning
+    of an array if the column is an array.
     """
     while len(tokens) > 2 and tokens[0].text == "(" and _one_bracket(tokens):
         tokens = tokens[1:-1]
@@ -151,7 +151,7 @@ def _may_be_no_text(tokens: Sequence[Token]) -> bool:
 
 
 def _split(tokens: Sequence[Token], separator: str) -> Iterator[Sequence[Token]]:
-    """Cut tokens at a separator outside of brackets and CASE ... END."""
+    """Cut tokens at a separator outside brackets and CASE ... END."""
     first = 0
     for index, token in _outside(tokens):
         if token.text == separator:
@@ -161,7 +161,7 @@ def _split(tokens: Sequence[Token], separator: str) -> Iterator[Sequence[Token]]
 
 
 def _outside(tokens: Sequence[Token]) -> Iterator[tuple[int, Token]]:
-    """Number tokens, and leave out what stands in brackets or CASE ... END, the openings too."""
+    """Number the tokens outside brackets and CASE ... END, without the opening tokens."""
     depth, cases = 0, 0
     for index, token in enumerate(tokens):
         depth += depth_change(token)
