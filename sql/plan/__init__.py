@@ -1,1 +1,1 @@
-"""Plans of statements: the texts that the engine will run."""
+"""Plans of statements: the texts for the engine."""

@@ -1,8 +1,9 @@
-"""Whether a statement changes anything: one answer, read from its tokens, for everybody who asks.
+"""Whether a statement may change anything: the single shared check, read from its tokens.
 
-Collecting, transactions, savepoints, cursors, streams and plans all depend on it: what only reads
-may run again, or beside the statement. DuckDB 2.0 and PostgreSQL let the queries of a WITH change
-tables, so the first keyword of a statement does not tell. When in doubt the answer is yes.
+Collecting, transactions, savepoints, cursors, streams and plans depend on this check: a read-only
+query may run again, or in parallel with the statement. DuckDB 2.0 and PostgreSQL let the queries of
+a WITH change tables, and the first keyword of a statement is not enough. In doubt the result is
+True.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _READING_WORDS: Final = frozenset(
 
 
 def may_change(tokens: list[Token]) -> bool:
-    """Say whether running a statement may change tables, the schema or files.
+    """Return whether running a statement may change tables, the schema or files.
 
-    An EXPLAIN does only with ANALYZE, and a DECLARE where its query does. Settings and sequences
-    don't count: no transaction takes them back.
+    An EXPLAIN changes data only with ANALYZE, and a DECLARE only if its query does. Settings and
+    sequences don't count: no transaction rolls them back.
     """
     if not tokens or tokens[0].upper in _READING_WORDS:
         return False
     try:
         options = explain_options(tokens)
     except SqlSyntaxError:
-        return True  # It is going to be refused.
+        return True  # The statement will be refused.
     if options is not None:
         return options.analyze and may_change(tokens[options.start :])
     if tokens[0].upper == "DECLARE":
@@ -50,7 +51,7 @@ def may_change(tokens: list[Token]) -> bool:
 
 
 def query_writes(tokens: list[Token]) -> bool:
-    """Say whether a SELECT changes tables: by an INTO, or by a WITH whose query writes."""
+    """Return whether a SELECT changes tables: by an INTO, or by a WITH whose query writes."""
     depth = 0
     for index, token in enumerate(tokens):
         depth += depth_change(token)
@@ -61,12 +62,12 @@ def query_writes(tokens: list[Token]) -> bool:
 
 
 def with_writes(tokens: list[Token]) -> bool:
-    """Say whether a query of a WITH writes, in whatever statement it stands."""
+    """Return whether a query of a WITH writes, in any kind of statement."""
     return next(writing_bodies(tokens), None) is not None
 
 
 def writing_bodies(tokens: list[Token]) -> Iterator[tuple[Range, int]]:
-    """Find the queries of a WITH that write: their tokens, and the verb of each."""
+    """Yield the writing queries of a WITH: the token range and the verb of each."""
     for index in range(1, len(tokens)):
         if tokens[index - 1].text != "(" or tokens[index].kind is not TokenKind.WORD:
             continue
@@ -79,7 +80,7 @@ def writing_bodies(tokens: list[Token]) -> Iterator[tuple[Range, int]]:
 
 
 def _changes(tokens: list[Token], opening: int, verb: int) -> bool:
-    """Say whether a word is the verb of a query that writes, not the name of a column."""
+    """Return whether a word is the verb of a writing query, not the name of a column."""
     if tokens[verb].upper not in _CHANGES or verb + 1 >= len(tokens):
         return False
     following = tokens[verb + 1]

@@ -1,7 +1,7 @@
-"""The SELECT that meets the same AI calls as a statement which writes.
+"""The SELECT with the same AI calls as a writing statement.
 
-DuckDB has no savepoints, so a write can't be tried and undone inside the client's transaction.
-Its calls are collected with this SELECT first; the statement itself then runs once.
+DuckDB has no savepoints to try and undo a write inside the client's transaction. The calls of a
+write are first collected with this SELECT; the statement itself then runs once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CollectForm:
 
 
 def collect_form(tokens: list[Token], kind: StatementKind) -> CollectForm | None:
-    """Derive the SELECT of a statement that writes; None when its shape is not understood."""
+    """Derive the SELECT of a writing statement; None for an unknown statement shape."""
     verb = main_verb(tokens)
     if verb >= len(tokens):
         return None
@@ -63,14 +63,14 @@ def collect_form(tokens: list[Token], kind: StatementKind) -> CollectForm | None
 
 
 def columns_form(tokens: list[Token], kind: StatementKind) -> tuple[Piece, ...] | None:
-    """Derive a SELECT with the columns that a statement which writes gives; None without any."""
+    """Derive a SELECT with the result columns of a writing statement; None without any."""
     if kind is StatementKind.QUERY:
         return _query_columns(tokens)
     return _returned(tokens, main_verb(tokens), len(tokens))
 
 
 def _query_columns(tokens: list[Token]) -> tuple[Piece, ...] | None:
-    """Put in place of each query of a WITH that writes a SELECT of what it returns."""
+    """Replace each writing query of a WITH by a SELECT of its result columns."""
     pieces: list[Piece] = []
     at = 0
     for (first, last), verb in writing_bodies(tokens):
@@ -80,7 +80,7 @@ def _query_columns(tokens: list[Token]) -> tuple[Piece, ...] | None:
 
 
 def _returned(tokens: list[Token], verb: int, last: int) -> tuple[Piece, ...] | None:
-    """Derive a SELECT with the columns of a RETURNING clause; None when there is none."""
+    """Derive a SELECT with the columns of a RETURNING clause; None without the clause."""
     returning = _find(tokens, verb + 1, {"RETURNING"}, last)
     if returning >= last or tokens[verb].upper not in ("INSERT", "UPDATE", "DELETE"):
         return None
@@ -116,7 +116,7 @@ def _insert(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
 
 
 def _without_default(tokens: list[Token], first: int, last: int) -> list[Piece]:
-    """Write NULL for DEFAULT, which only INSERT and UPDATE know."""
+    """Replace DEFAULT by NULL, because only INSERT and UPDATE know DEFAULT."""
     pieces: list[Piece] = []
     for index in range(first, last):
         token = tokens[index]
@@ -176,7 +176,7 @@ def _where(tokens: list[Token], where: int) -> tuple[Piece, ...]:
 def _create_table_as(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
     start = _find(tokens, verb, {"AS"}) + 1
     if any(token.upper == "EXISTS" for token in tokens[verb:start]):
-        # IF NOT EXISTS: the calls may not be needed at all; only running it tells.
+        # IF NOT EXISTS: the calls may be unnecessary; only running the statement tells.
         return None
     end = len(tokens)
     if tokens[-1].upper == "DATA" and end - start > 2:

@@ -1,9 +1,8 @@
-"""How many rows a query's AI calls meet: LIMIT over AI filters, and bounds for estimates.
+"""Number of rows met by a query's AI calls: LIMIT over AI filters, and bounds for estimates.
 
-On PostgreSQL, a round ends after a number of unknown questions, so a LIMIT stops AI filters early
-when rows reach the filters in their final order. ORDER BY runs behind WHERE, so a statement over
-one relation gets a sorted subquery below its filters; ``OFFSET 0`` keeps the subquery apart.
-
+On PostgreSQL, a round ends after a number of unknown questions. A LIMIT therefore stops AI filters
+early when rows reach the filters in final order. ORDER BY runs after WHERE, so a statement over a
+single relation gets a sorted subquery below the filters; ``OFFSET 0`` keeps the subquery separate.
 EXPLAIN (AI_ESTIMATE) asks no model and does not know which rows pass an AI filter. The bound counts
 the rows of FROM and of the rest of WHERE; groups, outputs and sort keys have no more rows.
 """
@@ -39,10 +38,10 @@ _MORE_ROWS: Final = frozenset(
 
 
 def row_bound(tokens: list[Token], start: int, calls: Sequence[FoundCall]) -> list[Piece] | None:
-    """Derive the query that counts such rows; None when that is not understood.
+    """Derive a query for the bound on rows; None if no bound is known.
 
     Args:
-        tokens: of the whole text.
+        tokens: tokens of the whole text.
         start: first token of the query.
         calls: AI calls anywhere in the text.
     """
@@ -72,7 +71,7 @@ def _contains(span: Range, call: FoundCall) -> bool:
 
 
 def _multiplies(tokens: list[Token], span: Range) -> bool:
-    """Say whether there may be more calls than rows: a subquery, or a function that makes rows."""
+    """Return whether calls may outnumber rows: a subquery, or a function that makes rows."""
     return any(
         token.kind is TokenKind.WORD and token.upper in _MORE_ROWS
         for token in tokens[span[0] : span[1]]
@@ -99,15 +98,16 @@ _NOT_OF_A_SUBQUERY: Final = VALUE_NAMES | {"ctid", "xmin", "xmax", "cmin", "cmax
 
 _CALLED: Final = re.compile(r"tierkv\.ai_call\((\d+, )")
 _NEVER: Final = "pg_catalog.current_setting('tierkv.round', true) OPERATOR(pg_catalog.=) 'never'"
-"""False, which PostgreSQL does not know: what stands behind it is read, and never computed."""
+"""Always false, but not known as a constant to PostgreSQL: a branch behind this condition is read,
+and never computed."""
 
 
 def stops_early(tree: exp.Expr | None, *, ordered: bool) -> bool:
-    """Say whether a LIMIT may need fewer rows than WHERE has, if they come in their order.
+    """Return whether a LIMIT may need fewer rows than pass WHERE, given rows in final order.
 
     Args:
         tree: the statement.
-        ordered: whether it has an ORDER BY; one that has another is no such statement.
+        ordered: the statement must have an ORDER BY (True), or must have none (False).
     """
     if not isinstance(tree, exp.Select) or tree.args.get("limit") is None:
         return False
@@ -130,7 +130,7 @@ def early_rows(
 ) -> FilterPlan | None:
     """Write ``SELECT .. FROM t WHERE filters ORDER BY .. LIMIT n`` over a sorted subquery of t.
 
-    None when there is nothing to sort, or when that would not surely mean the same.
+    None without a sort, or if the rewritten text may differ in meaning.
     """
     tree = placement.tree
     if not isinstance(tree, exp.Select) or not stops_early(tree, ordered=True):
@@ -161,12 +161,13 @@ def early_rows(
 
 @dataclass(frozen=True, slots=True)
 class CursorRows:
-    """A query whose AI calls can be answered while its rows are fetched.
+    """A query with AI calls answered while rows are fetched.
 
     Attributes:
-        rows: the query; it makes its calls row by row.
-        stages: queries of one row per row before the filters, in one order. Each makes calls that
-            need the answers of those before; the last one says first whether the row passes.
+        rows: the query; makes calls row by row.
+        stages: queries; each gives one row per row before the filters, all in the same order. Each
+            stage makes calls that need the answers of earlier stages. The first column of the last
+            stage says if the row passes.
     """
 
     rows: RewrittenSql
@@ -176,7 +177,7 @@ class CursorRows:
 def cursor_rows(
     tokens: list[Token], placement: Placement, rewriter: SqlRewriter, kind: StatementKind
 ) -> CursorRows | None:
-    """Write a SELECT of one table for a cursor; None where that would not surely mean the same."""
+    """Write a SELECT of one table for a cursor; None if the text may differ in meaning."""
     tree = placement.tree
     if kind is not StatementKind.QUERY or rewriter.dialect is not Dialect.POSTGRES:
         return None
@@ -231,12 +232,12 @@ def cursor_rows(
 
 
 def _for_later(text: RewrittenSql) -> RewrittenSql:
-    """Have calls see what was learnt since the query began."""
+    """Let calls see new answers since the query began."""
     return replace(text, text=_CALLED.sub(r"tierkv.ai_next(\1", text.text))
 
 
 def _beside(never: list[Piece], told: list[Piece]) -> list[Piece]:
-    """Write a condition that costs the planner as much with the two the other way round."""
+    """Write a condition whose planner cost stays the same when both branches are swapped."""
     if not never or not told:
         return []
     return [f" AND CASE WHEN {_NEVER} THEN ", *never, " ELSE ", *told, " END"]
@@ -252,7 +253,7 @@ def _nested(filters: list[Range]) -> list[Piece]:
 
 
 def _only_plain(tree: exp.Select) -> bool:
-    """Say whether nothing in it gives other rows, or fails on NULL for an answer, a second time."""
+    """Return whether a second run gives the same rows, and no NULL answer can cause an error."""
     if tree.args.get("limit") or tree.args.get("offset") or tree.args.get("with_"):
         return False
     if any(value and key.strip("_") not in _CLAUSES for key, value in tree.args.items()):
@@ -284,7 +285,7 @@ def _nodes(value: object) -> Iterator[exp.Expr]:
 
 
 def _only_relation(tree: exp.Select) -> exp.Identifier | None:
-    """Return the name of the only relation in FROM; None where there are more or it has none."""
+    """Return the name of the only relation in FROM; None for several or an unnamed relation."""
     source = tree.args.get("from") or tree.args.get("from_")
     if source is None or tree.args.get("joins") or tree.args.get("laterals"):
         return None
@@ -299,9 +300,9 @@ def _only_relation(tree: exp.Select) -> exp.Identifier | None:
 
 
 def _columns(tree: exp.Select, parts: list[exp.Expr], name: exp.Identifier) -> str | None:
-    """Write the columns that items and filters read; None where one is not surely a column.
+    """Write the columns read by items and filters; None if a name may not be a column.
 
-    Only those: the user may not be allowed to read others.
+    Only these columns: the user may lack permission to read others.
     """
     relation = quoted_name(name)
     found: dict[str, str] = {}
@@ -322,7 +323,7 @@ def _columns(tree: exp.Select, parts: list[exp.Expr], name: exp.Identifier) -> s
 
 
 def _keys(tokens: list[Token], tree: exp.Select, clauses: SelectClauses) -> list[Piece] | None:
-    """Write ORDER BY where no item has its name or number; None where that can't be."""
+    """Write ORDER BY without names or numbers of items; None if that is impossible."""
     assert clauses.order is not None
     first, last = clauses.order
     spans = split_at(tokens, first + 2, last, ",")
@@ -346,7 +347,7 @@ def _keys(tokens: list[Token], tree: exp.Select, clauses: SelectClauses) -> list
 
 
 def _item_of(key: exp.Expr, tree: exp.Select) -> int | None:
-    """Return the item that a key of ORDER BY names, by number from 0."""
+    """Return the item named by a key of ORDER BY, by number from 0."""
     if isinstance(key, exp.Literal) and not key.is_string:
         return int(key.name) - 1 if key.name.isdigit() else None
     if isinstance(key, exp.Column) and len(key.parts) == 1:

@@ -1,7 +1,7 @@
-"""The words between EXPLAIN and the statement it explains, and what the engine is told of them.
+"""The options between EXPLAIN and the explained statement, and their form for the engine.
 
-Read by sql/plan/plan.py. ``AI_ESTIMATE`` is ours and never reaches the engine; what is neither ours
-nor known here (``COSTS``, ``BUFFERS`` ...) is handed on as it was written, for the engine to judge.
+Read by sql/plan/plan.py. ``AI_ESTIMATE`` is our own option and never reaches the engine. Options
+unknown here (``COSTS``, ``BUFFERS`` ...) are passed on as written, for the engine to check.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _FORMATS: Final = frozenset({"TEXT", "JSON"})
 
 @dataclass(frozen=True, slots=True)
 class ExplainOptions:
-    """What an EXPLAIN asks for.
+    """Options of an EXPLAIN.
 
     Attributes:
         start: index of the first token of the explained statement.
-        analyze: run it and tell what it took.
-        estimate: tell what its AI calls would take.
-        format: ``TEXT``, ``JSON``, or another one of the engine's.
-        verbose: more of the engine's plan.
+        analyze: run the statement and report measured costs.
+        estimate: report estimated costs of the AI calls.
+        format: ``TEXT``, ``JSON``, or another format of the engine.
+        verbose: more details of the engine's plan.
         others: further options, as written.
     """
 
@@ -43,11 +43,11 @@ class ExplainOptions:
 
     @property
     def as_json(self) -> bool:
-        """Whether the result is one JSON document."""
+        """Return whether the result is one JSON document."""
         return self.format == "JSON"
 
     def engine_prefix(self, dialect: Dialect, *, analyze: bool) -> str:
-        """Write the EXPLAIN that stands before the engine's text of the statement."""
+        """Write the EXPLAIN in front of the engine's text of the statement."""
         options = [
             *(["ANALYZE"] if analyze else []),
             *([f"FORMAT {self.format}"] if self.format != "TEXT" else []),
@@ -57,11 +57,11 @@ class ExplainOptions:
         return f"EXPLAIN ({', '.join(options)}) " if options else "EXPLAIN "
 
     def check(self) -> None:
-        """Refuse what can't be said of AI calls.
+        """Refuse options that don't work with AI calls.
 
         Raises:
-            FeatureNotSupportedError: a format in which there is no place for them.
-            SqlSyntaxError: it is to be run and not to be run.
+            FeatureNotSupportedError: a format without a place for AI calls.
+            SqlSyntaxError: both ANALYZE and AI_ESTIMATE are given.
         """
         if self.format not in _FORMATS:
             raise FeatureNotSupportedError(
@@ -79,7 +79,7 @@ def explain_options(tokens: list[Token]) -> ExplainOptions | None:
     """Read the options of an EXPLAIN; None for any other statement.
 
     Raises:
-        SqlSyntaxError: one of our options has a value that can't be used.
+        SqlSyntaxError: an option known here has an invalid value.
     """
     if not tokens or tokens[0].upper != "EXPLAIN" or tokens[0].kind is not TokenKind.WORD:
         return None
@@ -96,7 +96,7 @@ def explain_options(tokens: list[Token]) -> ExplainOptions | None:
 
 
 def explaining(prefix: str, sql: RewrittenSql, suffix: str = "") -> RewrittenSql:
-    """Put words around a text for the engine; its positions stay those of the user's text."""
+    """Put words around a text for the engine; positions still refer to the user's text."""
     return RewrittenSql(
         f"{prefix}{sql.text}{suffix}",
         tuple((offset + len(prefix), source) for offset, source in sql.marks),

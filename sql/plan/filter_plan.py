@@ -1,9 +1,9 @@
-"""AI filters of a SELECT: asked after everything else in WHERE, and one inside the other.
+"""AI filters of a SELECT: evaluated after the rest of WHERE, and nested in each other.
 
-An engine evaluates conjuncts in an order of its own, some of them for rows that another one drops;
-here that costs calls. So WHERE is written anew from the user's own conjuncts: those without AI
-calls first, then ``CASE WHEN first THEN second END``, which asks the second about rows that pass
-the first only. A row passes one exactly as it passes the other: NULL passes neither.
+An engine evaluates conjuncts in any order, even for rows dropped by another conjunct; with AI calls
+this costs calls. Therefore WHERE is rewritten from the user's own conjuncts: first the conjuncts
+without AI calls, then ``CASE WHEN first THEN second END``, which evaluates the second only for rows
+passing the first. Exactly the same rows pass both forms: NULL passes neither.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _SOURCES: Final = ("with", "with_", "from", "from_", "joins", "laterals")
 
 @dataclass(frozen=True, slots=True)
 class FilterPlan:
-    """A SELECT whose AI filters can be put in order.
+    """A SELECT whose AI filters can be reordered.
 
     Attributes:
         head: the statement up to its first AI filter.
         filters: each a predicate in brackets.
-        tail: what follows WHERE.
-        samples: a query per filter that says of the rows it may be asked about whether they pass;
-            without a LIMIT. Empty where there is nothing to choose.
+        tail: the text after WHERE.
+        samples: per filter a query without LIMIT to test the filter on all rows passing the
+            conjuncts without AI calls. Empty if there is nothing to choose.
         count: a query for the number of these rows; None without ``samples``.
     """
 
@@ -53,7 +53,7 @@ class FilterPlan:
     count: RewrittenSql | None = None
 
     def ordered(self, order: Sequence[int]) -> RewrittenSql:
-        """Write the statement with its filters, by number, in an order."""
+        """Write the statement with its filters, by number, in the given order."""
         nested: list[str | RewrittenSql] = []
         for number in order[:-1]:
             nested += ["CASE WHEN ", self.filters[number], " THEN "]
@@ -64,7 +64,7 @@ class FilterPlan:
 def filter_plan(
     tokens: list[Token], placement: Placement, rewriter: SqlRewriter
 ) -> FilterPlan | None:
-    """Plan the AI filters of a SELECT; None when they can stay where they are."""
+    """Plan the AI filters of a SELECT; None if the filters can stay in place."""
     tree = placement.tree
     if not isinstance(tree, exp.Select) or tree.args.get("where") is None:
         return None
@@ -101,7 +101,7 @@ def _written(
     tail = rewriter.rewrite((" ", (last, clauses.last)))
     samples: tuple[RewrittenSql, ...] = ()
     count: RewrittenSql | None = None
-    # Samples run beside the statement with its WITH, so that must do nothing.
+    # Samples run in parallel with the statement, including its WITH, so WITH must not write.
     if len(filters) > 1 and not _asks_in_sources(tree) and not with_writes(list(rewriter.tokens)):
         sources = (clauses.items[-1][1], first)
         for span in filters:
@@ -123,12 +123,13 @@ def _asks_in_sources(tree: exp.Select) -> bool:
 
 
 def _fence(tree: exp.Select) -> str:
-    """Write what is always true and reads every joined relation.
+    """Write an always true condition with columns of every joined relation.
 
-    PostgreSQL pushes a filter to the relation it reads, below joins, whatever it costs. One that
-    reads all of them stays above: fewer rows are asked about there, never more distinct calls.
-    Only columns that the statement reads anyway: its reader may not be allowed to read others.
-    Empty when there is nothing to join, or when not every relation can be read so.
+    PostgreSQL pushes a filter below joins to the only relation read by the filter, whatever the
+    cost. A filter reading all relations stays above the joins, with fewer rows and never more
+    distinct calls. The fence uses only columns already read by the statement, because the user may
+    lack permission for further columns. Empty without a join, or if the fence can't read every
+    relation.
     """
     source = tree.args.get("from") or tree.args.get("from_")
     joins = tree.args.get("joins") or []
@@ -154,7 +155,7 @@ def _fence(tree: exp.Select) -> str:
 
 
 def _computed_relations(tree: exp.Select) -> set[str]:
-    """Return the names of what WITH computes: its rows may be read whole."""
+    """Return the names of relations computed by WITH; their rows may be read whole."""
     clause = tree.args.get("with") or tree.args.get("with_")
     names = [] if clause is None else [cte.args["alias"].this for cte in clause.expressions]
     return {quoted_name(name) for name in names}
@@ -163,9 +164,9 @@ def _computed_relations(tree: exp.Select) -> set[str]:
 def _columns_read(
     tree: exp.Select, joins: list[exp.Expr], relations: list[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return a column that is read of each relation, by the relation's name, both as written.
+    """Return a column read from each relation, by the relation's name, both as written.
 
-    Beside it those of WHERE, and of the only ON, that have no relation's name.
+    Also returns the unqualified columns of WHERE, and of the ON of a single join.
     """
     found: dict[str, str] = {}
     loose: dict[str, None] = {}
@@ -194,7 +195,7 @@ def _is_name(node: exp.Expr) -> bool:
 
 
 def _name_of(relation: exp.Expr) -> str:
-    """Return a relation's name, quoted; empty when it has no name of its own."""
+    """Return a relation's name, quoted; empty for a relation without a name."""
     if not isinstance(relation, exp.Table | exp.Subquery | exp.Values | exp.Lateral):
         return ""
     alias = relation.args.get("alias")
@@ -203,7 +204,7 @@ def _name_of(relation: exp.Expr) -> str:
 
 
 def quoted_name(identifier: exp.Expr) -> str:
-    """Quote a name; one that is not quoted is in lower case to PostgreSQL."""
+    """Quote a name; PostgreSQL converts an unquoted name to lower case."""
     name = identifier.name if identifier.args.get("quoted") else identifier.name.lower()
     escaped = name.replace('"', '""')
     return f'"{escaped}"'

@@ -1,9 +1,9 @@
-"""What no user's statement may change: names that TierKV or the engine answers by, for everybody.
+"""Protection of kept names: no user's statement may change names of TierKV or the engine.
 
-Users of a front share one database. ``refuse_kept`` is asked about every statement of a client
-before the engine sees it; it looks at tokens, never at the catalogue, and knows no transactions.
-Kept are the schemas of the admin views and of PostgreSQL's catalogue, the AI functions, the
-engine's own functions and types, and the session variables that the views read.
+Users of a front share one database. ``refuse_kept`` checks every statement of a client before the
+engine sees it. The check reads tokens, never the catalogue, and knows no transactions. Protected
+are the schemas of the admin views and of PostgreSQL's catalogue, the AI functions, the engine's own
+functions and types, and the session variables of the views.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tierkv.sql.text.statement import StatementKind, classify
 from tierkv.sql.views import SCHEMA
 
 KEPT_SCHEMAS: Final = frozenset({SCHEMA, f"{SCHEMA}_pg"})
-"""The admin views' schema, and the database with PostgreSQL's catalogue."""
+"""The schema of the admin views, and the database with PostgreSQL's catalogue."""
 
 INNER_FUNCTIONS: Final = frozenset(
     {"tierkv_window", "tierkv_simulate", "tierkv_stat_reset"}
     | {f"{ENGINE_PREFIX}call", f"{ENGINE_PREFIX}call_kept"}
 )
-"""What rewritten statements and the macros of schema tierkv call; no client does."""
+"""Functions for rewritten statements and the macros of schema tierkv; clients may not call them."""
 
 _PREFIX: Final = f"{SCHEMA}_"
 _FUNCTIONS: Final = frozenset({"MACRO", "FUNCTION"})
@@ -51,13 +51,13 @@ _KEPT_IN_PATH: Final = re.compile(rf"(?<![\w$])(?:{'|'.join(KEPT_SCHEMAS)})(?![\
 
 @dataclass(frozen=True, slots=True)
 class KeptNames:
-    """What is kept in one database, besides what always is.
+    """Protected names of a database, in addition to the names protected in every database.
 
     Attributes:
         engine_names: functions and types of the engine, in lower case.
-        everybodys: schemas, and databases, in which everybody looks names up.
-        others: other people run statements in this database, so definitions may not run text,
-            macros may not have names of the engine's functions, and nothing may be attached.
+        everybodys: schemas, and databases, in the search path of every user.
+        others: other users run statements in this database. Then definitions may not run text,
+            macros may not have names of the engine's functions, and ATTACH is refused.
     """
 
     engine_names: frozenset[str]
@@ -66,7 +66,7 @@ class KeptNames:
 
 
 def refuse_kept(tokens: list[Token], kept: KeptNames) -> None:
-    """Refuse statements that drop, replace, change or hide what is kept.
+    """Refuse statements that drop, replace, change or hide protected names.
 
     Raises:
         SqlError: 42501.
@@ -92,7 +92,7 @@ _COPY_DATABASE: Final = ["COPY", "FROM", "DATABASE"]
 
 
 def _statements(tokens: list[Token]) -> Iterator[list[Token]]:
-    """Cut at semicolons, and leave out EXPLAIN and its options: it may run what it explains."""
+    """Cut at semicolons, and skip EXPLAIN and its options: EXPLAIN may run its statement."""
     start = 0
     for at in range(len(tokens) + 1):
         if at < len(tokens) and tokens[at].text != ";":
@@ -108,7 +108,7 @@ def _closing(tokens: list[Token], opening: int) -> int:
     try:
         return closing_index(tokens, opening)
     except SqlSyntaxError:
-        return opening  # The engine will say so.
+        return opening  # The engine will report the error.
 
 
 def _refuse_inner_calls(tokens: list[Token]) -> None:
@@ -134,7 +134,7 @@ def _kind(head: list[Token]) -> str:
 
 
 def _check_schemas(tokens: list[Token], kind: str) -> None:
-    """Refuse kept schemas: as what a name is in, or as the name of a schema or database itself."""
+    """Refuse protected schemas, as a qualifier or as the name of a schema or database itself."""
     for at, token in enumerate(tokens):
         if token.kind is TokenKind.STRING and tokens[0].upper == "ATTACH":
             hides = PurePath(string_value(token)).stem.lower() in KEPT_SCHEMAS
@@ -148,7 +148,7 @@ def _check_schemas(tokens: list[Token], kind: str) -> None:
 
 
 def _check_made(head: list[Token], kept: KeptNames) -> None:
-    """Refuse a macro or type that would answer to a kept name for other people too."""
+    """Refuse a macro or type that would take over a protected name for other users too."""
     last = head[-1]
     name = name_value(last)
     if name in AI_FUNCTIONS or name == PROMPT_TEMPLATE or name.startswith(_PREFIX):
@@ -167,7 +167,7 @@ def _check_made(head: list[Token], kept: KeptNames) -> None:
 
 
 def _refuse_running_text(tokens: list[Token]) -> None:
-    """Refuse definitions that run text: it would run in statements of whoever uses them."""
+    """Refuse definitions that run text: the text would run in statements of other users."""
     for at, token in enumerate(tokens[:-1]):
         if token.kind not in _NAMES or tokens[at + 1].text != "(":
             continue
@@ -182,7 +182,7 @@ def _refuse_running_text(tokens: list[Token]) -> None:
 
 
 def _names_query(tokens: list[Token], at: int) -> bool:
-    """Say whether a name and its brackets are those of a query of a WITH."""
+    """Return whether a name with brackets is the head of a query of a WITH."""
     close = _closing(tokens, at + 1)
     follows = tokens[close + 1].upper if close + 1 < len(tokens) else ""
     return follows == "AS" and tokens[at - 1].upper in ("WITH", "RECURSIVE", ",")
@@ -200,7 +200,7 @@ def _check_setting(statement: list[Token]) -> None:
 
 
 def _check_path(value: list[Token]) -> None:
-    """Refuse a search path with a kept schema, in which a bare name would mean a kept one."""
+    """Refuse a search path with a protected schema: bare names would resolve in the schema."""
     for token in value:
         coded = token.kind is TokenKind.STRING and has_codes(token)
         if coded or (token.kind not in _PLAIN and token.text not in (",", ".")):
@@ -220,7 +220,7 @@ def _check_path(value: list[Token]) -> None:
 
 
 def _attach_refused(token: Token) -> SqlError:
-    """One in memory is refused too: all users see it, and it hides schemas of its name."""
+    """ATTACH in memory is refused too: all users see it, and it hides schemas of its name."""
     return SqlError(
         "ATTACH is not allowed: a database would be attached for all users",
         sqlstate="42501",

@@ -1,4 +1,4 @@
-"""AI calls of a select list with a LIMIT, computed above it: for the rows that remain only.
+"""AI calls of a select list with a LIMIT, computed above the LIMIT: only for the remaining rows.
 
 An engine computes the select list below ORDER BY and LIMIT, for every row. So ::
 
@@ -9,8 +9,8 @@ is written as ::
     SELECT #1, ai_generate(tierkv_bound_0) FROM (
       SELECT id, NULL AS tierkv_item_1, body AS tierkv_bound_0 FROM t ORDER BY id LIMIT 60)
 
-wherever that gives the same rows: in queries, in the queries of statements that write, and in
-subqueries of FROM and WITH. The rewriting costs calls when it is left out, never answers.
+wherever this gives the same rows: in queries, in the queries of writing statements, and in
+subqueries of FROM and WITH. Omitting the rewriting only costs calls and never changes answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tierkv.sql.text.lexer import Token, TokenKind, depth_change
 _SETS: Final = frozenset({"UNION", "INTERSECT", "EXCEPT"})
 _SET_WORDS: Final = frozenset({"ALL", "DISTINCT", "BY", "NAME"})
 _OPENS_ROWS: Final = frozenset({"FROM", "JOIN", "AS", "MATERIALIZED", "COPY", *_SETS})
-"""Behind one of these a query in brackets is a source of rows, not a value."""
+"""After one of these words a query in brackets is a source of rows, not a value."""
 
 _LIMITS: Final = frozenset({"LIMIT", "OFFSET", "FETCH"})
 _SOURCES: Final = ("from", "from_", "joins", "laterals", "with", "with_")
@@ -57,7 +57,7 @@ def late_items(tokens: list[Token], text: str, calls: Sequence[FoundCall]) -> La
 
 
 def _limited_selects(tokens: list[Token]) -> Iterator[Range]:
-    """Find the SELECTs that give rows and have a LIMIT or OFFSET of their own."""
+    """Yield the row-producing SELECTs with a LIMIT or OFFSET."""
     for index, token in enumerate(tokens):
         if token.kind is not TokenKind.WORD or token.upper != "SELECT":
             continue
@@ -78,7 +78,7 @@ def _gives_rows(tokens: list[Token], index: int) -> bool:
 
 
 def _end_of_query(tokens: list[Token], first: int) -> tuple[int, bool]:
-    """Return where the query at a token ends, and whether it has a LIMIT."""
+    """Return the end of the query at a token, and whether the query has a LIMIT."""
     depth, limited = 0, False
     for index in range(first, len(tokens)):
         token = tokens[index]
@@ -119,11 +119,11 @@ def _of_select(
 
 
 def _check(tokens: list[Token], tree: exp.Select, calls: Sequence[FoundCall]) -> None:
-    """Refuse what is not the same above the LIMIT."""
+    """Refuse constructs with a different meaning above the LIMIT."""
     alone = tree.copy()
     for key in _SOURCES:
         if alone.args.get(key):
-            alone.set(key, None)  # What stands there stays where it is.
+            alone.set(key, None)  # The contents of these clauses stay in place.
     check_shape(alone)
     check_aliases(tokens, tree)
     if any(call.function.aggregate for call in calls):
@@ -140,7 +140,7 @@ def _check(tokens: list[Token], tree: exp.Select, calls: Sequence[FoundCall]) ->
 
 @dataclass(slots=True)
 class _SelectBuilder:
-    """Builds what changes in one SELECT."""
+    """Builds the changes to one SELECT."""
 
     tokens: list[Token]
     origin: int
@@ -203,7 +203,7 @@ class _SelectBuilder:
         return pieces
 
     def _outer_star(self, late: list[bool]) -> list[Piece]:
-        """Write a star for the one that the statement has, before or behind all other items."""
+        """Write a star in place of the statement's only star, before or after all other items."""
         sources = self.tree.args.get("joins") or self.tree.args.get("laterals")
         if late.count(False) != 1 or sources or (late[0] and late[-1]):
             raise NotStreamableError("a star stands among the items")
@@ -216,7 +216,7 @@ class _SelectBuilder:
         return pieces
 
     def _bind(self, node: exp.Expr) -> None:
-        """Give names to the columns that an item reads."""
+        """Name the columns that an item reads."""
         if isinstance(node, _NOT_LATE):
             raise NotStreamableError("a subquery stands in an item")
         if isinstance(node, exp.Column):

@@ -1,4 +1,4 @@
-"""What can be said about parameter types from the text alone: casts, LIMIT, and AI arguments."""
+"""Parameter types known from the text alone: casts, LIMIT, and AI arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNKNOWN: Final = "VARCHAR"
 
 
 def parameter_types(text: str) -> tuple[str, ...]:
-    """Return the DuckDB type of ``$1``, ``$2`` ...; VARCHAR where the text does not say."""
+    """Return the DuckDB type of ``$1``, ``$2`` ...; VARCHAR if the text gives no type."""
     tokens = tokenize(text)
     found: dict[int, str] = {}
     names = parameter_names(tokens)
@@ -45,10 +45,10 @@ def parameter_types(text: str) -> tuple[str, ...]:
 
 
 def _lists(tokens: list[Token]) -> set[int]:
-    """Find arguments of AI functions that take lists of text and are one token."""
+    """Find single-token arguments of AI functions that take lists of text."""
     try:
         calls = find_calls(tokens)
-    except UserError:  # Whoever runs the statement says so.
+    except UserError:  # Running the statement will report the error.
         return set()
     return {
         argument.first

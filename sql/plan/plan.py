@@ -1,7 +1,7 @@
-"""The plan of one statement: its kind, its AI calls, and the texts the engine will run.
+"""The plan of one statement: kind, AI calls, and the texts for the engine.
 
-``plan_statement`` is the room's door: text in, frozen plan out. It refuses what can't work before
-anything runs; it knows no tables and never executes anything.
+``plan_statement`` is the entry point of the room: text in, frozen plan out. It refuses invalid
+statements before anything runs; it knows no tables and never executes anything.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from tierkv.sql.text.statement import StatementKind, classify, command_name
 from tierkv.sql.views import admin_views_in
 
 MAX_FORMS: Final = 4096
-"""Different AI calls in one statement; a key's low bits."""
+"""Different AI calls in one statement; the low bits of a form key."""
 
 
 class Explain(StrEnum):
-    """What EXPLAIN asks for."""
+    """Kind of EXPLAIN."""
 
     NO = "no"
     PLAN = "plan"
@@ -55,9 +55,9 @@ class CallSite:
     """One AI call as written; positions count characters from 1.
 
     Attributes:
-        arguments: where each argument's value begins, by parameter name.
-        shared_head: text that the prompt begins with in every row, as far as the statement's text
-            says it; for people (sql/calls/static_prefix.py).
+        arguments: start of each argument's value, by parameter name.
+        shared_head: text at the beginning of every row's prompt, as far as known from the
+            statement's text; for display (sql/calls/static_prefix.py).
     """
 
     number: int
@@ -72,33 +72,34 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True)
 class StatementPlan:
-    """What to do with a statement.
+    """How to run a statement.
 
     Attributes:
         text: the statement.
-        kind: of the explained statement, where it is an EXPLAIN.
-        explain: whether and how it is explained.
-        explained: the plan of the explained statement by itself, where there are AI calls.
+        kind: kind of the statement; for an EXPLAIN, of the explained statement.
+        explain: kind of EXPLAIN, if any.
+        explained: for an EXPLAIN with AI calls, the plan of the explained statement alone.
         explain_json: the explanation is one JSON document.
-        rows_sql: counts the rows that any call can be made for, for an estimate, if that is known.
-        sites: AI calls in the order of the text; empty: the engine runs it alone.
-        forms: the sites' forms, by key.
-        engine_sql: what the engine runs.
-        collect_sql: the SELECT that meets the same calls, for statements that write.
+        rows_sql: for an estimate, counts the rows that may need any call, if known.
+        sites: AI calls in text order; if empty, the engine runs the statement alone.
+        forms: forms of the sites, by key.
+        engine_sql: text for the engine.
+        collect_sql: the SELECT that meets the same calls, for writing statements.
         stop_after_rows: a LIMIT whose first rows are final, see sql/calls/placement.py.
-        admin_views: names of tierkv views it reads.
-        returning_sql: a SELECT with the columns that a statement which writes gives, by RETURNING
-            or behind a WITH that writes; None for any other.
-        shows: it only shows the engine's catalogue (DESCRIBE, PRAGMA ...).
-        dialect: of the engine it is for.
-        stream: how to run it as a stream; None with ``why_not_stream``, in words.
-        filters: how to write it with its AI filters in another order than ``engine_sql`` has, which
-            is the user's; None where there is nothing to order.
-        top: how to ask only for the first rows what their order does not need; None elsewhere.
-        query_writes: it is a SELECT that changes tables all the same (INTO, a WITH that writes).
+        admin_views: names of the tierkv views that the statement reads.
+        returning_sql: a SELECT with the result columns of a writing statement, from RETURNING or
+            after a writing WITH; None for any other statement.
+        shows: the statement only shows the engine's catalogue (DESCRIBE, PRAGMA ...).
+        dialect: the target engine.
+        stream: how to run the statement as a stream; None with ``why_not_stream``, in words.
+        filters: how to write the statement with another order of AI filters than ``engine_sql``,
+            which keeps the user's order; None if there is nothing to reorder.
+        top: how to make calls not needed for the order only for the first rows; None otherwise.
+        query_writes: a SELECT that changes tables (INTO, a writing WITH).
         stops_early: PostgreSQL only: a LIMIT may need few rows, so a round asks a few at a time.
-        cursor_rows: PostgreSQL only: how a cursor asks as its rows are fetched; None elsewhere.
-        with_writes: a WITH of it writes, and so does ``collect_sql`` then.
+        cursor_rows: PostgreSQL only: how a cursor makes calls as its rows are fetched; None
+            otherwise.
+        with_writes: the WITH writes; then ``collect_sql`` writes too.
     """
 
     text: str
@@ -127,7 +128,7 @@ class StatementPlan:
 
     @property
     def writes(self) -> bool:
-        """Whether running it changes tables or files."""
+        """Return whether running the statement changes tables or files."""
         changes = self.kind.writes or self.query_writes
         return changes and self.explain in (Explain.NO, Explain.ANALYZE)
 
@@ -173,13 +174,13 @@ def plan_statement(
 
     Args:
         text: exactly one statement.
-        key_base: first form key to give out, a multiple of MAX_FORMS; sessions differ in it.
-        dialect: of the engine that will run it.
+        key_base: first form key to give out, a multiple of MAX_FORMS; different in each session.
+        dialect: the target engine.
 
     Raises:
         SqlSyntaxError: a string, bracket or comment has no end.
         UdfArgumentError: an AI call with a wrong argument.
-        FeatureNotSupportedError: AI calls where they can't stand.
+        FeatureNotSupportedError: AI calls in an unsupported place.
     """
     tokens = tokenize(text)
     calls = find_calls(tokens)
@@ -241,14 +242,14 @@ def _collect_form(tokens: list[Token], kind: StatementKind, dialect: Dialect) ->
     if not kind.writes:
         return None
     if dialect is Dialect.DUCKDB and kind is not StatementKind.COPY and with_writes(tokens):
-        return None  # It would write, and have to be taken back like the statement itself.
+        return None  # The SELECT would write, and need an undo like the statement itself.
     return collect_form(tokens, kind)
 
 
 def _filters(
     tokens: list[Token], placement: Placement, rewriter: SqlRewriter, kind: StatementKind
 ) -> tuple[FilterPlan | None, bool]:
-    """Write filters in order; answer also whether a LIMIT may stop them early on PostgreSQL."""
+    """Write the filters in order; also return whether a LIMIT may stop them on PostgreSQL."""
     if kind is not StatementKind.QUERY:
         return None, False
     if rewriter.dialect is not Dialect.POSTGRES:
@@ -311,7 +312,7 @@ def _explained(
     key_base: int,
     dialect: Dialect,
 ) -> StatementPlan:
-    """Plan an EXPLAIN around the plan of its statement, which keeps its place in the text."""
+    """Plan an EXPLAIN around the plan of the explained statement; text positions stay."""
     options.check()
     start = tokens[options.start].start if options.start < len(tokens) else len(text)
     query = SqlText(" " * start + text[start:], tokens[options.start :])
@@ -320,7 +321,7 @@ def _explained(
         raise SqlSyntaxError("EXPLAIN can't explain an EXPLAIN", position=start + 1)
     body, analyze = inner.engine_sql, options.analyze
     if calls and options.estimate and dialect is Dialect.POSTGRES:
-        # What PostgreSQL runs is taken back, so it can say what would be asked by itself.
+        # A run on PostgreSQL is rolled back, so PostgreSQL itself can report the calls to be made.
         body, analyze = inner.collect_sql or body, True
     prefix = options.engine_prefix(dialect, analyze=analyze)
     bound = row_bound(tokens, options.start, calls) if options.estimate else None
@@ -340,7 +341,7 @@ def _explained(
 
 
 def _shifted(tokens: list[Token], calls: list[FoundCall]) -> tuple[list[Token], list[FoundCall]]:
-    """Renumber tokens for the text that starts at the first of them."""
+    """Shift token offsets for a text that starts at the first token."""
     offset = tokens[0].start
     if not offset:
         return tokens, calls
@@ -349,7 +350,8 @@ def _shifted(tokens: list[Token], calls: list[FoundCall]) -> tuple[list[Token], 
 
 
 def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect, position: int) -> None:
-    # PostgreSQL runs a MERGE under a savepoint; DuckDB has none, and no SELECT meets its calls.
+    # PostgreSQL runs a MERGE under a savepoint; DuckDB has no savepoints, and no SELECT meets the
+    # calls of a MERGE.
     merges = kind is StatementKind.MERGE and dialect is Dialect.POSTGRES
     if kind not in _MAY_HOLD_CALLS and not merges:
         raise FeatureNotSupportedError(
@@ -399,10 +401,10 @@ def _refuse_volatile(tokens: list[Token], index: int, token: Token) -> None:
 def _sites(
     tokens: list[Token], calls: list[FoundCall], placement: Placement, key_base: int
 ) -> list[tuple[CallSite, bool]]:
-    """Group calls into forms; answer each call's site and whether it is kept in place."""
+    """Group calls into forms; return the site of each call and whether it is kept in place."""
     words = {token.upper for token in tokens}
     shares_text = not words.isdisjoint(_SHARED_TEXT)
-    # What could not be parsed may have any call in a membership test, if it has such a test.
+    # In an unparsed statement with a membership test any call may be inside the test.
     names_membership = placement.tree is None and not words.isdisjoint(_MEMBERSHIP)
     groups: dict[Hashable, list[int]] = {}
     kept_of: list[bool] = []
@@ -447,7 +449,7 @@ def _sites(
 
 
 def _shared_head(tokens: list[Token], call: FoundCall) -> str:
-    """Return what every row's prompt begins with; documents would stand before that."""
+    """Return the common beginning of every row's prompt; documents would come before it."""
     prompt = call.arguments.get("prompt")
     if prompt is None or prompt.constant or DOCUMENTS in call.arguments:
         return ""
@@ -472,7 +474,7 @@ def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:
 
 
 def _is_column(tokens: list[Token], index: int) -> bool:
-    """Say whether a token may name a column; types and keywords count too, which is harmless."""
+    """Return whether a token may name a column; types and keywords count too, harmlessly."""
     token = tokens[index]
     if token.kind is TokenKind.QUOTED:
         return True

@@ -1,7 +1,7 @@
 """Writing engine SQL by copying the user's text and splicing AI calls into lookups.
 
-A RewrittenSql remembers where each copied piece came from, so that an engine error's position can
-be told in the user's own text.
+A RewrittenSql remembers the origin of each copied piece, to map positions of engine errors to the
+user's own text.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Piece = str | tuple[int, int] | CallText
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What was computed before and is only named here.
+    """Names of values that were computed before.
 
     Attributes:
         call_texts: name of a call's text, by the call's first token.
-        columns: name of a column reference and its end, by its first token.
+        columns: end and name of a column reference, by its first token.
     """
 
     call_texts: Mapping[int, str]
@@ -54,14 +54,14 @@ _NOTHING_COMPUTED = Computed({}, {})
 
 @dataclass(frozen=True, slots=True)
 class LateItems:
-    """Items that are computed above the SELECT they stand in; see sql/plan/late_items.py.
+    """Items computed above their SELECT; see sql/plan/late_items.py.
 
     Attributes:
-        openings: what is written in front of a token, a SELECT.
-        cuts: what stands in the place of an item, and the item's end, by its first token.
-        closings: tokens in front of which what was opened ends.
+        openings: text to write in front of a SELECT token.
+        cuts: end of an item and its replacement, by the item's first token.
+        closings: tokens in front of which an opened part is closed.
         columns: see Computed; for the items in ``openings``.
-        behind: what is written behind the token before.
+        behind: text to write after the previous token.
     """
 
     openings: Mapping[int, tuple[Piece, ...]]
@@ -71,7 +71,7 @@ class LateItems:
     behind: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
 
     def joined(self, other: LateItems) -> LateItems:
-        """Return both; they are of different SELECTs."""
+        """Return the combined items of different SELECTs."""
         return LateItems(
             {**self.openings, **other.openings},
             {**self.cuts, **other.cuts},
@@ -89,10 +89,10 @@ class RewrittenSql:
     """Text for the engine.
 
     Attributes:
-        text: what the engine runs; parameters are ``$name`` throughout.
-        marks: (offset in ``text``, offset in the user's text), ascending; of text that was
-            inserted for a token, the complement of the token's offset.
-        parameters: names of the parameters that occur, in order of first use.
+        text: text for the engine; parameters are ``$name`` throughout.
+        marks: (offset in ``text``, offset in the user's text), ascending; for text inserted in
+            place of a token, the complement of the token's offset.
+        parameters: names of the used parameters, in order of first use.
     """
 
     text: str
@@ -111,7 +111,7 @@ class RewrittenSql:
 
 
 def joined(parts: Sequence[str | RewrittenSql]) -> RewrittenSql:
-    """Put texts behind each other; plain ones come from nowhere in the user's text."""
+    """Concatenate texts; plain strings have no position in the user's text."""
     texts: list[str] = []
     marks: list[tuple[int, int]] = []
     parameters: dict[str, None] = {}
@@ -128,9 +128,9 @@ def joined(parts: Sequence[str | RewrittenSql]) -> RewrittenSql:
 
 @dataclass(frozen=True, slots=True)
 class CallRendering:
-    """How one call is written: its form's key and which engine function answers it.
+    """How one call is written: the key of the form and the kind of engine function.
 
-    ``around`` stands before and behind it, see sql/plan/row_sources.py.
+    ``around`` is written before and after the call, see sql/plan/row_sources.py.
     """
 
     key: int
@@ -162,7 +162,7 @@ class SqlRewriter:
 
     Attributes:
         text, tokens: the statement; never changed.
-        dialect: of the engine that runs it.
+        dialect: the target engine.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class SqlRewriter:
         *,
         named: bool = True,
     ) -> RewrittenSql:
-        """Write the pieces one after the other; ``named``: with names for unnamed columns."""
+        """Write the pieces in sequence; ``named``: with names for unnamed columns."""
         self._named = named
         self._out, self._length, self._marks, self._used = [], 0, [], {}
         self._computed = computed
@@ -213,11 +213,11 @@ class SqlRewriter:
         return RewrittenSql("".join(self._out), tuple(self._marks), tuple(self._used))
 
     def parameter_name(self, index: int) -> str:
-        """Return the name of the parameter at a token; empty when it is none."""
+        """Return the name of the parameter at a token; empty for any other token."""
         return self._parameters.get(index, "")
 
     def _range(self, first: int, last: int, *, inside: bool = False) -> None:
-        """Copy tokens; ``inside`` a call, a column name that is missing behind it comes later."""
+        """Copy tokens; ``inside`` a call, the caller adds a missing column name at the end."""
         if first >= last:
             return
         index, copied = first, self.tokens[first].start
@@ -268,7 +268,7 @@ class SqlRewriter:
         self._copy(copied, self.tokens[last - 1].end)
 
     def _open(self, pieces: Sequence[Piece]) -> None:
-        """Write late items as they stand above their SELECT."""
+        """Write late items above their SELECT."""
         computed, self._computed = self._computed, Computed({}, self._late.columns)
         late, self._late = self._late, NO_LATE_ITEMS
         for piece in pieces:
@@ -320,7 +320,7 @@ class SqlRewriter:
     def _gathered(self, call: FoundCall, parameter: str) -> None:
         gathering = call.gathering
         assert gathering is not None, "only aggregates gather"
-        # With DISTINCT, ORDER BY has to name what is gathered, and so does without a cast.
+        # With DISTINCT, ORDER BY has to name the gathered value, which works only without a cast.
         named = gathering.distinct and gathering.order is not None
         opening, closing = texts(self.dialect) if named else ("", "")
         self._insert(f"{opening}{gathered(self.dialect)}({'DISTINCT ' * gathering.distinct}")
@@ -333,7 +333,7 @@ class SqlRewriter:
             self._insert(" ")
             self._range(*gathering.order)
             if not (named or found.constant or self._holds_call(found)):
-                # Rows that are alike otherwise would come in another order in each round.
+                # Otherwise equal rows would come in a different order in each round.
                 self._insert(", ")
                 self._argument(call, parameter)
         self._insert(")")
@@ -346,7 +346,7 @@ class SqlRewriter:
         return any(index in self._calls for index in range(found.first, found.last))
 
     def _template(self, found: FoundTemplate) -> None:
-        """Write a prompt template as a concatenation; NULL in it makes it NULL."""
+        """Write a prompt template as a concatenation; a NULL argument makes the prompt NULL."""
         self._mark(~self.tokens[found.first].start)
         self._insert("(")
         opening, closing = argument(self.dialect, ArgumentKind.TEXT)

@@ -1,6 +1,6 @@
-"""AI calls in FROM: one row for each row that stands before them.
+"""AI calls in FROM: one row for each row of the preceding relations.
 
-PostgreSQL takes any function there, DuckDB only table functions, so over DuckDB the call becomes a
+PostgreSQL accepts any function in FROM, DuckDB only table functions; for DuckDB the call becomes a
 subquery. Without an alias the relation and its column are named after the function.
 """
 
@@ -22,12 +22,12 @@ Around = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What FROM says of a call.
+    """An AI call as a relation in FROM.
 
     Attributes:
-        function: its name.
-        alias: of the relation; empty without one.
-        bare: nothing else of the relation follows, so a name may be written behind the call.
+        function: name of the function.
+        alias: alias of the relation; empty without one.
+        bare: no further part of the relation follows, so a name may be written after the call.
     """
 
     function: str
@@ -38,7 +38,7 @@ class _Source:
 def row_sources(
     tokens: Sequence[Token], calls: Sequence[FoundCall], placement: Placement, dialect: Dialect
 ) -> dict[int, Around]:
-    """Return what is written around calls that stand in FROM, by their first token."""
+    """Return the text to write around calls in FROM, by their first token."""
     if placement.tree is None:
         return {}
     found: dict[int, Around] = {}

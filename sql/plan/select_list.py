@@ -1,6 +1,6 @@
-"""Names for unnamed result columns that hold AI calls.
+"""Names for unnamed result columns with AI calls.
 
-The engine would name such a column after our rewritten text. A lone call is named after its
+The engine would name these columns after our rewritten text. A lone call is named after its
 function, as PostgreSQL does; a longer expression after its own text, as DuckDB does.
 """
 
@@ -64,9 +64,9 @@ def missing_aliases(
     calls: Sequence[FoundCall],
     dialect: Dialect = Dialect.DUCKDB,
 ) -> dict[int, str]:
-    """Find where a column name is missing: token index before which `` AS name`` belongs.
+    """Find missing column names: maps the token index in front of which `` AS name`` belongs.
 
-    PostgreSQL names longer expressions by itself, after functions and casts and never after text.
+    PostgreSQL names longer expressions itself, after functions and casts and never after text.
     """
     aliases: dict[int, str] = {}
     if not calls:
@@ -99,7 +99,7 @@ def _naming(
     first: int,
     last: int,
 ) -> FoundCall | None:
-    """Find the call that an item is named after in PostgreSQL: it alone, or what ELSE gives."""
+    """Find the call that names an item in PostgreSQL: a lone call, or the value of ELSE."""
     while first < last and tokens[first].text == "(":
         first += 1
     if tokens[first].upper == "CAST" and tokens[first + 1].text == "(":
@@ -117,7 +117,7 @@ def _naming(
 
 
 def _adds_no_name(tokens: list[Token], index: int, last: int) -> bool:
-    """Say whether only brackets, subscripts, collations and casts follow."""
+    """Return whether only brackets, subscripts, collations and casts follow."""
     while index < last and tokens[index].text != "::":
         if tokens[index].text == "[":
             index = closing_index(tokens, index) + 1
@@ -129,7 +129,7 @@ def _adds_no_name(tokens: list[Token], index: int, last: int) -> bool:
 
 
 def _only(tokens: list[Token], call: FoundCall, last: int) -> bool:
-    """Say whether nothing but casts follows a call."""
+    """Return whether only casts follow a call."""
     return call.last == last or tokens[call.last].text == "::"
 
 
@@ -168,7 +168,7 @@ def _ends_list(tokens: list[Token], index: int) -> bool:
 
 
 def _named(tokens: list[Token], first: int, last: int) -> bool:
-    """Say whether an item has an alias; when in doubt yes, which only costs a pretty name."""
+    """Return whether an item has an alias; in doubt True, which only costs a pretty name."""
     if last - first > 1 and tokens[first + 1].text == ":":
         return True
     star = first + 2 if tokens[first + 1].text == "." else first

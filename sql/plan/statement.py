@@ -1,8 +1,8 @@
-"""The text of one statement, which keeps its tokens and its plan.
+"""The text of one statement, with tokens and plan.
 
-The doors of the front make a ``SqlStatement`` of what a client sends; it travels to the executor,
-and prepared statements keep it. A plan with AI calls is given away once, because its form keys are
-good for one run only.
+The doors of the front make a ``SqlStatement`` of each client statement; the executor runs this
+value, and prepared statements keep it. A plan with AI calls is handed out once, because its form
+keys are valid for a single run.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ class SqlStatement(SqlText):
     """A statement of DuckDB's dialect.
 
     Attributes:
-        _plan: None before the first plan, always of long text, and after a plan with AI calls
-            was taken.
+        _plan: None before the first plan, always for long text, and after a plan with AI calls was
+            taken.
     """
 
     __slots__ = ("_plan",)
     _plan: StatementPlan | None
 
     def __new__(cls, text: str, tokens: list[Token] | None = None) -> Self:
-        """Make a statement that is not planned yet."""
+        """Make an unplanned statement."""
         self = super().__new__(cls, text, tokens)
         self._plan = None
         return self
 
     def plan(self, new_key_base: Callable[[], int]) -> StatementPlan:
-        """Plan it, to describe it; ``take_plan`` will give the same plan.
+        """Plan the statement for a description; ``take_plan`` will return the same plan.
 
         Args:
-            new_key_base: draws a secret; asked if a plan has to be made.
+            new_key_base: draws a secret key base; called only to make a plan.
 
         Raises:
             UserError: as ``plan_statement``.
@@ -46,7 +46,7 @@ class SqlStatement(SqlText):
         return plan
 
     def take_plan(self, new_key_base: Callable[[], int]) -> StatementPlan:
-        """Plan it, to run it; arguments and errors as of ``plan``."""
+        """Plan the statement for a run; arguments and errors as in ``plan``."""
         plan = self.plan(new_key_base)
         if plan.forms:
             self._plan = None

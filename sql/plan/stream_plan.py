@@ -1,10 +1,10 @@
-"""How a statement is run as a stream: a base query, filters and outputs over windows of its rows.
+"""Streamed execution of a statement: a base query, then filters and outputs over windows of rows.
 
-The *base* is the user's own query without its AI calls: it gives the columns that need no answer,
-the text each call would send, and the columns that expressions around calls read. Filters (AI
-conjuncts of WHERE) and outputs (items with AI calls) are the user's own expressions again, over a
-window of the base's rows, ``tierkv_rows``. Only what is surely the same that way is planned;
-everything else says why not.
+The *base* is the user's own query without AI calls. The base gives the columns without answers, the
+text sent by each call, and the columns read by expressions around calls. Filters (AI conjuncts of
+WHERE) and outputs (items with AI calls) are again the user's own expressions, over a window of the
+base's rows, ``tierkv_rows``. A statement is streamed only if the result is certainly the same;
+otherwise the plan gives the reason for not streaming.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from tierkv.sql.text.row_limits import RowLimits, number_of_rows, row_limits
 from tierkv.sql.text.statement import main_verb
 
 WINDOW_ROWS: Final = "tierkv_rows"
-"""The relation that a window's statements read; the executor defines it in front of them."""
+"""The relation read by a window's statements; the executor puts its definition in front."""
 
 ROW_NUMBER: Final = "tierkv_n"
-"""Its first column: the row's number in the window."""
+"""The first column of the relation: the row's number in the window."""
 
 WINDOW_FUNCTION: Final = "tierkv_window"
-"""The engine function that gives it a cell: column (counted from the session's key base), row."""
+"""The engine function that returns a cell: column (counted from the session's key base), row."""
 
 _NO_TEXT: Final = frozenset({Returns.BOOLEAN, Returns.DOUBLE, Returns.INTEGER, Returns.VECTOR})
 """Answers without a collation."""
@@ -60,17 +60,17 @@ _SAME_AS_TEXT: Final = re.compile(
     r"BOOLEAN|U?(TINYINT|SMALLINT|INTEGER|BIGINT|HUGEINT)|FLOAT|DOUBLE|DECIMAL\(\d+,\d+\)"
     r"|DATE|TIME|TIMESTAMP|UUID|VARCHAR|JSON"
 )
-"""Types whose values are the same again after a cast to text and back."""
+"""Types whose values survive a cast to text and back unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A column of the base query that window statements read.
+    """A column of the base query for window statements.
 
     Attributes:
-        name: of the column, there and here.
-        is_call_text: what a call sends, NULL or text; else a column the user's query names.
-        compared: it, or the text that answers it, stands in a comparison; collations matter there.
+        name: name of the column, in the base and in the window.
+        is_call_text: the text sent by a call, or NULL; False: a column named by the user's query.
+        compared: the column, or the answer to its text, is compared; collations matter then.
     """
 
     name: str
@@ -85,17 +85,17 @@ class StreamPlan:
     Attributes:
         base_sql: its last columns are ``bound``, as text; items with calls are ``placeholders``,
             NULL.
-        types_sql: the same with ``bound`` as it is, for its types.
-        bound: what it computes for the others.
-        placeholders: names of the base's columns that outputs take the place of.
-        filters: each gives the numbers of the window's rows that pass.
-        outputs_sql: the columns in place of ``placeholders``, for every row of a window; None when
-            there are none.
-        limit: most rows; None is no limit. Like ``offset`` it counts rows that passed, and is left
-            to the base where there are no filters.
-        offset: rows that are passed over.
-        limit_name: the parameter that is the limit; empty when it is not one.
-        offset_name: the parameter that is the offset.
+        types_sql: like ``base_sql``, with ``bound`` in original types, to find these types.
+        bound: columns of the base for filters and outputs.
+        placeholders: names of the base's columns to be replaced by outputs.
+        filters: each returns the numbers of the window's rows that pass.
+        outputs_sql: the columns in place of ``placeholders``, for every row of a window; None
+            without placeholders.
+        limit: largest number of rows; None is no limit. ``limit`` and ``offset`` count rows that
+            passed the filters; without filters the base applies both.
+        offset: rows to skip.
+        limit_name: the parameter for the limit; empty if the limit is not a parameter.
+        offset_name: the parameter for the offset; empty if the offset is not a parameter.
     """
 
     base_sql: RewrittenSql
@@ -110,7 +110,7 @@ class StreamPlan:
     offset_name: str = ""
 
     def with_limits(self, params: Mapping[str, object]) -> StreamPlan | None:
-        """Take LIMIT and OFFSET from parameters; None when those are no numbers of rows."""
+        """Take LIMIT and OFFSET from parameters; None if a value is not a number of rows."""
         if not (self.limit_name or self.offset_name):
             return self
         limit, offset = self.limit, self.offset
@@ -127,7 +127,7 @@ class StreamPlan:
 
 
 def why_not_bound(bound: Bound, type_name: str) -> str:
-    """Say why a column of a type can't be read by window statements; empty when it can."""
+    """Return why window statements can't read a column of a type; empty if they can."""
     if bound.is_call_text:
         return ""
     if not _SAME_AS_TEXT.fullmatch(type_name):
@@ -143,11 +143,11 @@ def window_statement(
     """Put the definition of the window's rows in front of a filter or of the outputs.
 
     Args:
-        sql: of a StreamPlan.
-        bound: the StreamPlan's.
-        types: of ``bound``.
-        key_base: the session's, see ``plan_statement``.
-        rows: in the window.
+        sql: a text of a StreamPlan.
+        bound: bound columns of the StreamPlan.
+        types: types of ``bound``.
+        key_base: key base of the session, see ``plan_statement``.
+        rows: number of rows in the window.
     """
     cells = (
         f", {_cell(column, type_name, key_base + number)} AS {column.name}"
@@ -175,13 +175,13 @@ def stream_plan(
     """Plan a statement as a stream.
 
     Args:
-        tokens: of the statement.
-        calls: by number.
-        placement: of the calls; ``place_calls`` made it.
-        rewriter: of the statement.
+        tokens: tokens of the statement.
+        calls: calls by number.
+        placement: places of the calls, from ``place_calls``.
+        rewriter: rewriter of the statement.
 
     Raises:
-        NotStreamableError: the reason, to be read behind "not streamed:".
+        NotStreamableError: the reason, worded to follow "not streamed:".
     """
     return _builder(tokens, calls, placement, rewriter).build()
 
@@ -192,10 +192,10 @@ def top_plan(
     placement: Placement,
     rewriter: SqlRewriter,
 ) -> StreamPlan | None:
-    """Plan a SELECT ordered by answers with a LIMIT: other items are asked for its few rows only.
+    """Plan a SELECT ordered by answers with a LIMIT: make other calls only for the result rows.
 
-    The base is the statement with the calls of its ORDER BY and WHERE; it has no filters. None when
-    it is no such statement, or when nothing is left to ask.
+    The base is the statement with the calls of its ORDER BY and WHERE, without filters. None for
+    any other statement, or when no calls remain.
     """
     tree = placement.tree
     if not isinstance(tree, exp.Select) or tree.args.get("limit") is None:
@@ -235,7 +235,7 @@ def _builder(
 
 
 _Cut = tuple[Range, str]
-"""Tokens, and what stands in their place."""
+"""Tokens and their replacement text."""
 
 
 @dataclass(slots=True)
@@ -321,7 +321,7 @@ class _StreamBuilder:
         )
 
     def _cuts(self, filters: list[Range], outputs: list[Range]) -> list[_Cut]:
-        """Say what of the statement the base leaves out: calls become NULL and TRUE."""
+        """Return the parts replaced in the base: filters become TRUE, and outputs NULL."""
         cuts: list[_Cut] = [(span, "TRUE") for span in filters]
         cuts += [(span, f"NULL AS {_placeholder(index)}") for index, span in enumerate(outputs)]
         if filters and self.clauses.limits is not None:
@@ -329,7 +329,7 @@ class _StreamBuilder:
         return sorted(cuts)
 
     def _base(self, cuts: list[_Cut], *, as_text: bool) -> list[Piece]:
-        """Copy the statement, leave the cuts out, and add the bound columns to its select list."""
+        """Copy the statement without the cuts, and add the bound columns to its select list."""
         end_of_items = self.clauses.items[-1][1]
         bound: list[Piece] = []
         for column, piece in zip(self.bound, self.bound_pieces, strict=True):
@@ -350,7 +350,7 @@ class _StreamBuilder:
         return [*pieces, (at, self.clauses.last)]
 
     def _bind(self, node: exp.Expr, *, compared: bool) -> None:
-        """Give names to what an expression around calls takes from the base."""
+        """Name the columns and call texts taken from the base by an expression around calls."""
         number = site_number(node)
         if number is not None:
             call = self.calls[number]
@@ -402,7 +402,7 @@ class _StreamBuilder:
         return min(indexes), max(indexes) + 1
 
     def _check_binder_sees_aggregates(self) -> None:
-        """An unknown function may be an aggregate; beside a plain column the engine refuses it."""
+        """Require a plain column if a function is unknown: the engine then refuses aggregates."""
         plain = any(not bound.is_call_text for bound in self.bound) or any(
             reads_plain_column(argument)
             for part in (*self.tree.expressions, *self.parts)
@@ -412,7 +412,7 @@ class _StreamBuilder:
             raise NotStreamableError("a function in its select list may be an aggregate")
 
     def _check_no_collation(self) -> None:
-        """An answer is compared by its argument's collation, which a window's text has lost."""
+        """Answers are compared by the argument's collation, which a window's text has lost."""
         compared = any(bound.is_call_text and bound.compared for bound in self.bound)
         if compared and any(token.upper == "COLLATE" for token in self.tokens):
             raise NotStreamableError("COLLATE may decide how an AI answer is compared")

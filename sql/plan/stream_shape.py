@@ -1,7 +1,7 @@
-"""What a statement must be like to be streamed, read from sqlglot's tree; see stream_plan.py.
+"""The conditions for streaming a statement, read from sqlglot's tree; see stream_plan.py.
 
-Each check raises NotStreamableError with the reason in words. When in doubt the answer is no: then
-the statement is replayed, which is right for every shape.
+Each check raises NotStreamableError with the reason in words. In doubt a statement is refused and
+then replayed, which is right for every shape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tierkv.sql.text.lexer import Token, TokenKind, name_value
 
 
 class NotStreamableError(Exception):
-    """Says in words why a statement is not streamed; never leaves this room."""
+    """The reason, in words, for not streaming a statement; never leaves this room."""
 
 
 _CLAUSES: Final = frozenset(
@@ -38,7 +38,7 @@ _STARS: Final = (exp.Star, exp.Columns)
 
 
 def check_shape(tree: exp.Select, *, ordered_by_answers: bool = False) -> None:
-    """Refuse clauses that need all rows, and AI calls outside of items and WHERE.
+    """Refuse clauses that need all rows, and AI calls outside items and WHERE.
 
     Args:
         tree: the statement.
@@ -65,7 +65,7 @@ def check_shape(tree: exp.Select, *, ordered_by_answers: bool = False) -> None:
 
 
 def _check_per_row(node: exp.Expr) -> None:
-    """Refuse what is not one value per row."""
+    """Refuse expressions without exactly one value per row."""
     if isinstance(node, _AGGREGATES):
         raise NotStreamableError("an aggregate needs all rows")
     if isinstance(node, exp.Window):
@@ -75,9 +75,9 @@ def _check_per_row(node: exp.Expr) -> None:
 
 
 class ItemNames:
-    """Names of a select list's items: where each is last, and whether several have it.
+    """Names of a select list's items: the last item of each name, and duplicates.
 
-    Built once for a statement, so that a check of one AI call does not look at all items.
+    Built once for a statement, to check each AI call without visiting all items.
     """
 
     def __init__(self, tree: exp.Select) -> None:
@@ -86,20 +86,20 @@ class ItemNames:
         self._counts = Counter(names)
 
     def may_mean_another(self, name: str, number: int) -> bool:
-        """Whether a name at an item may stand for that item, a later one or one of several."""
+        """Return whether a name at an item may mean this item, a later item or a duplicate."""
         return self._last.get(name, -1) >= number or self._counts[name] > 1
 
 
 def check_moved(items: ItemNames, part: exp.Expr, number: int) -> None:
-    """Refuse what means something else at the end of the select list, where the base computes it.
+    """Refuse expressions with a different meaning at the end of the base's select list.
 
-    An argument of a call must be one value of a row and one column. No column around it may be an
-    item that is not seen, or seen differently, from its own place.
+    An argument of a call must be a single value of a row and a single column. No column around the
+    call may be an item invisible, or visible differently, at its original place.
 
     Args:
         items: names of the statement's items.
         part: an item or a conjunct of WHERE, with AI calls.
-        number: of the item, from 0; higher than any in WHERE.
+        number: number of the item, from 0; for a conjunct of WHERE, above all items.
     """
     for node in (node for argument in call_arguments(part) for node in _own_nodes(argument)):
         _check_per_row(node)
@@ -112,7 +112,7 @@ def check_moved(items: ItemNames, part: exp.Expr, number: int) -> None:
 
 
 def items_ordered_by(tree: exp.Select) -> frozenset[int] | None:
-    """Return the items that ORDER BY names, by number from 0; None when it has no answers in it."""
+    """Return the items named by ORDER BY, by number from 0; None for an order without answers."""
     keys = list(_order_keys(tree))
     answers = any(map(has_site, keys))
     named: set[int] = set()
@@ -128,10 +128,10 @@ def items_ordered_by(tree: exp.Select) -> frozenset[int] | None:
 def check_aliases(
     tokens: list[Token], tree: exp.Select, kept: frozenset[int] = frozenset()
 ) -> None:
-    """Refuse names of AI items elsewhere: there they may stand for the answer.
+    """Refuse names of AI items elsewhere, where they may mean the answer.
 
     Args:
-        tokens: of the statement.
+        tokens: tokens of the statement.
         tree: the statement.
         kept: items, by number from 0, whose names may stand anywhere.
     """
@@ -149,7 +149,7 @@ def check_aliases(
             isinstance(key, exp.Literal) and key.name == str(number) for key in _order_keys(tree)
         ):
             raise NotStreamableError("ORDER BY needs all answers")
-    # Without a name of its own an item is called after its function, or after its text.
+    # Without its own name an item is named after its function, or after its text.
     for column in tree.find_all(exp.Column):
         if "ai_" in column.name.lower():
             raise NotStreamableError(f'"{column.name}" may stand for an AI answer')
@@ -186,8 +186,8 @@ def _own_nodes(node: exp.Expr) -> Iterator[exp.Expr]:
             yield from _own_nodes(child)
 
 
-# What an expression around AI calls may be made of: nothing whose value depends on the session,
-# and nothing that is not the same for a row wherever the row stands.
+# Expressions allowed around AI calls: their value depends neither on the session nor on the place
+# of a row.
 AROUND_CALLS: Final = (
     exp.Alias, exp.Identifier, exp.Literal, exp.ByteString, exp.Paren, exp.Null, exp.Boolean,
     exp.Case, exp.If, exp.Not, exp.And, exp.Or, exp.Is, exp.In, exp.Between, exp.Like, exp.ILike,
@@ -206,7 +206,7 @@ CAST_TO: Final = frozenset(
     {"TEXT", "VARCHAR", "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "INT128", "FLOAT"}
     | {"DOUBLE", "DECIMAL", "DATE", "TIMESTAMP", "JSON"}
 )
-# What can't fail: it is computed for rows that a filter then drops.
+# Expressions that can't fail: they are computed even for rows dropped by a filter later.
 _NEVER_FAILS: Final = (
     exp.Alias, exp.Identifier, exp.Column, exp.Star, exp.Columns, exp.Literal, exp.ByteString,
     exp.Paren, exp.Null, exp.Boolean, exp.Case, exp.If, exp.Not, exp.And, exp.Or, exp.Is, exp.In,
@@ -222,7 +222,7 @@ _CASTING: Final = (
 
 
 def guards(part: exp.Expr) -> bool:
-    """Say whether a call in an expression may not be needed."""
+    """Return whether a call in an expression may be unnecessary."""
     return any(
         isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.And | exp.Or | exp.Nullif | exp.In)
         for node in _around(part)
@@ -238,7 +238,7 @@ def _around(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def check_never_fails(roots: Iterable[exp.Expr]) -> None:
-    """Refuse what may raise an error: it is computed for rows that would not ask for it."""
+    """Refuse fallible expressions, because the base computes them for additional rows."""
     for node in (node for root in roots for node in root.walk()):
         if isinstance(node, exp.Cast) and node.to.is_type("text"):
             continue
@@ -247,9 +247,9 @@ def check_never_fails(roots: Iterable[exp.Expr]) -> None:
 
 
 def _casts_text(node: exp.Expr) -> bool:
-    """Say whether the engine may cast text for a node, which fails for some texts.
+    """Return whether the engine may cast text for a node, which fails for some texts.
 
-    Types are not known here. Text beside a number is cast to one, and a condition to BOOLEAN.
+    Types are not known here. Text next to a number is cast to a number, and a condition to BOOLEAN.
     """
     if isinstance(node, exp.And | exp.Or | exp.Not):
         return not all(map(_is_condition, children_of(node)))
@@ -275,24 +275,24 @@ def _is_condition(node: exp.Expr) -> bool:
 
 
 def _is_text(node: exp.Expr) -> bool:
-    """Say whether a constant takes the type of what it is compared with."""
+    """Return whether a constant takes the type of the other operand of a comparison."""
     return isinstance(node, exp.Null) or (isinstance(node, exp.Literal) and node.is_string)
 
 
 def compares(node: exp.Expr) -> bool:
-    """Say whether a node compares its operands, where collations matter."""
+    """Return whether a node compares its operands, where collations matter."""
     return isinstance(node, _COMPARES) or (isinstance(node, exp.Case) and node.this is not None)
 
 
 def call_arguments(item: exp.Expr) -> Iterator[exp.Expr]:
-    """Return the arguments of every call in an expression."""
+    """Yield the arguments of every call in an expression."""
     for node in item.find_all(exp.Anonymous):
         if site_number(node) is not None:
             yield from children_of(node)
 
 
 def reads_plain_column(node: exp.Expr) -> bool:
-    """Say whether a column is read outside every function that is not known."""
+    """Return whether a column is read outside every unknown function."""
     if isinstance(node, exp.Column):
         return True
     if isinstance(node, exp.Anonymous | exp.Query | exp.Subquery):
@@ -301,7 +301,7 @@ def reads_plain_column(node: exp.Expr) -> bool:
 
 
 def shown(node: exp.Expr) -> str:
-    """Name an expression to a person."""
+    """Return the text of an expression for an error message."""
     if isinstance(node, exp.Query | exp.Subquery):
         return "a subquery"
     if isinstance(node, exp.Anonymous):
