@@ -1,8 +1,8 @@
-"""The ``tierkv.*`` session settings: names, types, defaults, and the statements that change them.
+"""The ``tierkv.*`` session settings: names, types, defaults, and statements that change settings.
 
 Pure: a session holds the values (dbfront/statement/settings.py). Settings of calls come from the
-table of options (kvcore/call_options.py), settings of sessions and statements stand here.
-PostgreSQL accepts two-part names in SET itself, so clients and drivers send these statements
+table of options (kvcore/call_options.py); settings of sessions and statements are defined here.
+PostgreSQL also accepts two-part names in SET, and clients and drivers send these statements
 unchanged.
 """
 
@@ -26,7 +26,7 @@ SettingValue = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class SettingSpec:
-    """One setting: its default, what it means, and how text becomes a value."""
+    """One setting: default, meaning, and the conversion of text to a value."""
 
     name: str
     default: SettingValue
@@ -40,7 +40,7 @@ class SettingCommand:
 
     Attributes:
         verb: ``SET``, ``SHOW`` or ``RESET``.
-        name: full name such as ``tierkv.model``; ``all`` for SHOW/RESET of everything.
+        name: full name, for example ``tierkv.model``; ``all`` for SHOW/RESET of everything.
         value: text of the new value; None in SET means DEFAULT.
         local: SET LOCAL: until the transaction ends.
     """
@@ -59,7 +59,7 @@ def show_value(value: SettingValue) -> str:
 
 
 def setting_spec(name: str) -> SettingSpec:
-    """Look a setting up.
+    """Look up a setting.
 
     Raises:
         SqlError: 42704, with the nearest known name.
@@ -75,11 +75,11 @@ def setting_spec(name: str) -> SettingSpec:
 
 
 def parse_setting(name: str, text: str) -> SettingValue:
-    """Turn the text of a SET into a value.
+    """Convert the text of a SET to a value.
 
     Raises:
         SqlError: 42704 for an unknown name.
-        UserError: 22023 for a value that can't be used.
+        UserError: 22023 for an invalid value.
     """
     spec = setting_spec(name)
     try:
@@ -90,7 +90,7 @@ def parse_setting(name: str, text: str) -> SettingValue:
 
 
 def setting_command(tokens: list[Token]) -> SettingCommand | None:
-    """Recognise SET, SHOW and RESET of a ``tierkv.`` setting; None for anything else."""
+    """Recognise SET, SHOW and RESET of a ``tierkv.`` setting; None for any other statement."""
     words = [token.upper for token in tokens]
     verb = words[0] if words else ""
     if verb not in ("SET", "SHOW", "RESET"):
@@ -134,7 +134,7 @@ def _tag(text: str) -> str:
 
 
 def _of_option(setting: OptionSetting, option: OptionSpec) -> SettingSpec:
-    """Return the setting that gives an option to all calls of a session."""
+    """Return the setting of an option for all calls of a session."""
     assert option.kind is not None, "an option without a kind has no setting"
     read = option.kind.from_text
 

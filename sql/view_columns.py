@@ -1,8 +1,8 @@
-"""The columns of the admin views, by view: what sql/views.py makes them of.
+"""The columns of the admin views, by view; sql/views.py makes the views from them.
 
 The rows are gathered in the front (dbfront/views/admin.py, dbfront/views/statistics.py). Counters
 are cumulative; ``*_time`` is milliseconds, sizes are bytes, ratios are 0.0 to 1.0. Every view ends
-with ``as_of``: the time that the row's numbers are from.
+with ``as_of``: the time of the row's numbers.
 """
 
 from __future__ import annotations

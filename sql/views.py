@@ -1,7 +1,8 @@
-"""The admin views of schema ``tierkv``: their DDL, and who reads them.
+"""The admin views of schema ``tierkv``: DDL, and the detection of statements reading the views.
 
-Each view unpacks a JSON text that the front puts into a session variable just before a statement
-that reads the view; so a view is always as fresh as its statement and costs nothing otherwise.
+Each view unpacks a JSON text. The front puts the text into a session variable just before a
+statement reading the view. A view is therefore always as fresh as the statement and costs nothing
+otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tierkv.sql.view_columns import (
 
 SCHEMA: Final = "tierkv"
 SESSION_VARIABLE: Final = "tierkv_session"
-"""Session variable with a number by which a statement's simulations end with it, and no more."""
+"""Session variable with the session's number: the end of a statement ends exactly the simulations
+with this number."""
 
 _VIEW: Final = """
 CREATE OR REPLACE VIEW tierkv.{view} AS
@@ -24,17 +26,17 @@ SELECT unnest(from_json(line, '{columns}')) FROM (
     SELECT unnest(from_json(coalesce(getvariable('tierkv_{view}'), '[]'), '["JSON"]')) AS line
 );
 """
-"""Rows are cut apart first: for many rows that is several times as fast as all at once."""
+"""Rows are split first: with many rows this is several times as fast as unpacking all at once."""
 
 
 def view_ddl() -> str:
-    """Return the statements that make the schema, its views, and ``tierkv.stat_reset``."""
+    """Return the statements to create the schema, the views, and ``tierkv.stat_reset``."""
     made = "".join(_VIEW.format(view=view, columns=_structure(view)) for view in VIEW_COLUMNS)
     return f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};\n{made}{_ddl('stat_reset')}"
 
 
 def _structure(view: str) -> str:
-    """Name the columns of a view the way from_json takes them."""
+    """Return the columns of a view in the form expected by from_json."""
     columns = (f'"{name}":"{kind}"' for name, kind in VIEW_COLUMNS[view].items())
     return "{" + ",".join(columns) + "}"
 
@@ -44,17 +46,17 @@ def _ddl(name: str) -> str:
 
 
 def simulate_ddl() -> str:
-    """Return the statement that makes the table function ``tierkv.simulate``."""
+    """Return the statement to create the table function ``tierkv.simulate``."""
     return _ddl("simulate")
 
 
 def view_variable(view: str) -> str:
-    """Name the session variable that a view unpacks."""
+    """Return the name of the session variable for a view."""
     return f"{SCHEMA}_{view}"
 
 
 def admin_views_in(tokens: list[Token]) -> frozenset[str]:
-    """Find which admin views a statement names, written ``tierkv.name``."""
+    """Return the admin views named in a statement, written ``tierkv.name``."""
     found = set()
     for index, token in enumerate(tokens[:-2]):
         if tokens[index + 1].text == "." and name_value(token) == SCHEMA:
