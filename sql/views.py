@@ -12,7 +12,7 @@ from typing import Final
 
 from tierkv.sql.text.lexer import Token, name_value
 from tierkv.sql.view_columns import (
-    VIEW_COLUMNS as VIEW_COLUMNS,  # for those who read the views, too
+    VIEW_COLUMNS as VIEW_COLUMNS,  # re-exported for readers of the views
 )
 
 SCHEMA: Final = "tierkv"

@@ -34,7 +34,7 @@ class CallsLocated:
     """Nodes with most of a call's KV, without ties; sent before the first PlanSawNodes.
 
     Attributes:
-        homes: per call its node; a call without such a node is missing.
+        homes: per call its node; a call without a home is missing.
     """
 
     homes: Mapping[int, NodeId]
