@@ -179,8 +179,20 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(ENV_PREFIX) or variable == CONFIG_ENV:
             continue
         section, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
-        found[f"{section}.{name}"] = json.loads(text) if text[:1] in ("{", "[") else text
+        found[f"{section}.{name}"] = (
+            _from_json(variable, text) if text.startswith(("{", "[")) else text
+        )
     return found
+
+
+def _from_json(variable: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"environment variable {variable} holds no JSON: {error}",
+            hint='tables and lists are written as JSON, as \'{"ann": "password"}\'',
+        ) from None
 
 
 def _merge(

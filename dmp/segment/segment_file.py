@@ -93,9 +93,11 @@ def _create(path: Path, geometry: Geometry, *, trouble: str) -> Segment:
         _allocate(path, fd, geometry)
         os.pwrite(fd, _first_page(geometry), 0)
         os.rename(fresh, path)
-    except ConfigError:
+    except (ConfigError, OSError) as error:
         fresh.unlink(missing_ok=True)
         os.close(fd)
+        if isinstance(error, OSError):
+            raise ConfigError(f"segment {path} can't be made: {error.strerror}") from error
         raise
     return Segment(path, fd, geometry, trouble=trouble)
 

@@ -19,13 +19,17 @@ WEIGHTS = Path(demo_data.__file__).parent / "weights"
 pytestmark = pytest.mark.integration
 
 
-def sql(*arguments: str) -> subprocess.CompletedProcess[str]:
+def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "tierkv", "sql", "-q", "--set", "dmp.capacity=64MiB", *arguments],
+        [sys.executable, "-m", "tierkv", *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     return done
+
+
+def sql(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return command_line("sql", "-q", "--set", "dmp.capacity=64MiB", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -97,3 +101,31 @@ def test_a_prompt_beyond_the_context_is_null_and_a_warning_in_reads() -> None:
         (notice,) = cursor.notices
         assert notice.severity == "WARNING"
         assert "4096" in notice.message
+
+
+def test_a_cluster_of_a_model_that_is_not_there_starts_nothing() -> None:
+    done = command_line("up", "--model", "org/name")
+    assert done.returncode == 1
+    assert "hf download org/name" in done.stderr
+    assert "starting" not in done.stderr
+
+
+def test_an_environment_variable_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERKV_FRONT_USERS", "{ann")
+    done = command_line("config", "show")
+    assert done.returncode == 1
+    assert "TIERKV_FRONT_USERS" in done.stderr
+
+
+def test_commands_of_the_prompt_stand_between_those_of_c() -> None:
+    done = sql("--format", "csv", "-c", "SELECT 1 AS one", "-c", "\\df ai_count*", "-c", "\\l",
+               "-c", "\\q", "-c", "SELECT 2")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == [
+        "one", "1", "name,arguments,returns", 'ai_count_tokens,"input, [model]",integer',
+        "name,file", "memory,in memory", "",
+    ]  # fmt: skip
+    done = sql("-c", "\\dx", "-c", "SELECT 2")
+    assert done.returncode == 1
+    assert "there is no command \\dx here" in done.stderr
+    assert done.stdout == ""

@@ -28,7 +28,12 @@ import typer
 
 from tierkv.config import LoadedConfig, dump_toml
 from tierkv.kvcore.errors import ConfigError
-from tierkv.parts.shipped_model import model_name, split_by_model, with_default_model
+from tierkv.parts.shipped_model import (
+    model_folder,
+    model_name,
+    split_by_model,
+    with_default_model,
+)
 from tierkv.private_files import keep_passwords, keep_token
 from tierkv.processes.descriptors import keep_files_private
 from tierkv.processes.left_memory import (
@@ -41,6 +46,7 @@ from tierkv.processes.left_memory import (
 )
 from tierkv.processes.supervisor import ChildSpec, Supervisor, exit_text
 from tierkv.settings import ComputeSettings, Settings
+from tierkv.storage.modelfiles.model_folder import read_model_config
 
 START_S: Final = 300.0
 """Longest start of a cluster: a large model takes minutes."""
@@ -101,6 +107,9 @@ async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
     """Run a cluster until SIGINT or SIGTERM; return the exit status."""
     models = split_by_model(loaded.settings.compute)
     settings = with_default_model(loaded).settings
+    if shape.compute or shape.prefill or shape.decode:
+        for each in models:
+            read_model_config(model_folder(each))  # Fail before anything is started.
     for name, port in (("pg", settings.front.pg_port), ("http", settings.front.http_port)):
         _require_free(settings.front.bind, port, flag=f"--{name}-port")
     run_dir = settings.cluster.run_dir.expanduser()

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
+from tierkv.kvcore.errors import SqlSyntaxError
 from tierkv.sql.calls.functions import AI_FUNCTIONS
+from tierkv.sql.text.lexer import tokenize
 
 COMMANDS: Final = {
     "\\d": "tables and views; \\d NAME describes one",
     "\\dt": "tables",
     "\\dv": "views, those of schema tierkv too",
     "\\dn": "schemas",
-    "\\df": "AI functions; \\df NAME those whose names begin so",
+    "\\df": "AI functions; \\df ai_c* those whose names match",
     "\\l": "databases",
     "\\timing": "show how long each statement took, or stop it; \\timing on, \\timing off",
     "\\?": "this help; help and \\h too",
@@ -56,6 +59,7 @@ class Reply:
         rows: a listing.
         text: text to show.
         timing: True or False to switch the display of times; None for no change.
+        refused: True if the command or its argument is unknown.
     """
 
     sql: str = ""
@@ -63,12 +67,38 @@ class Reply:
     rows: tuple[tuple[str, ...], ...] = ()
     text: str = ""
     timing: bool | None = None
+    refused: bool = False
 
 
 def is_command(typed: str) -> bool:
     """True if the typed text is a command of the prompt, not SQL."""
     word = typed.strip().rstrip(";").lower()
     return word.startswith("\\") or word in LEAVING or word in HELPING
+
+
+def is_complete(text: str) -> bool:
+    """Return True if text ends with a ';' outside strings and comments."""
+    try:
+        tokens = tokenize(text)
+    except SqlSyntaxError:
+        return False
+    return bool(tokens) and tokens[-1].text == ";"
+
+
+def script_parts(text: str) -> list[str]:
+    """Split a script into backslash commands, one a line, and the SQL between them, in order.
+
+    A line that begins with a backslash inside a statement or a string is part of that statement.
+    """
+    parts: list[str] = []
+    sql = ""
+    for line in text.splitlines(keepends=True):
+        if line.lstrip().startswith("\\") and (not sql.strip() or is_complete(sql)):
+            parts += [sql, line.strip()]
+            sql = ""
+        else:
+            sql += line
+    return [part for part in (*parts, sql) if part.strip()]
 
 
 def answer(typed: str, *, timing: bool) -> Reply:
@@ -90,7 +120,7 @@ def answer(typed: str, *, timing: bool) -> Reply:
         return Reply(sql=f"DESCRIBE {argument}")
     if word in _LISTINGS:
         return Reply(sql=_LISTINGS[word])
-    return Reply(text=f"there is no command {word} here; \\? lists those there are")
+    return Reply(text=f"there is no command {word} here; \\? lists the commands", refused=True)
 
 
 def help_text() -> str:
@@ -111,15 +141,16 @@ def help_text() -> str:
 
 def _timing(argument: str, timing: bool) -> Reply:
     if argument not in ("", "on", "off"):
-        return Reply(text=f"\\timing takes on or off, not {argument}")
+        return Reply(text=f"\\timing takes on or off, not {argument}", refused=True)
     wanted = not timing if not argument else argument == "on"
     return Reply(text=f"Timing is {'on' if wanted else 'off'}.", timing=wanted)
 
 
-def _functions(beginning: str) -> Sequence[tuple[str, ...]]:
+def _functions(pattern: str) -> Sequence[tuple[str, ...]]:
+    pattern = pattern.lower() if "*" in pattern else f"{pattern.lower()}*"
     rows = []
     for name, function in sorted(AI_FUNCTIONS.items()):
-        if name.startswith(beginning.lower()):
+        if fnmatchcase(name, pattern):
             arguments = ", ".join(
                 part.name if part.required else f"[{part.name}]" for part in function.parameters
             )

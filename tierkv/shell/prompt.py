@@ -19,11 +19,8 @@ from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from tierkv import dbapi
-from tierkv.kvcore.errors import SqlSyntaxError
-from tierkv.output import OutputFormat, render_texts
-from tierkv.shell.commands import COMMANDS, LEAVING, answer, is_command
+from tierkv.shell.commands import COMMANDS, LEAVING, is_command, is_complete
 from tierkv.shell.completion import CATALOG_SQL, Catalog, SqlCompleter, catalog_of
-from tierkv.sql.text.lexer import tokenize
 
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input
@@ -101,20 +98,18 @@ CONTINUATION: Final = "     -> "
 GREETING: Final = "TierKV. Statements end with ';'. Tab completes, \\? helps, \\q leaves."
 
 
-class RunsText(Protocol):
-    """Runs statements and prints the results."""
-
-    timing: bool
+class RunsTyped(Protocol):
+    """Runs statements and backslash commands and prints the results."""
 
     def run_text(self, text: str) -> bool: ...
+    def obey(self, command: str) -> bool: ...
 
 
 def prompt(
-    shell: RunsText,
+    shell: RunsTyped,
     connection: dbapi.Connection,
     history: Path,
     *,
-    output: OutputFormat,
     terminal: tuple[Input, Output] | None = None,
 ) -> int:
     """Read and run statements until the user leaves; return the exit status.
@@ -123,7 +118,6 @@ def prompt(
         shell: runs the statements.
         connection: provides names to complete.
         history: file of the history.
-        output: format of listings.
         terminal: terminal to read and draw on; None: the process's own.
     """
     completer = SqlCompleter(lambda: _catalog(connection), list(COMMANDS))
@@ -143,7 +137,7 @@ def prompt(
         if typed.strip().rstrip(";").lower() in LEAVING:
             return 0
         if is_command(typed):
-            _obey(shell, typed, output)
+            shell.obey(typed)
         elif typed.strip():
             shell.run_text(typed)
             completer.forget()
@@ -155,15 +149,6 @@ def is_finished(text: str) -> bool:
     return not text.strip() or is_command(text) or is_complete(text)
 
 
-def is_complete(text: str) -> bool:
-    """True if typed text may run: the text ends with ';' outside of strings and comments."""
-    try:
-        tokens = tokenize(text)
-    except SqlSyntaxError:
-        return False
-    return bool(tokens) and tokens[-1].text == ";"
-
-
 def _read(session: PromptSession[str]) -> str | None:
     """Wait for a whole statement or command; None at the end of input."""
     while True:
@@ -173,18 +158,6 @@ def _read(session: PromptSession[str]) -> str | None:
             continue
         except EOFError:
             return None
-
-
-def _obey(shell: RunsText, typed: str, output: OutputFormat) -> None:
-    reply = answer(typed, timing=shell.timing)
-    if reply.timing is not None:
-        shell.timing = reply.timing
-    if reply.sql:
-        shell.run_text(reply.sql)
-    elif reply.names:
-        typer.echo(render_texts(reply.names, reply.rows, output), nl=False)
-    else:
-        typer.echo(reply.text)
 
 
 def _history(path: Path) -> History:

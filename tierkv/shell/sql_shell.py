@@ -25,8 +25,9 @@ from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.contracts import Notice
 from tierkv.embedded import connect_with
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError
-from tierkv.output import OutputFormat, RowWriter
+from tierkv.output import OutputFormat, RowWriter, render_texts
 from tierkv.progress import StatementBar
+from tierkv.shell.commands import LEAVING, answer, script_parts
 
 
 def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: bool) -> int:
@@ -40,11 +41,11 @@ def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: 
         if not sys.stdout.isatty():
             watch_reader(sys.stdout.fileno(), shell.reader_left)
         if text is not None:
-            return 0 if shell.run_text(text) else 1
+            return 0 if shell.run_script(text) else 1
         # Only the prompt needs this module, and the import takes a while.
         from tierkv.shell.prompt import prompt
 
-        return prompt(shell, connection, state_folder() / "sql_history", output=output)
+        return prompt(shell, connection, state_folder() / "sql_history")
 
 
 class Shell:
@@ -73,6 +74,29 @@ class Shell:
         self._reader_gone = True
         if self._giving_rows:
             self._cursor.cancel()
+
+    def run_script(self, text: str) -> bool:
+        """Run statements and lines of backslash commands until one fails; True if all worked."""
+        for part in script_parts(text):
+            if part.rstrip(";") in LEAVING:
+                break
+            if not (self.obey(part) if part.startswith("\\") else self.run_text(part)):
+                return False
+        return True
+
+    def obey(self, command: str) -> bool:
+        """Carry out a command of the prompt and print the result; False if there is an error."""
+        reply = answer(command, timing=self.timing)
+        if reply.timing is not None:
+            self.timing = reply.timing
+        if reply.sql:
+            return self.run_text(reply.sql)
+        if reply.names:
+            self._write(render_texts(reply.names, reply.rows, self._output))
+        else:  # Only results belong between rows of JSON or CSV.
+            aside = reply.refused or self._output is not OutputFormat.TABLE
+            typer.echo(reply.text, err=aside)
+        return not reply.refused
 
     def run_text(self, text: str) -> bool:
         """Run statements until one fails; return True if all succeeded."""

@@ -9,9 +9,16 @@ import pytest
 from tierkv.config import state_folder
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.kvcore.request import HitTokens
-from tierkv.shell.commands import LEAVING, Reply, answer, is_command
+from tierkv.shell.commands import (
+    LEAVING,
+    Reply,
+    answer,
+    is_command,
+    is_complete,
+    script_parts,
+)
 from tierkv.shell.completion import catalog_of, words_for
-from tierkv.shell.prompt import MAX_ENTRY_CHARS, StatementHistory, is_complete
+from tierkv.shell.prompt import MAX_ENTRY_CHARS, StatementHistory
 from tierkv.shell.sql_shell import summarise
 from tierkv.sql.calls.functions import AI_FUNCTIONS
 
@@ -50,10 +57,20 @@ def test_help_is_asked_for_in_any_of_its_spellings(command: str) -> None:
 
 
 def test_an_unknown_command_is_said_to_be_one() -> None:
-    assert "there is no command \\x here" in answer("\\x", timing=False).text
+    unknown = answer("\\x", timing=False)
+    assert unknown.refused and "there is no command \\x here" in unknown.text
     assert not is_command("SELECT 1")
     assert not is_command("helper")
     assert {"quit", "exit", "\\q"} <= LEAVING
+
+
+def test_a_script_is_commands_between_statements() -> None:
+    script = "SELECT 1;\n\\timing\n  \\df ai_*\nSELECT 'a\n\\l\n';\n\\q\n;\n"
+    assert script_parts(script) == [
+        "SELECT 1;\n", "\\timing", "\\df ai_*", "SELECT 'a\n\\l\n';\n", "\\q", ";\n"
+    ]  # fmt: skip
+    assert script_parts("") == []
+    assert script_parts("\\l") == ["\\l"]
 
 
 def test_timing_is_switched_or_set() -> None:
@@ -67,6 +84,7 @@ def test_functions_are_listed_with_their_arguments() -> None:
     listed = answer("\\df ai_count", timing=False)
     assert listed.rows == (("ai_count_tokens", "input, [model]", "integer"),)
     assert len(answer("\\df", timing=False).rows) == len(AI_FUNCTIONS)
+    assert answer("\\df *count*", timing=False) == listed
 
 
 CATALOG = catalog_of(
