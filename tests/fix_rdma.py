@@ -59,7 +59,7 @@ def open_verbs() -> Iterator[OpenVerbs]:
         assert isinstance(fabric, Fabric), fabric
         node = VerbsPoolNode(tcp, fabric, settings=settings, clock=clock)
         opened.append(node)
-        assert node.probe() == ""
+        assert node.board.ask() == ""
         return node
 
     yield connect

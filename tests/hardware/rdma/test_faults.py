@@ -116,7 +116,7 @@ def test_a_node_without_a_door_is_reached_over_tcp(
     make_rig: Callable[..., Rig], open_verbs: OpenVerbs, rig: Rig
 ) -> None:
     closed = make_rig("dmp-b", rdma="off")
-    assert open_verbs(rig).probe() == ""
+    assert open_verbs(rig).board.ask() == ""
     peer = Peer(closed.node.node_id, closed.server.address)
     fabric = local_fabric(USED)
     assert not isinstance(fabric, str)
