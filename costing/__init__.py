@@ -1,1 +1,1 @@
-"""What loading and computing cost, and which of them is worth it: pure."""
+"""Pure cost models of loading and computing KV, and the decisions that follow from the costs."""

@@ -1,16 +1,17 @@
-"""Blend, how much to compute again, or compute exactly: the smallest predicted makespan decides.
+"""Decide whether to blend a prompt, and which share of the reused tokens to compute again.
 
-A pure core beside costing/load_controller.py, with the same prompts, runs and costs; asked by
-compute/blend/stage.py and compute/tiers/load_decider.py. A blended pass loads the KV of chunks and
-computes a share r of their tokens again, besides all tokens that stand between chunks:
+A pure core with the same prompts, runs and costs as costing/load_controller.py.
+compute/tiers/load_decider.py calls ``choose_ratio`` for compute/blend/stage.py. A blended pass
+loads the KV of chunks. The pass computes a share r of the chunk tokens again, and all tokens
+between the chunks:
 
 ```
 pass_s(r) = pass over (r * reused + fresh) tokens, attention in proportion
-hidden    = the r at which pass_s(r) equals what is left of the load: computing more costs nothing
-r         = hidden, at least min_ratio; exact computing, where a pass is not clearly faster
+hidden    = the r at which the pass ends together with the load: recomputing is free
+r         = max(hidden, min_ratio), or min_ratio; exact computing if no pass is clearly faster
 ```
 
-Layers differ (some scan all tokens), so they are summed one by one (costing/pipeline.py).
+Layers differ (some scan all tokens), so the times are summed layer by layer (costing/pipeline.py).
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from tierkv.costing.pipeline import pipelined
 from tierkv.costing.service_time import causal_pairs
 
 _WORTH = 0.75
-"""A pass must take at most this share of the time of computing all: a pass departs from the exact
-answer and keeps the prompt out of shared steps, which is not worth a few percent."""
+"""A blended pass may take at most this share of the time of computing all tokens. A blended answer
+is approximate and the prompt leaves the shared steps; a gain of a few percent is not worth both."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlendWork:
-    """What a blended pass over a prompt's missing tokens would compute.
+    """Tokens and layers that a blended pass over a prompt's missing tokens would compute.
 
     Attributes:
-        reused_tokens: tokens of chunks whose KV is there or loaded.
-        min_ratio: share of them that is computed again, at least; in (0, 1].
-        scan_layers: leading layers in which all of them are computed, to choose from.
-        fresh_passes: times the other tokens are computed in addition, to choose from.
+        reused_tokens: tokens of chunks with KV that is in L1 or will be loaded.
+        min_ratio: smallest share of the reused tokens to compute again; in (0, 1].
+        scan_layers: leading layers that compute all reused tokens, to select the tokens.
+        fresh_passes: additional passes over the remaining tokens, for the same selection.
     """
 
     reused_tokens: int
@@ -46,13 +47,13 @@ class BlendWork:
 
 @dataclass(frozen=True, slots=True)
 class BlendDecision:
-    """What to do with chunks.
+    """The chosen way to serve a prompt with chunks.
 
     Attributes:
-        recompute_ratio: share of reused tokens to compute again; None: compute all, exactly.
+        recompute_ratio: share of reused tokens to compute again; None means exact computing.
         predicted_s: seconds until the prompt is computed.
-        compute_s: the same when all is computed.
-        pass_s: seconds of computing a blended pass, by what steps cost; 0.0 when all is computed.
+        compute_s: seconds until the prompt is computed with exact computing.
+        pass_s: seconds of a blended pass by the cost of steps; 0.0 for exact computing.
         alternatives: predictions by name (``compute``, or ``blend:`` and ratio), best first.
     """
 
@@ -64,22 +65,22 @@ class BlendDecision:
 
     @property
     def choice(self) -> str:
-        """Name the plan as in ``alternatives``."""
+        """The name of the decision in ``alternatives``."""
         return COMPUTE if self.recompute_ratio is None else _name(self.recompute_ratio)
 
 
 def choose_ratio(
     prompt: Prompt, work: BlendWork, runs: Sequence[Run], level: Level, *, slower: float = 1.0
 ) -> BlendDecision:
-    """Choose how much of the reused tokens to compute again.
+    """Choose the share of the reused tokens to compute again.
 
     Args:
-        prompt: ``[start, stop)`` is what has no exact KV: chunks and everything between.
-        work: what blending it would compute.
-        runs: chunk blocks that must be loaded, one layer after the other; empty when all are here.
-        level: how they are stored.
-        slower: how many times what steps cost a blended pass was seen to take: it shares no step,
-            and moves keys about.
+        prompt: ``[start, stop)`` has no exact KV: chunks and all tokens between the chunks.
+        work: the tokens and layers that blending the prompt would compute.
+        runs: chunk blocks to load, one layer after the other; empty if all chunks are in L1.
+        level: the level at which the chunk blocks are stored.
+        slower: measured duration of blended passes over the prediction from the cost of steps. A
+            blended pass shares no step and moves keys.
     """
     compute_s = compute_all_s(prompt)
     loads = _loads(prompt, runs, level)
@@ -88,7 +89,7 @@ def choose_ratio(
     known = {ratio: _makespan(prompt, work, loads, ratio, slower) for ratio in ratios}
     named = [(COMPUTE, compute_s), *((_name(ratio), seconds) for ratio, seconds in known.items())]
     alternatives = tuple(sorted(named, key=lambda pair: pair[1]))
-    for ratio, seconds in known.items():  # The hidden one first: as good for the time, and better.
+    for ratio, seconds in known.items():  # The hidden ratio first: same time, better answer.
         if seconds - prompt.compute_from_s <= _WORTH * (compute_s - prompt.compute_from_s):
             pass_s = sum(_computes(prompt, work, ratio))
             return BlendDecision(ratio, seconds, compute_s, pass_s, alternatives)
@@ -100,7 +101,7 @@ def _name(ratio: float) -> str:
 
 
 def _loads(prompt: Prompt, runs: Sequence[Run], level: Level) -> list[float]:
-    """Return the seconds to load each layer; what comes before counts for the first."""
+    """Return the seconds to load each layer; waiting and promotion count for the first layer."""
     if not runs:
         return [0.0] * prompt.layers
     chain = Chain(runs, level, prompt.layers)
@@ -136,7 +137,7 @@ def _computes(prompt: Prompt, work: BlendWork, ratio: float) -> list[float]:
 
 
 def _pass_s(prompt: Prompt, active: float) -> float:
-    """Return what computing some of the missing tokens costs; they may be anywhere among them."""
+    """Return the seconds of a pass over ``active`` tokens at any of the missing positions."""
     tokens = prompt.stop - prompt.start
     pairs = causal_pairs(prompt.start, tokens) * active / tokens
-    return prompt.cost.seconds(active, pairs)  # A pass of its own, which shares no step.
+    return prompt.cost.seconds(active, pairs)  # A separate pass that shares no step.

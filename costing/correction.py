@@ -1,19 +1,20 @@
-"""Learned from answers: how far a node's predictions are off, and how far that is believed.
+"""Corrections of each node's predicted times, learned from answers and shrunk by uncertainty.
 
 ```
-actual = overhead_s + factor * predicted        least squares of relative errors, one node each;
+actual = overhead_s + factor * predicted        least squares of relative errors, per node;
                                                 old answers fade, two weak priors: 1 ms and 1.0
 doubt  = relative error of an answer / sqrt(answers that did not share a step)
 
-believed = typical * (own / typical) ** share   in a group of nodes, each figure
+believed = typical * (own / typical) ** share   for each figure of each node in a group
 share    = 1 - min(1, 2 * doubt / |log(own_s / typical_s)|) ** 2
 ```
 
-What a node's steps, the network and the front add to a prompt shows nowhere else. In a batch a node
-is judged by about seven answers that shared a few steps, and an unlucky node would get no more
-calls and could not be judged again. So what was learned is drawn towards the typical node by its
-own doubt (positive-part shrinkage, James and Stein 1961). Seconds throughout; pure; used by
-scheduler/nodes/node_record.py, which learns, and where costs are weighed.
+Only answers show the time that a node's steps, the network and the front add to a prompt. In a
+batch, about seven answers decide about a node, and several of the answers share a step. A node with
+unlucky answers would get no more calls, so its correction would never be revised. Therefore the
+correction of each node is drawn towards the typical node in proportion to the node's doubt
+(positive-part shrinkage, James and Stein 1961). All times are seconds. Pure; used by
+scheduler/nodes/node_record.py, which learns, and wherever costs are compared.
 """
 
 from __future__ import annotations
@@ -30,43 +31,46 @@ Column = NDArray[np.float64]
 """One number per node."""
 
 UNLIKE_OTHERS = 8.0
-"""A node is not believed to differ by more: one that was stopped in its first step would never get
-the work that proves it wrong."""
+"""Largest believed speed ratio between a node and the typical node. Without this bound, a node that
+was suspended during its first step would never get the work that disproves the measurement."""
 
 COMPARED_TOKENS = 512
-"""Of the prompt by which nodes are compared."""
+"""Length of the prompt by which the speeds of nodes are compared."""
 
 LEAST_FACTOR, MOST_FACTOR = 0.2, 5.0
 LEAST_OVERHEAD_S, MOST_OVERHEAD_S = 1e-4, 1.0
 INITIAL_OVERHEAD_S = 1e-3
 _KEPT = 0.85
-"""Weight of everything older after one more answer: about seven count."""
+"""Weight that all older answers keep after a new answer; about seven answers count."""
 _MOST_MISS = 2.0
-"""One answer never counts as more than so many times too fast or too slow."""
+"""An answer counts as at most this many times slower or faster than expected."""
 _TRUSTED_S = 30.0
 _FADE = 0.9
-"""What was learned is believed for so long, then a tenth of it goes with every heartbeat, so that a
-node which is avoided for what it once was is tried again."""
+"""A correction without a new answer stays valid for ``_TRUSTED_S``. Then each heartbeat removes a
+tenth of the weight of the old answers, so a node that was avoided for past slowness is tried
+again."""
 _OVERHEAD_WEIGHT = 0.02 / 0.02**2
 _FACTOR_WEIGHT = 0.02 / 0.5**2
-"""How strongly the two hold on to where they began: a fiftieth of an answer's weight each, in units
-of 20 ms and of one half. Answers of one size can't tell them apart; then a few ms are overhead."""
+"""Weights of the two priors: each counts 0.02 of an answer, with the overhead in units of 20 ms and
+the factor in units of 0.5. Answers of equal size can't separate overhead from factor; then the
+priors attribute a few ms to the overhead."""
 
 _SHARED = 4.0
-"""Answers that come together, from the same steps, tell about as much as one."""
+"""Number of answers that tell about as much as a single independent answer, because answers that
+arrive together come from the same steps."""
 _USUAL_SPREAD, _USUAL_WEIGHT = 0.3, 4.0
-"""How far answers are off that a good correction was made for; as if so many had been seen. A few
-that happen to be alike are not exact."""
+"""Prior for the relative error of answers after a good correction, and the number of answers that
+the prior counts as. A few answers that agree by chance do not make the correction exact."""
 
 
 class Correction:
     """``actual = overhead_s + factor * predicted``, least squares of relative errors that fade.
 
     Attributes:
-        overhead_s: what each answer takes beside the prediction.
-        factor: how much slower than predicted the node is.
-        doubt: relative standard error of what the two correct; infinite before any answer.
-        answers: how many were learned from.
+        overhead_s: seconds that each answer takes in addition to the scaled prediction.
+        factor: actual time over predicted time.
+        doubt: relative standard error of a corrected prediction; infinite before the first answer.
+        answers: number of answers learned from.
     """
 
     def __init__(self) -> None:
@@ -79,7 +83,7 @@ class Correction:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def learn(self, predicted_s: float, actual_s: float, now: float) -> None:
-        """Take one answer in."""
+        """Learn from the predicted and the actual time of one answer."""
         if predicted_s <= 0.0 or actual_s <= 0.0:
             return  # No time passed: nothing was measured.
         expected_s = corrected_s(self, predicted_s)
@@ -94,7 +98,7 @@ class Correction:
         self._solve()
 
     def fade(self, now: float) -> None:
-        """Forget a little of what no answer confirmed for a while."""
+        """Reduce the weight of old answers by a tenth if no new answer came for ``_TRUSTED_S``."""
         if self.answers and now - self._learned_s > _TRUSTED_S:
             self._keep(_FADE)
             self._solve()
@@ -112,13 +116,13 @@ class Correction:
         x += _FACTOR_WEIGHT
         overhead_s = (one * squares - x * mixed) / (ones * squares - mixed * mixed)
         self.overhead_s = max(LEAST_OVERHEAD_S, min(overhead_s, MOST_OVERHEAD_S))
-        # The best factor for the overhead that was allowed.
+        # The best factor for the clamped overhead.
         factor = (x - mixed * self.overhead_s) / squares
         self.factor = max(LEAST_FACTOR, min(factor, MOST_FACTOR))
         self.doubt = self._standard_error()
 
     def _standard_error(self) -> float:
-        """Relative error of an answer, over the root of how many that did not share a step."""
+        """Return the relative error of an answer over the root of the independent answers."""
         a, b, c, d, e = self._sums
         o, f = self.overhead_s, self.factor
         squares = self._count - 2 * (o * d + f * e) + o * o * a + 2 * o * f * b + f * f * c
@@ -128,7 +132,7 @@ class Correction:
 
 
 class Learned(Protocol):
-    """What answers taught of one node, or of some: columns."""
+    """The learned overhead and factor of one node, or columns for several nodes."""
 
     @property
     def overhead_s(self) -> Any: ...
@@ -137,12 +141,12 @@ class Learned(Protocol):
 
 
 def corrected_s(learned: Learned, predicted_s: Any) -> Any:
-    """Return what a prediction turns out to be."""
+    """Return the corrected time of a prediction."""
     return learned.overhead_s + learned.factor * predicted_s
 
 
 class Corrections(NamedTuple):
-    """Figures of Correction, of some nodes."""
+    """Columns of Correction, for several nodes."""
 
     overhead_s: Column
     factor: Column
@@ -152,22 +156,22 @@ class Corrections(NamedTuple):
 _ALIKE = 1.25
 
 DOUBTED = 2.0
-"""A difference of less than so many standard errors is none."""
+"""A difference of fewer standard errors than this counts as no difference."""
 
 
 def typical(values: NDArray[Any]) -> Any:
-    """Return the middle value of each row, as a column that goes with any node's; O(n log n)."""
+    """Return the middle value of each row, as a column that broadcasts over nodes; O(n log n)."""
     ordered = np.sort(values, axis=-1)
     return ordered[..., values.shape[-1] // 2, None]
 
 
 def credible(learned: Corrections, predicted_s: Column) -> Corrections:
-    """Draw the corrections of some nodes towards the typical one, as far as they are doubted.
+    """Draw the corrections of several nodes towards the typical node, in proportion to doubt.
 
     Args:
-        learned: of the nodes; ``doubt`` is the relative standard error of a corrected prediction,
-            infinite where no answer was measured.
-        predicted_s: what is to be corrected, at each of them.
+        learned: corrections of the nodes; ``doubt`` is the relative standard error of a corrected
+            prediction, infinite for a node without answers.
+        predicted_s: the predicted time at each node.
     """
     factor, overhead_s = learned.factor, learned.overhead_s
     known = np.isfinite(learned.doubt)
@@ -184,9 +188,10 @@ def credible(learned: Corrections, predicted_s: Column) -> Corrections:
 
 
 def speeds(cost: StepCost, learned: Corrections) -> Column:
-    """How fast some nodes are beside the typical one, as their answers tell; a fifth is nothing.
+    """Return the speed of each node over the typical node's, as learned from answers.
 
-    What a node measured when it started says little on a machine where others started, too.
+    A difference within a factor of 1.25 counts as 1.0. A node's own measurement at start says
+    little on a machine where several nodes start at the same time.
     """
     known = np.isfinite(learned.doubt)
     if not known.any():

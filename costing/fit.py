@@ -1,16 +1,17 @@
-"""What moving bytes and computing tokens costs, measured online: fits, rates and counters per tier.
+"""Measured cost of moving bytes and of computing tokens: online fits, rates, counters per tier.
 
 ```
 Rate       value += 0.3 * (amount / seconds - value)                     tokens/s, bytes/s
-LineFit    min sum of w * (latency + bytes / rate - seconds) ** 2        one read each
-StepCostFit  min sum of w * (token, pair, step, sequence costs - seconds) ** 2   one pass each
+LineFit    min sum of w * (latency + bytes / rate - seconds) ** 2        a sample per read
+StepCostFit  min sum of w * (token, pair, step, sequence costs - seconds) ** 2   per pass
            w = fading weight / size ** 2: relative errors, old samples count less and less
 ```
 
-Pure: samples in, figures of costing/service_time.py out. Loader threads and the engine feed it;
-load decisions and heartbeats read it. Old samples fade, so that a change of a path or a machine
-shows after a few; both fits are least squares in closed form, with no cost below zero. Each
-attribute has one writer, or a single assignment under the GIL, so readers need no lock.
+Pure: samples in, figures of costing/service_time.py out. Loader threads and the engine add samples;
+load decisions and heartbeats read the figures. Old samples fade; a change of a path or a machine
+shows after a few samples. Both fits are least squares in closed form, without negative costs. Each
+attribute has a single writer, or is assigned in a single step under the GIL, so readers need no
+lock.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from tierkv.costing.service_time import Line, StepCost, causal_pairs
 
 _NEW_SHARE = 0.3
 _OVERLAP_SHARE = 0.05
-"""Reads come one per layer: some loads, not some layers, are to be averaged over."""
+"""Weight of a new read. A load reads once per layer, so a small weight averages over several loads,
+not over a few layers."""
 
 
 class Rate:
-    """A moving average of amount per second; 0.0 until known."""
+    """A moving average of amount per second; 0.0 before the first measurement."""
 
     def __init__(self, value: float = 0.0) -> None:
         self.value = value
 
     def add(self, amount: float, seconds: float) -> None:
-        """Take one measurement in."""
+        """Add a measurement to the average."""
         if amount <= 0 or seconds <= 0:
             return
         new = amount / seconds
@@ -42,10 +44,10 @@ class Rate:
 
 
 class Overlap:
-    """How many reads of a path go on at a time, on average over the last ones.
+    """Average number of concurrent reads on a path, over the recent reads.
 
-    Reads that share a path slow each other down; times this number, the rate that one of them sees
-    is the rate of the path.
+    Concurrent reads on a path slow each other down. The rate of the path is the rate of a single
+    read times this average.
     """
 
     def __init__(self) -> None:
@@ -54,7 +56,7 @@ class Overlap:
         self._ended_s = float("-inf")
 
     def add(self, seconds: float, *, ended_s: float) -> None:
-        """Take in a read; those of several threads come in the order in which they end."""
+        """Add a read; reads of several threads must be added in the order in which they end."""
         busy_s = min(seconds, max(0.0, ended_s - self._ended_s))
         self._reading_s += seconds - _OVERLAP_SHARE * self._reading_s
         self._busy_s += busy_s - _OVERLAP_SHARE * self._busy_s
@@ -62,18 +64,18 @@ class Overlap:
 
     @property
     def mean(self) -> float:
-        """Reads at a time, at least one."""
+        """Average number of concurrent reads, at least 1.0."""
         return max(1.0, self._reading_s / self._busy_s) if self._busy_s > 0.0 else 1.0
 
 
 class TierMeter:
-    """What readers saw of one tier, cumulative.
+    """Cumulative counters of the reads from one tier.
 
     Attributes:
-        query_tokens: prompt tokens looked for in this tier.
-        hit_tokens: prompt tokens that came from it.
+        query_tokens: prompt tokens looked up in this tier.
+        hit_tokens: prompt tokens loaded from this tier.
         read_bytes: bytes loaded.
-        read_time_s: seconds spent loading them.
+        read_time_s: seconds spent on loading the bytes.
         rate: bytes per second.
     """
 
@@ -92,9 +94,11 @@ class TierMeter:
 
 
 _KEPT = 0.5
-"""Weight of everything older after one more load: a change is half learnt from its first one."""
+"""Weight that all older samples keep after a new load: the first load after a change has half the
+weight."""
 _FADE_S = 10.0
-"""Old samples fade with time too, so that after a pause a new one counts nearly alone."""
+"""Time constant by which old samples also fade, so the first sample after a pause counts nearly
+alone."""
 _HICCUP = 3.0
 """A read slower than this multiple of its prediction waits for a second slow one before it counts.
 
@@ -118,17 +122,18 @@ class _Read:
 class LineFit:
     """A Line fitted to reads of different sizes.
 
-    Samples are weighted by 1 / size^2: small reads tell the latency, large ones the rate.
+    Samples are weighted by 1 / size^2: small reads determine the latency, large reads the rate.
 
     Attributes:
-        measured_at_s: when the last sample was taken in.
+        measured_at_s: end of the latest read that the fit includes.
     """
 
     def __init__(self, *, reads_per_load: int = 1) -> None:
         """Make an empty fit.
 
         Args:
-            reads_per_load: equal reads that come together (one per layer) and tell as much as one.
+            reads_per_load: equal reads of a load (a read per layer), which together count as a
+                sample.
         """
         self.measured_at_s = -math.inf
         self._kept: float = _KEPT ** (1 / reads_per_load)
@@ -146,16 +151,16 @@ class LineFit:
     ) -> None:
         """Learn from one read.
 
-        A read that is much slower than predicted counts only together with the next slow read that
-        began after the first one ended. A read of usual speed in between drops the slow one.
+        A read much slower than predicted counts only together with the next slow read that began
+        after the first read ended. A read of usual speed in between drops the slow read.
 
         Args:
-            size_bytes: what the read moved, or was to move.
-            seconds: its duration.
-            now: when it ended.
+            size_bytes: bytes that the read moved or was expected to move.
+            seconds: duration of the read.
+            now: end of the read.
             whole: True if the read counts as much as all reads of a load.
-            certain: True if the read counts at once however slow it was, because its load was
-                given up or because no second read follows soon.
+            certain: True if the read counts immediately at any duration, because the load was given
+                up or because no second read follows soon.
         """
         if size_bytes <= 0 or seconds <= 0:
             return
@@ -200,7 +205,7 @@ class LineFit:
 
     @property
     def line(self) -> Line | None:
-        """The fit; None before the first sample. Without different sizes there is no latency."""
+        """The fit; None before the first sample. The latency is 0.0 unless sizes differ."""
         x, y, xx, xy = self._means
         if not y:
             return None
@@ -215,10 +220,10 @@ class LineFit:
 class StepCostFit:
     """A StepCost fitted to steps of different size and context.
 
-    One step alone tells seconds per token; what the other figures are shows as steps differ. Steps
-    of full batches are all alike, and tell none of them: what was ``calibrated`` then stays in
-    proportion, and only as a whole follows what is measured. Samples are weighted by
-    1 / tokens^2, so that the fit is as good for short steps.
+    A single step yields only seconds per token; the other figures emerge as steps differ. Steps of
+    full batches are all alike and can't separate the figures. The ``calibrated`` figures then keep
+    their proportions, and the measurements only scale all figures together. Samples are weighted by
+    1 / tokens^2, so the fit is equally good for short steps.
 
     Attributes:
         scale: product of all factors that ``rescale`` was given.
@@ -228,8 +233,9 @@ class StepCostFit:
         """Make an empty fit.
 
         Args:
-            by_seconds: weight samples by 1 / seconds^2 instead, for times that hold more than the
-                step: one that was stopped for long then counts little, not above all others.
+            by_seconds: weight samples by 1 / seconds^2 instead, for times that include more than
+                the step. A step that was suspended for long then counts little instead of
+                dominating the fit.
         """
         self._products = [[0.0] * 5 for _ in range(5)]
         self._by_seconds = by_seconds
@@ -238,7 +244,7 @@ class StepCostFit:
         self.scale = 1.0
 
     def calibrate(self, steps: Sequence[tuple[int, float, float, int]]) -> None:
-        """Take in what to believe at first.
+        """Set the prior cost from a few exact measurements.
 
         Args:
             steps: tokens, pairs, seconds and prompts of steps chosen to differ; few and exact.
@@ -246,7 +252,7 @@ class StepCostFit:
         exact = StepCostFit(by_seconds=True)
         for step in steps:
             exact.add(*step)
-        # No model computes a token for nothing, whatever a step that was stopped for long says.
+        # Every token costs time, even if a step that was suspended for long suggests otherwise.
         longest = max(tokens for tokens, *_ in steps)
         columns = [
             c
@@ -257,7 +263,7 @@ class StepCostFit:
         self._prior = self._cost = min(fits, key=lambda fit: fit[0])[1]
 
     def add(self, tokens: int, pairs: float, seconds: float, sequences: int = 1) -> None:
-        """Take one step in, with new tokens of so many sequences."""
+        """Add one step with new tokens of ``sequences`` sequences."""
         if tokens <= 0 or seconds <= 0:
             return
         unit = seconds if self._by_seconds else tokens
@@ -268,7 +274,7 @@ class StepCostFit:
         self._cost = None
 
     def rescale(self, factor: float) -> None:
-        """Multiply all figures, because other work than steps shows that computing got faster."""
+        """Multiply all figures, because work other than steps shows that computing got faster."""
         for row in self._products[:4]:
             row[4] *= factor
         self._products[4] = [cell * factor for cell in self._products[4]]
@@ -280,17 +286,17 @@ class StepCostFit:
 
     @property
     def cost(self) -> StepCost | None:
-        """The fit; None before the first step. O(1)."""
+        """The fit; None before the first step and without a calibration. O(1)."""
         cost = self._cost
         if cost is None and self._products[0][0]:
             cost = self._cost = self._leaning_on(self._prior) if self._prior else self._fitted()
         return cost
 
     def _leaning_on(self, prior: StepCost) -> StepCost:
-        """Fit, but where samples can't tell figures apart keep them in the prior's proportion.
+        """Fit, but keep the prior's proportions for figures that the samples can't separate.
 
-        Ridge regression (Hoerl and Kennard 1970) towards the prior as the samples scale it, with
-        each figure in units of what it explains.
+        Ridge regression (Hoerl and Kennard 1970) towards the prior as scaled by the samples. The
+        unit of each figure is the part of the samples that the figure explains.
         """
         matrix = [row[:4] for row in self._products[:4]]
         target = [row[4] for row in self._products[:4]]
@@ -320,11 +326,11 @@ class StepCostFit:
         """Fit to the samples alone."""
         fits = [fit for columns in _COLUMNS if (fit := self._solved(columns)) is not None]
         best = min(error for error, _ in fits)
-        enough = best + _NOTICEABLE * self._products[4][4]  # Fewer figures, if they say as much.
+        enough = best + _NOTICEABLE * self._products[4][4]  # Prefer fewer figures.
         return next(cost for error, cost in fits if error <= enough)
 
     def _solved(self, columns: tuple[int, ...]) -> tuple[float, StepCost] | None:
-        """Fit with some figures only; None when they can't be told apart or one is negative."""
+        """Fit a subset of the figures; None if the system is singular or a figure is negative."""
         matrix = [[self._products[i][j] for j in columns] for i in columns]
         target = [self._products[i][4] for i in columns]
         values = _solve(matrix, target)
@@ -341,18 +347,20 @@ _COLUMNS: Final = (
     *((0,), (0, 1), (0, 2), (0, 3), (0, 1, 2), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)),
     *((1, 2), (1, 3), (2, 3), (1,), (2,), (3,)),
 )
-"""Figures of StepCost tried together, plain ones first; the best without a negative one wins."""
+"""Subsets of the figures of StepCost to try, in order of preference."""
 _STEP_KEPT = 0.85
 _LEANING = 0.02
-"""Pull of the prior: as strong as samples that differ by a seventh of their size."""
+"""Strength of the prior: equal to samples that differ by a seventh of their size."""
 _SHOWS_PAIRS = 256
-"""Tokens of a step in which attention's pairs cost enough to be seen beside its tokens."""
+"""Tokens of a step from which the cost of attention's pairs is visible next to the cost of
+tokens."""
 _NOTICEABLE = 2e-3
-"""Share of the squares that another figure must explain to be believed: noise explains some."""
+"""Share of the squared times that a further figure must explain to be accepted, because a further
+figure always explains part of the noise."""
 
 
 def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None:
-    """Solve a positive semidefinite system of a few unknowns; None when it is singular."""
+    """Solve a small positive semidefinite system; None if the system is singular."""
     rows = [[*row, value] for row, value in zip(matrix, target, strict=True)]
     size = len(rows)
     for i in range(size):
@@ -369,11 +377,11 @@ def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None
 
 
 class EnginePace:
-    """How fast an engine of others is, by one life of it, for the scheduler's cost.
+    """Measured speed of one run of an external engine, for the scheduler's cost.
 
-    Only requests that had the engine to themselves say what computing takes; when several run, a
-    first token also waits for others. A time to a first token holds more than computing, and now
-    and then a stall: of a prompt whose prefix is cached that is nearly all.
+    Only a request alone in the engine reveals the time of computing; with several requests running,
+    a first token also waits for the rest. The time to a first token includes more than computing,
+    and occasionally a stall; for a prompt with a cached prefix nearly all of the time is overhead.
 
     Attributes:
         prefill: seconds per step, token and pair of attention.
@@ -387,7 +395,7 @@ class EnginePace:
         self.decode_rate = Rate()
 
     def first_token(self, prompt_tokens: int, cached_tokens: int, seconds: float) -> None:
-        """Take in the time to a first token of a request that ran alone."""
+        """Add the time to the first token of a request alone in the engine."""
         computed = max(1, prompt_tokens - cached_tokens)
         self.prefill.add(computed, causal_pairs(prompt_tokens - computed, computed), seconds)
         self.prefill_rate.add(computed, seconds)

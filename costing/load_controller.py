@@ -1,7 +1,7 @@
-"""Load or compute: the plan with the smallest predicted makespan, from live figures.
+"""Load or compute: choose the plan with the smallest predicted makespan, from measured costs.
 
-A pure core. Candidates are: compute everything; load the first k blocks of the chain that was found
-behind ``start`` and compute the rest, for every k that can be best; at each level at which the
+A pure core. The candidates are: compute everything; or load the first k blocks of the chain found
+after ``start`` and compute the rest, for every k that can be best, at each level at which the
 blocks are stored.
 
 ```
@@ -11,10 +11,11 @@ seconds             promote, then layers overlap with   follow it
                     |<---- pipeline, costing/pipeline.py ---->|<- sum ->|
 ```
 
-The makespan over k is the largest of three sums of concave pieces, so it is enough to try the ends
-of each piece and where another sum takes over: O(runs) depths, found by bisection. What a read and
-a token cost was measured by the node that asks (compute/tiers/load_decider.py); compute/transfers/
-loads.py acts. For two levels stored side by side, ``choose_levels`` says which blocks are fine.
+The makespan over k is the largest of three sums of concave pieces. Therefore only the ends of each
+piece can be best, and the depths where the largest sum changes: O(runs) depths, found by bisection.
+The calling node measured the cost of a read and of a token (compute/tiers/load_decider.py).
+compute/transfers/loads.py carries out the decision. If a chain is stored at two levels side by
+side, ``choose_levels`` picks the blocks to load at the fine level.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One form in which blocks are stored.
+    """A form in which blocks are stored.
 
     Attributes:
-        codec: its name.
+        codec: the codec of the level.
         layer_bytes: stored bytes of one layer of one block.
-        decode_bytes_per_s: rate at which it is decoded; infinite when nothing is.
-        read_bytes: one read brings as many layers as fit into this, one at least.
+        decode_bytes_per_s: rate of decoding; infinite if nothing is decoded.
+        read_bytes: one read brings as many layers as fit into this size, at least one.
     """
 
     codec: KvCodec
@@ -52,7 +53,7 @@ class Level:
     read_bytes: int = 0
 
     def reads(self, blocks: int, layers: int) -> float:
-        """Return how many reads bring the layers of so many blocks; not rounded up."""
+        """Return the number of reads for all layers of ``blocks`` blocks; not rounded up."""
         return min(max(1.0, blocks * self.layer_bytes * layers / max(1, self.read_bytes)), layers)
 
 
@@ -65,20 +66,20 @@ class LoadSeconds:
 
     @property
     def total_s(self) -> float:
-        """Seconds until all is there."""
+        """Seconds until the load is complete."""
         return self.promote_s + self.layers_s
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Blocks in a row whose best copies are alike.
+    """Consecutive blocks whose best copies are alike.
 
     Attributes:
-        tier: what readers see.
-        blocks: how many.
-        line: what one read of them costs.
-        promote: what bringing them into a node's memory costs first; None when they are there.
-        place: runs of one place are read by the same calls and share one latency.
+        tier: the tier as readers see it.
+        blocks: number of blocks.
+        line: cost of one read of the blocks.
+        promote: cost of bringing the blocks into a node's memory first; None if in memory already.
+        place: runs with equal places are read by the same calls and share one latency.
     """
 
     tier: Tier
@@ -88,7 +89,7 @@ class Run:
     place: str = ""
 
     def seconds(self, size_bytes: float, level: Level, *, reads: float = 0.0) -> LoadSeconds:
-        """Return how long some of its bytes take, and the latency of so many reads."""
+        """Return the seconds to load ``size_bytes``, with the latency of ``reads`` reads."""
         promote_s = 0.0 if self.promote is None else self.promote.seconds(size_bytes, reads=reads)
         read_s = self.line.seconds(size_bytes, reads=reads)
         return LoadSeconds(promote_s, read_s + size_bytes / level.decode_bytes_per_s)
@@ -96,19 +97,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is missing of a prompt, and what the node is doing.
+    """The missing part of a prompt, and the load of the node.
 
     Attributes:
         start: leading tokens that have KV.
         stop: tokens of the prompt.
         block_tokens: tokens per block.
         layers: layers of the model.
-        step_tokens: tokens computed in one step, at most.
-        cost: what computing costs.
-        compute_from_s: when the node begins to compute this prompt (what is ahead of it).
-        load_from_s: when a loader begins to load for it.
-        shares_steps: others' tokens fill the steps that its own are computed in, so that it costs
-            its share of a step and not a whole one.
+        step_tokens: maximum number of tokens computed in one step.
+        cost: cost of computing.
+        compute_from_s: when the node begins to compute this prompt, after earlier work.
+        load_from_s: when a loader begins to load for this prompt.
+        shares_steps: True if tokens of further prompts fill the prompt's steps, so the prompt is
+            charged a share of a step, not a whole step.
     """
 
     start: int
@@ -124,14 +125,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class LoadDecision:
-    """What to do, and what it is predicted to take.
+    """The chosen plan and its predicted times.
 
     Attributes:
-        depth: blocks to load, 0 for none.
-        codec: the level to load them at; None when nothing is loaded.
+        depth: blocks to load; 0 means no load.
+        codec: the level of the load; None if nothing is loaded.
         predicted_s: seconds until the prompt is computed.
-        compute_s: the same when nothing is loaded.
-        load_s: seconds until all that is loaded is there.
+        compute_s: seconds until the prompt is computed without any load.
+        load_s: seconds until the load is complete.
         alternatives: predictions by name (``compute``, or codec, ``:`` and depth), best first.
     """
 
@@ -144,11 +145,11 @@ class LoadDecision:
 
     @property
     def choice(self) -> str:
-        """Name the plan as in ``alternatives``."""
+        """The name of the plan in ``alternatives``."""
         return f"{self.codec}:{self.depth}" if self.depth else COMPUTE
 
     def kind(self, found: int) -> str:
-        """Say whether all that was found is loaded (``load``), ``part`` of it, or ``compute``."""
+        """Return ``load`` if all ``found`` blocks are loaded, else ``part`` or ``compute``."""
         if not self.depth:
             return COMPUTE
         return "load" if self.depth == found else "part"
@@ -156,7 +157,7 @@ class LoadDecision:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Promoting; moving and decoding all layers; and the latency of each read."""
+    """Seconds of promotion, of moving and decoding all layers, and of the latency of each read."""
 
     promote_s: float = 0.0
     bytes_s: float = 0.0
@@ -164,7 +165,7 @@ class _Sums:
 
 
 class Chain:
-    """What loading the first blocks of a chain costs, for any depth in O(log runs)."""
+    """Cost of loading the first blocks of a chain, for any depth in O(log runs)."""
 
     def __init__(self, runs: Sequence[Run], level: Level, layers: int) -> None:
         self.runs = runs
@@ -185,10 +186,10 @@ class Chain:
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """First and last depth of each piece: in one run, and read in one of three manners.
+        """First and last depth of each piece; a piece lies in one run and has one way of reading.
 
-        Few blocks are read in one go, many layer by layer, and between the number of reads grows
-        with the depth.
+        Few blocks are read in one go, many blocks layer by layer. In between, the number of reads
+        grows with the depth.
         """
         fitting = self.level.read_bytes / self.level.layer_bytes
         turns = (int(fitting / self._layers), int(fitting))
@@ -216,14 +217,14 @@ class Chain:
 def choose(
     prompt: Prompt, runs: Sequence[Run], levels: Sequence[Level], *, budget_s: float = 0.0
 ) -> LoadDecision:
-    """Choose how many of the found blocks to load, and at which level.
+    """Choose the number of found blocks to load, and the level.
 
     Args:
-        prompt: what is to be computed or loaded.
+        prompt: the prompt to compute or load.
         runs: the chain that follows ``prompt.start``, in order; it ends before ``prompt.stop``.
-        levels: forms in which all of it is stored, best quality first.
-        budget_s: a level of better quality is preferred while it is predicted to take no longer;
-            0.0 asks for the smallest makespan only.
+        levels: forms in which the whole chain is stored, best quality first.
+        budget_s: the best level with a prediction within this budget is preferred. 0.0 means that
+            only the smallest makespan counts.
     """
     compute_s = compute_all_s(prompt)
     plans = [_best_depth(prompt, Chain(runs, level, prompt.layers)) for level in levels if runs]
@@ -238,7 +239,7 @@ def choose(
 
 
 def choose_depth(prompt: Prompt, runs: Sequence[Run], level: Level, depth: int) -> LoadDecision:
-    """Predict a plan that was chosen already, beside computing everything."""
+    """Predict the plan with a given depth, next to the plan that computes everything."""
     compute_s = compute_all_s(prompt)
     decision = replace(_plan(prompt, Chain(runs, level, prompt.layers), depth), compute_s=compute_s)
     known = ((COMPUTE, compute_s), (decision.choice, decision.predicted_s))
@@ -246,14 +247,14 @@ def choose_depth(prompt: Prompt, runs: Sequence[Run], level: Level, depth: int) 
 
 
 def compute_all_s(prompt: Prompt) -> float:
-    """Predict when the prompt is computed if nothing is loaded."""
+    """Predict the end of the prompt's computation without any load."""
     return prompt.compute_from_s + sum(_computing(prompt, prompt.start))
 
 
 def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
-    """Predict when the prompt is computed if its next ``depth`` blocks, at least one, are loaded.
+    """Predict the end of the prompt's computation if the next ``depth`` (>= 1) blocks are loaded.
 
-    Layers of the first step are computed behind the load; later steps follow it.
+    The load overlaps the layers of the first step; later steps follow the load.
     """
     computing = _computing(prompt, _loaded_to(prompt, depth))
     seconds: float = _first_ends(prompt, chain, depth, computing).latest()
@@ -261,12 +262,12 @@ def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
 
 
 def beside_s(prompt: Prompt, depth: int, others: int) -> float:
-    """Predict how much longer a prompt's step takes because others like it are in it.
+    """Predict how much longer a prompt's step takes because further similar prompts share the step.
 
     Args:
-        prompt: what is computed, and what stands before it.
-        depth: blocks that it loads; the others are taken to load as many.
-        others: prompts that share its step as far as that has room.
+        prompt: the prompt.
+        depth: blocks that the prompt loads; the further prompts are assumed to load as many.
+        others: number of further prompts that share the step, as far as the step has room.
     """
     at = _loaded_to(prompt, depth) if depth else prompt.start
     tokens = min(prompt.stop - at, prompt.step_tokens)
@@ -287,11 +288,12 @@ def _plan(prompt: Prompt, chain: Chain, depth: int) -> LoadDecision:
 
 
 def _depths(prompt: Prompt, chain: Chain) -> Iterator[int]:
-    """Give every depth that can be best, O(runs) of them.
+    """Yield every depth that can be best; O(runs) depths.
 
-    Within a run, and while the number of tokens of the first step is either its limit or all that
-    is left, the makespan is the largest of three sums, each concave in the
-    depth: only the ends of such a piece and depths at which another sum takes over can be best.
+    Consider a piece within a run in which the first step always has either its maximum number of
+    tokens or all remaining tokens. In a piece the makespan is the largest of three sums, and each
+    sum is concave in the depth. Only the ends of a piece can be best, and the depths where the
+    largest sum changes.
     """
     left = prompt.stop - prompt.start - prompt.step_tokens
     whole_steps = max(0, left // prompt.block_tokens)
@@ -307,7 +309,7 @@ def _depths(prompt: Prompt, chain: Chain) -> Iterator[int]:
 
 
 def _around_turn(first: int, last: int, holds: Callable[[int], bool]) -> Iterator[int]:
-    """Give the two depths between which a condition that turns at most once does so."""
+    """Yield the two neighbouring depths between which a condition flips; at most one flip."""
     before = holds(first)
     if holds(last) == before:
         return
@@ -322,7 +324,7 @@ def _around_turn(first: int, last: int, holds: Callable[[int], bool]) -> Iterato
 
 
 def _leads(prompt: Prompt, chain: Chain, one: int, other: int, depth: int) -> bool:
-    """Say which of two sums of the pipeline is the larger; it turns at most once in a piece."""
+    """Return whether sum ``one`` exceeds sum ``other``; flips at most once in a piece."""
     ends = _first_ends(prompt, chain, depth, _computing(prompt, _loaded_to(prompt, depth)))
     return ends[one] > ends[other]
 
@@ -339,12 +341,12 @@ def _first_ends(prompt: Prompt, chain: Chain, depth: int, computing: InSteps) ->
 
 
 def _loaded_to(prompt: Prompt, depth: int) -> int:
-    """The last block found may be partial, but the last token is always computed."""
+    """Return the end of the load; the last block may be partial, the last token is computed."""
     return min(prompt.start + depth * prompt.block_tokens, prompt.stop - 1)
 
 
 def _computing(prompt: Prompt, at: int) -> InSteps:
-    """Return what computing takes from a token on."""
+    """Return the seconds of computing the prompt from token ``at`` on."""
     tokens = prompt.stop - at
     first_s, later_s = prompt.cost.in_steps(at, tokens, prompt.step_tokens)
     if prompt.shares_steps:
@@ -354,7 +356,7 @@ def _computing(prompt: Prompt, at: int) -> InSteps:
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """Stored bytes of one block; equal where it is stored at one level only."""
+    """Stored bytes of one block; equal if the block is stored at a single level."""
 
     fine: int
     coarse: int
@@ -362,11 +364,11 @@ class BlockSizes:
 
 @dataclass(frozen=True, slots=True)
 class LevelChoice:
-    """How to load a chain.
+    """The levels at which to load a chain.
 
     Attributes:
-        fine: leading blocks to load at the fine level; the others are coarse.
-        predicted_s: seconds to load all of them.
+        fine: leading blocks to load at the fine level; the rest of the chain is coarse.
+        predicted_s: seconds to load the whole chain.
     """
 
     fine: int
@@ -376,7 +378,7 @@ class LevelChoice:
 def choose_levels(
     blocks: Sequence[BlockSizes], *, bytes_per_s: float, budget_s: float
 ) -> LevelChoice:
-    """Choose the least loss that is loaded within the budget; if nothing is, the fastest.
+    """Choose the smallest loss that loads within the budget; the fastest load if none does.
 
     Args:
         blocks: the chain that was found, in order.
@@ -384,7 +386,8 @@ def choose_levels(
         budget_s: seconds that loading may take.
 
     Returns:
-        as many leading blocks fine as the budget allows when all others are coarse. O(blocks).
+        the largest number of leading fine blocks that the budget allows with a coarse rest.
+        O(blocks).
     """
     count = len(blocks)
     fine_s = [0.0, *accumulate(size.fine / bytes_per_s for size in blocks)]

@@ -1,4 +1,4 @@
-"""Whether loading blocks beats computing them in an engine of others, which shows only durations.
+"""Whether loading blocks is faster than computing in an external engine that shows only durations.
 
 ```
 token_s = median((step - small step) / tokens)      of the last five steps of a prompt
@@ -6,10 +6,11 @@ load_s  = median(load * max(1, tokens / loaded))    of the last five loads
 loads when load_s + small step < token_s * tokens   costing/service_time.py, ``spared_s``
 ```
 
-Pure: tokens and seconds in, a decision out. What was not measured yet is loaded; what does not pay
-is tried again now and then, since a pool, an engine and their load change. Medians, since one step
-or load in such an engine may be held up by anything. integrations/vllm/connector_worth.py tells it
-when steps and loads begin and end; integrations/vllm/connector_scheduler.py asks.
+Pure: tokens and seconds in, a decision out. Without measurements the decision is to load. Loads
+that do not pay are retried occasionally, because the load of the pool and of the engine changes.
+The figures are medians, because any single step or load in an external engine may be delayed.
+integrations/vllm/connector_worth.py reports the begin and end of steps and loads;
+integrations/vllm/connector_scheduler.py reads the decision.
 """
 
 from __future__ import annotations
@@ -21,32 +22,33 @@ from typing import Final
 from tierkv.costing.service_time import StepCost
 
 SMALL_STEP: Final = 8
-"""Tokens of a step that tells what any step costs."""
+"""A step with at most this many tokens measures the fixed cost of a step."""
 
 LARGE_STEP: Final = 64
-"""Tokens of a step that tells what a token of a prompt costs."""
+"""A step with at least this many tokens measures the cost of a prompt's token."""
 
 PROBE_EVERY: Final = 16
-"""One decision in so many that computing pays is not followed, to measure a load."""
+"""Every decision with this number to compute is overridden, to measure a load."""
 _KEPT: Final = 5
-"""Measurements that count; the median of so few follows a change after three."""
+"""Number of measurements in a median; the median follows a change after three measurements."""
 
 
 class LoadCost:
-    """Seconds of a load, by what the last ones took."""
+    """Predicted seconds of a load, from the most recent loads."""
 
     def __init__(self) -> None:
         self._last: deque[tuple[int, float]] = deque(maxlen=_KEPT)
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Take one load in."""
+        """Add the duration of one load."""
         self._last.append((tokens, seconds))
 
     def seconds(self, tokens: int) -> float | None:
-        """Predict a load; None before the first one.
+        """Predict the seconds of a load; None before the first load.
 
-        Rather too much than too little: smaller loads are as long as those seen, larger ones longer
-        in proportion. One load that was long, as the first one may be, is not believed for long.
+        The prediction errs on the high side: a smaller load takes as long as a measured load, a
+        larger load takes longer in proportion. A single long load, often the first, affects the
+        prediction only briefly.
         """
         if not self._last:
             return None
@@ -54,14 +56,15 @@ class LoadCost:
 
 
 class LoadWorth:
-    """The decision; used by one thread.
+    """The decision between loading and computing; used by a single thread.
 
     Attributes:
-        load: what loads took, without waiting for steps of others.
-        _ask_s: how long the last answers about what the pool has were waited for.
-        _step_s: what the last steps took that computed nearly nothing.
-        _token_s: what a token of a prompt added to the last large ones.
-        _declined: decisions to compute since the last one to load.
+        load: seconds of loads, without the wait for steps of further requests.
+        _ask_s: seconds that requests waited for the last answers about the pool's blocks.
+        _step_s: seconds of the last steps that computed nearly nothing.
+        _token_s: seconds that each token of a prompt added to the last large steps.
+        _declined: decisions of ``pays_to_ask`` to compute, including probes; never reset.
+        _probing: True after a decision to probe, until a load begins or the next refusal.
     """
 
     def __init__(self) -> None:
@@ -73,21 +76,21 @@ class LoadWorth:
         self._probing = False
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Take a step in that loaded nothing."""
+        """Add the duration of a step that loaded nothing."""
         if tokens <= SMALL_STEP:
             self._step_s.append(seconds)
         elif tokens >= LARGE_STEP:
             self._token_s.append(max(seconds - self._small_step_s(), 0.0) / tokens)
 
     def asked(self, seconds: float) -> None:
-        """Take note of how long a request waited to hear what the pool has of it."""
+        """Add the seconds that a request waited for the answer about the pool's blocks."""
         self._ask_s.append(seconds)
 
     def pays_to_ask(self, tokens: int) -> bool:
-        """Whether to ask the pool for so many tokens at most; a probe now and then."""
+        """Return whether to ask the pool for up to ``tokens`` tokens; sometimes True as a probe."""
         ask_s = median_low(self._ask_s) if self._ask_s else 0.0
         load_s = self.load.seconds(tokens)
-        # As long as nothing was loaded: reading is one more trip to the pool, at least.
+        # Before the first load: a read costs at least one more trip to the pool.
         cost_s = ask_s + (ask_s if load_s is None else load_s)
         if not self._token_s or self._saves(tokens, cost_s):
             return True
@@ -96,18 +99,18 @@ class LoadWorth:
         return self._probing
 
     def pays(self, tokens: int) -> bool:
-        """Whether to load so many tokens."""
+        """Return whether to load ``tokens`` tokens."""
         load_s = self.load.seconds(tokens)
         if self._probing or load_s is None or not self._token_s:
             return True
         return self._saves(tokens, load_s)
 
     def begun(self) -> None:
-        """Take note of a load, which ends a probe."""
+        """Record the begin of a load, which ends a probe."""
         self._probing = False
 
     def _saves(self, tokens: int, cost_s: float) -> bool:
-        # The engine hears of a load's end after a step, and only then begins the rest.
+        # The engine learns of the end of a load after a step, and only then computes the rest.
         cost_s += self._small_step_s()
         return StepCost(median_low(self._token_s)).spared_s(cost_s, start=0, tokens=tokens) > 0.0
 

@@ -1,20 +1,21 @@
-"""What a request costs at a node: how fast the node is, what waits there, and who is held up.
+"""Cost of a request at a node: the speed of the node, its queue, and the delay of other requests.
 
 ```
-rates     what a heartbeat tells, in bounds; defaults where nothing was measured; the typical
-          node's where a node's own first steps say nothing clearly different
+rates     reported by a heartbeat, within bounds; defaults for figures without a measurement; the
+          typical node's rates unless a node's own first steps clearly differ
 
 turn_s    = waiting before it + tokens and one step of others                  its turn comes
 ended_s   = the pipeline of loading and computing from then on                 costing/pipeline.py
 wait_s    = factor * turn_s                                                    factor, overhead_s:
 service_s = overhead_s + factor * ended_s - wait_s                             costing/correction.py
-harm_s    = decode_harm * decodes * (prefill_s - decode_step_s)                answers held up
+harm_s    = decode_harm * decodes * (prefill_s - decode_step_s)                delayed answers
 total_s   = wait_s + service_s + charge * taken_s + harm_s + handoff_s         the cost
 ```
 
 Pure; seconds, tokens, blocks and bytes. The scheduler (scheduler/choosing/choice.py) evaluates the
-sums for all candidates at once, over columns, or for the only one, over floats: ``most`` and
-``least`` are ``max`` and ``min`` or NumPy's. costing/node_service.py says what ends when.
+sums over columns for all candidates, or over floats for a single candidate: ``most`` and ``least``
+are NumPy's ``maximum`` and ``minimum``, or ``max`` and ``min``. costing/node_service.py computes
+the ends.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _SLOWEST = 1e-6
 _LONGEST_S = 1e6
 
 _LIKE_OTHERS = 1.5
-"""Nodes of a model that differ by less are taken to be equal: what each measured in its first steps
-is no better than that, and what remains is learned from answers (costing/correction.py)."""
+"""Nodes of a model with a speed ratio below this are treated as equal. Measurements of the first
+steps are no more precise; the remaining difference is learned from answers
+(costing/correction.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,11 @@ class Rates:
     """How fast a node prefills and loads.
 
     Attributes:
-        cost: what computing costs.
-        l2: each layer's read from the host's segment.
-        l3: each layer's read from other hosts.
-        l4: bringing what rests into memory, once, to be read from there.
-        step_tokens: tokens of a forward pass at most.
+        cost: cost of computing.
+        l2: read of a layer from the host's segment.
+        l3: read of a layer from other hosts.
+        l4: promotion of a block from L4 into memory, once, to be read from memory.
+        step_tokens: maximum number of tokens in a forward pass.
     """
 
     cost: StepCost
@@ -58,13 +60,13 @@ class Rates:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Tokens computed per second, but for what pairs and steps add."""
+        """Tokens computed per second, without the cost of pairs and steps."""
         return 1.0 / self.cost.per_token_s if self.cost.per_token_s else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """How much of a chain a node can reuse; counts of blocks, each including the ones before.
+    """Blocks of a chain that a node can reuse; each count includes the counts before.
 
     Attributes:
         l1_blocks: in the node's own pages.
@@ -84,14 +86,15 @@ NOTHING_CACHED = CachedPrefix()
 
 @dataclass(frozen=True, slots=True)
 class ServiceCost:
-    """What a node would do with a prompt once its turn has come.
+    """A node's plan for a prompt, from the prompt's turn on.
 
     Attributes:
         reused_blocks: blocks worth taking from the cache.
-        load_s: seconds to load those not in L1, without the wait for the path.
+        load_s: seconds to load the blocks outside L1, without the wait for the path.
         prefill_s: seconds to compute the rest.
-        total_s: seconds from its turn to the first token: both, overlapped layer by layer, what is
-            left of the path's queue by then, and what the node was learned to add.
+        total_s: seconds from the turn to the first token. Includes loading and computing,
+            overlapped layer by layer, the remaining queue of the path, and the learned correction
+            of the node.
         tier_blocks: the reused blocks in L1, L2, L3 and L4.
     """
 
@@ -107,14 +110,14 @@ class CostSplit:
     """A candidate's cost: ``wait_s + service.total_s + charge * taken_s + harm_s + handoff_s``.
 
     Attributes:
-        wait_s: until the node begins to compute for the prompt.
-        service: from then on.
+        wait_s: seconds until the node begins to compute the prompt.
+        service: the plan after the wait.
         total_s: the cost.
-        harm_s: charge for the decodes it would hold up.
-        handoff_s: what passing the answer on to another node adds.
-        charge: ``c*Q``, for the delay put on others.
-        taken_s: seconds that are taken from them: what is computed and loaded, as a typical node
-            does that. How fast this node was seen to be is in the service, and is not charged.
+        harm_s: charge for the decodes that the prompt would delay.
+        handoff_s: additional seconds for passing the answer on to another node.
+        charge: ``c*Q``, for the delay of other requests.
+        taken_s: seconds taken from other requests: computing and loading at the speed of a typical
+            node. The measured speed of this node is a part of the service and is not charged.
     """
 
     wait_s: float
@@ -132,7 +135,7 @@ class CostSplit:
 
 
 class Queue(Protocol):
-    """What a node has to do already; one number each, or a column."""
+    """The queued work of a node; each property is a number or a column."""
 
     @property
     def waiting_s(self) -> Any: ...
@@ -156,9 +159,9 @@ def turn_s(
 ) -> Any:
     """Return when a new prompt's turn comes, in seconds from now.
 
-    Every prompt before it is computed first, and each request takes the compute of one token in the
-    step that is shared with it. What the node is at was begun; when it should be over and is not,
-    the node is late, by as much again.
+    The queued prompts of all fronts are computed first, and each outstanding request takes the
+    compute of a token in the shared step. The prompt at the head of the queue is already in
+    progress. If the head is overdue, the remaining time is assumed to equal the delay so far.
     """
     left_s = queue.head_end_s - now
     ours_s = queue.waiting_s - queue.head_s + most(least(left_s, queue.head_s), -left_s)
@@ -166,7 +169,7 @@ def turn_s(
 
 
 class Charged(NamedTuple):
-    """Parts of a cost, and their sum; see the top of this file."""
+    """Parts of a cost, and the total; the module docstring defines the parts."""
 
     wait_s: Any
     service_s: Any
@@ -188,9 +191,9 @@ def charged(
     handoff_s: Any = 0.0,
     most: Callable[..., Any] = max,
 ) -> Charged:
-    """Charge a request for the node's time until its first token, and for what others lose.
+    """Charge a request for the node's time until the first token, and for delaying other requests.
 
-    What a node was learned to add is spread over its wait and its service alike.
+    The learned correction of a node applies to the wait and to the service alike.
     """
     wait_s = learned.factor * turn_s
     service_s = corrected_s(learned, ended_s) - wait_s
@@ -200,28 +203,28 @@ def charged(
 
 
 def has_computed(load: NodeLoad) -> bool:
-    """Whether a node has measured how fast it computes."""
+    """Return whether a node has measured its speed of computing."""
     return told_cost(load) is not None
 
 
 def typical_load(loads: Sequence[NodeLoad]) -> NodeLoad | None:
-    """Return the load of the node that computes neither fast nor slow; None if none measured it."""
+    """Return the load of the node with the median computing speed; None without measurements."""
     measured = [(cost, load) for load in loads if (cost := told_cost(load)) is not None]
     measured.sort(key=lambda pair: _compared_s(pair[0]))
     return measured[len(measured) // 2][1] if measured else None
 
 
 def known_rates(load: NodeLoad, defaults: Rates, *, typical: NodeLoad | None = None) -> Rates:
-    """Take the figures a node measured, and the documented defaults where it has none.
+    """Return the rates that a node measured, and the documented defaults for missing figures.
 
-    What no node can be is cut to what some could: one that reports it must not spoil the sums in
-    which all are weighed.
+    Impossible figures are clipped to possible figures, so a node with a broken report does not
+    spoil the sums that compare all nodes.
 
     Args:
-        load: what the node tells.
-        defaults: for what it does not.
-        typical: another node of its model; while it has computed nothing, or about as fast, it is
-            taken to be as fast.
+        load: the node's report.
+        defaults: rates for figures missing from the report.
+        typical: another node of the same model. Its speed is used for a node that has computed
+            nothing yet, or that is about as fast.
     """
     cost, usual = told_cost(load), None if typical is None else told_cost(typical)
     if usual is not None:
@@ -246,12 +249,12 @@ def _credible_line(latency_s: float, bytes_per_s: float, default: Line) -> Line:
 
 
 def _times_slower(cost: StepCost, typical: StepCost) -> float:
-    """How many times slower than a typical node one computes; 1.0 where that is not clear."""
+    """Return the compute time over a typical node's; 1.0 if not clearly different."""
     slower = _compared_s(cost) / max(_compared_s(typical), 1e-12)
     slower = min(max(slower, 1.0 / UNLIKE_OTHERS), UNLIKE_OTHERS)
     return 1.0 if 1.0 / _LIKE_OTHERS < slower < _LIKE_OTHERS else slower
 
 
 def _compared_s(cost: StepCost) -> float:
-    """Seconds of a prompt by which nodes are compared; finite, whatever a node reports."""
+    """Return the seconds of the prompt by which nodes are compared; finite for any report."""
     return min(cost.causal_seconds(0, COMPARED_TOKENS), _LONGEST_S)

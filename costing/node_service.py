@@ -1,20 +1,21 @@
-"""What serving a prompt takes at each of some nodes: one pass over columns of figures.
+"""Time to serve a prompt at each of several nodes: one pass over columns of figures.
 
 ```
 blocks    0      ends[0]      ends[1]      ends[2]      ends[3]        tokens
           |  L1  |     L2     |     L3     |     L4     |   computed   |
 plan      ------------------->|                         load nothing, or to the end of a tier,
-          -------------->|                              or as much of it as hides behind computing
+          -------------->|                              or as much as hides behind computing
 
-block of a tier   layers reads, of stored bytes / layers each; of L4 brought up once before
-load              the tiers one after the other, begun when their paths are free
-end               costing/pipeline.py over the first forward pass; later ones follow
+block of a tier   layers reads, of stored bytes / layers each; blocks of L4 are promoted before
+load              the tiers one after the other, started when the path to each tier is free
+end               costing/pipeline.py over the first forward pass; later passes follow
 ```
 
-The sums are those by which a node decides what to load (costing/load_controller.py), evaluated for
-all nodes at once; a node tries every depth, this tries two for each tier. Rates come from
-heartbeats (costing/node_cost.py), bytes from the model's layout. Pure; called by
-scheduler/choosing/choice.py for routing and by simulator/gate.py for a simulated node's decision.
+The sums are the same by which a node decides how much to load (costing/load_controller.py),
+evaluated for all nodes at once. A node tries every depth that can be best; this module tries two
+depths per tier. Rates come from heartbeats (costing/node_cost.py), bytes from the model's layout.
+Pure; called by scheduler/choosing/choice.py for routing and by simulator/gate.py for a simulated
+node's decision.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from tierkv.costing.service_time import InSteps, Line, StepCost
 from tierkv.kvcore.layout import BlockLayout
 
 Grid = NDArray[np.float64]
-"""One row per alternative, one column per node."""
+"""A row per alternative, a column per node."""
 Columns = NDArray[np.float64]
-"""Some rows of figures, one column per node."""
+"""Several rows of figures, a column per node."""
 
 
 class NodeSpeeds(NamedTuple):
-    """How fast some nodes compute and load: Rates as columns.
+    """Computing and loading speed of several nodes: Rates as columns.
 
     Attributes:
-        cost: of computing.
-        step_tokens: of a forward pass at most.
-        reads: [3, nodes] each layer's read of what is in L2, L3 and L4; the last is read like L3
-            once it was brought up.
-        rise: bringing up what is in L4, once, before it is read.
+        cost: cost of computing.
+        step_tokens: maximum number of tokens in a forward pass.
+        reads: [3, nodes] read of a layer from L2, L3 and L4. A promoted block of L4 is read like
+            L3.
+        rise: promotion of blocks from L4, once before the read.
     """
 
     cost: StepCost
@@ -56,11 +57,11 @@ class NodeSpeeds(NamedTuple):
 
 
 SPEED_ROWS = 13
-"""Rows of figures that say how fast a node is."""
+"""Number of rows that describe the speed of a node."""
 
 
 def speed_row(rates: Rates) -> tuple[float, ...]:
-    """Write a node's rates down in the order of ``speeds_of``."""
+    """Return a node's rates as a tuple, in the order that ``speeds_of`` reads."""
     cost, l2, l3, l4 = rates.cost, rates.l2, rates.l3, rates.l4
     return (
         *(cost.per_token_s, cost.per_pair_s, cost.per_step_s, cost.per_sequence_s),
@@ -72,18 +73,18 @@ def speed_row(rates: Rates) -> tuple[float, ...]:
 
 
 def speeds_of(rows: Any) -> NodeSpeeds:
-    """Read columns of rates; [SPEED_ROWS and more, nodes]."""
+    """Build speeds from columns of rates; [SPEED_ROWS and more, nodes]."""
     cost = StepCost(rows[0], rows[1], rows[2], rows[3])
     return NodeSpeeds(cost, rows[4], Line(rows[5:8], rows[8:11]), Line(rows[11], rows[12]))
 
 
 def lone_speeds(rates: Rates) -> NodeSpeeds:
-    """Make columns of one node."""
+    """Return the speeds of a single node as columns."""
     return speeds_of(np.array(speed_row(rates))[:, None])
 
 
 def typical_speeds(speeds: NodeSpeeds) -> NodeSpeeds:
-    """Take the middle of each figure, but of the tokens of a step: those are each node's own."""
+    """Return the middle value of each figure; ``step_tokens`` stays each node's own."""
     cost, reads, rise = speeds.cost, speeds.reads, speeds.rise
     columns: Any = (cost.per_token_s, cost.per_pair_s, cost.per_step_s, cost.per_sequence_s)
     return NodeSpeeds(
@@ -99,7 +100,7 @@ def _typical_line(line: Any) -> Line:
 
 
 class PathSeconds(NamedTuple):
-    """[3, nodes] whether each path is used, and seconds to read; seconds to bring up what rests."""
+    """[3, nodes] use of each path and seconds to read; seconds to promote blocks of L4."""
 
     used: Any
     read_s: Any
@@ -107,21 +108,21 @@ class PathSeconds(NamedTuple):
 
 
 class BlockPaths(NamedTuple):
-    """What moving blocks costs: lines whose sizes are blocks, and whose reads are tiers used."""
+    """Cost of moving blocks: the sizes of the lines are blocks, the reads are the tiers used."""
 
     reads: Line
     rise: Line
 
     def seconds(self, blocks: Any) -> PathSeconds:
-        """Return what [3, nodes] blocks of L2, L3 and L4 take."""
-        # Counts of blocks become 1.0 for any: cheaper than a comparison and its conversion.
+        """Return the seconds to load [3, nodes] blocks of L2, L3 and L4."""
+        # Turn every positive count into 1.0: cheaper than a comparison and a conversion.
         used = np.minimum(blocks, 1.0)
         rise_s = self.rise.seconds(blocks[2], reads=used[2]) if blocks[2].any() else 0.0
         return PathSeconds(used, self.reads.seconds(blocks, reads=used), rise_s)
 
 
 def block_paths(speeds: NodeSpeeds, layout: BlockLayout) -> BlockPaths:
-    """Count a node's paths in blocks of a model."""
+    """Convert a node's paths from bytes to blocks of a model."""
     reads, rise, size = speeds.reads, speeds.rise, layout.stored_bytes
     return BlockPaths(
         Line(layout.layers * reads.latency_s, reads.bytes_per_s / size),
@@ -131,11 +132,11 @@ def block_paths(speeds: NodeSpeeds, layout: BlockLayout) -> BlockPaths:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """When things begin at each node, in seconds from now.
+    """Start of computing and loading at each node, in seconds from now.
 
     Attributes:
-        compute_s: its turn to be computed.
-        paths_s: [3, nodes] its turn on the paths to L2, L3 and L4.
+        compute_s: the prompt's turn to be computed.
+        paths_s: [3, nodes] the prompt's turn on the paths to L2, L3 and L4.
     """
 
     compute_s: Column
@@ -148,8 +149,8 @@ class Service:
 
     Attributes:
         depth: blocks reused.
-        reach: blocks that could be, from L1, to L2, to L3, to L4; ascending.
-        load_s: seconds to load what is not in L1.
+        reach: reusable blocks in L1, up to L2, up to L3 and up to L4; ascending.
+        load_s: seconds to load the blocks outside L1.
         prefill_s: seconds to compute the rest.
         ended_s: seconds from now to the first token.
     """
@@ -166,7 +167,7 @@ class Service:
 
 
 def by_tier(depth: float, ends: Sequence[float]) -> tuple[int, int, int, int]:
-    """Split reused blocks by tier: those that could be, from L1, to L2 and to L3, are ``ends``."""
+    """Split reused blocks by tier; ``ends`` are reusable blocks in L1, up to L2, up to L3."""
     blocks = int(depth)
     l1, l2, l3 = (min(blocks, int(end)) for end in ends)
     return l1, l2 - l1, l3 - l2, blocks - l3
@@ -201,16 +202,16 @@ def serve(
 ) -> Service:
     """Find the fastest plan at each node.
 
-    Tried are: to load nothing, all of each tier the node can reach, and as much of it as just hides
-    behind computing the rest. A path that is slower than computing is not used. The last prompt
-    token is always computed, because its logits are wanted.
+    The candidates are: load nothing; load all blocks of each tier in reach; load only the part of a
+    tier that hides behind computing the rest. A path that is slower than computing is not used. The
+    last prompt token is always computed, because its logits are needed.
 
     Args:
         prompt_tokens: tokens of the prompt, at least 1.
-        reach: [4, nodes] blocks each could reuse from L1, to L2, to L3 and to L4.
-        speeds: of the nodes.
+        reach: [4, nodes] reusable blocks of each node in L1, up to L2, up to L3 and up to L4.
+        speeds: the speeds of the nodes.
         layout: bytes per block and tokens per block.
-        waits: when things begin.
+        waits: start of computing and loading.
     """
     plans = _Plans(prompt_tokens, _ends(prompt_tokens, reach, layout), speeds, layout, waits)
     if not plans.can_load:
@@ -223,7 +224,7 @@ def serve(
 
 
 def _ends(prompt_tokens: int, reach: NDArray[Any], layout: BlockLayout) -> Grid:
-    """Blocks to reuse from L1, to L2, to L3 and to L4: ascending, and not the whole prompt."""
+    """Return the blocks to reuse, cumulative over tiers: ascending, less than the prompt."""
     ends = np.empty(reach.shape)
     np.minimum(reach, (prompt_tokens - 1) // layout.block_tokens, out=ends)
     for tier in (1, 2, 3):
@@ -233,15 +234,15 @@ def _ends(prompt_tokens: int, reach: NDArray[Any], layout: BlockLayout) -> Grid:
 
 @dataclass(frozen=True, slots=True)
 class _Evaluated:
-    """Plans and what they take.
+    """Plans and their times.
 
     Attributes:
         depth: blocks reused.
-        begins_s: when their path is free.
-        rise_s: seconds to bring up what rests, before any layer.
+        begins_s: when all paths that the plan uses are free.
+        rise_s: seconds to promote blocks of L4, before any layer is read.
         load_s: seconds to read all layers.
         compute_s: seconds to compute the rest.
-        ends: of the pipeline.
+        ends: the three ends of the pipeline.
     """
 
     depth: Grid
@@ -256,8 +257,8 @@ class _Plans:
     """Evaluates plans for one prompt at all nodes.
 
     Attributes:
-        ends: blocks that could be reused from L1, to L2, to L3 and to L4.
-        can_load: some node could reuse what is not in its L1.
+        ends: reusable blocks in L1, up to L2, up to L3 and up to L4.
+        can_load: True if any node could reuse blocks outside its L1.
     """
 
     def __init__(
@@ -275,7 +276,7 @@ class _Plans:
             self._paths = block_paths(speeds, layout)
 
     def best(self, tried: Sequence[_Evaluated]) -> Service:
-        """Take the plan of each node that ends first; among equals the one that loads less."""
+        """Return each node's plan with the earliest end; among equals the plan that loads less."""
         ended_s = _stacked([x.ends.latest(np.maximum) for x in tried])
         at = (ended_s.argmin(axis=0), np.arange(ended_s.shape[1]))
         depth, load_s, compute_s = (
@@ -289,13 +290,13 @@ class _Plans:
         return Service(depth, self.ends, load_s, compute_s, ended_s[at])
 
     def nothing_loaded(self) -> _Evaluated:
-        """Plan to use what is in L1."""
+        """Evaluate the plan that uses only the blocks in L1."""
         depth = self.ends[:1]
         nothing = np.zeros(depth.shape)
         return self._evaluated(depth, nothing, 0.0, nothing)
 
     def whole_tiers(self) -> _Evaluated:
-        """Plan to load nothing, all of L2, of L3 too, and of L4 too."""
+        """Evaluate four plans: load nothing, all of L2, also all of L3, and also all of L4."""
         load_s, begins_s = np.zeros(self.ends.shape), np.zeros(self.ends.shape)
         paths = self._paths.seconds(self._segments)
         np.cumsum(paths.read_s, axis=0, out=load_s[1:])
@@ -304,7 +305,7 @@ class _Plans:
         return self._evaluated(self.ends, begins_s, rise_s, load_s)
 
     def parts(self, whole: _Evaluated, shares: Grid) -> _Evaluated:
-        """Plan to load the tiers before one, and a share of that one."""
+        """Evaluate plans that load all tiers before a tier, and a share of the tier."""
         blocks = np.floor(self._segments * shares)
         paths = self._paths.seconds(blocks)
         begins_s = np.maximum(whole.begins_s[:-1], paths.used * self._waits.paths_s)
@@ -314,7 +315,7 @@ class _Plans:
 
     @staticmethod
     def _in_last_row(seconds: Any, shape: tuple[int, ...]) -> Any:
-        """Only plans that reach into L4 wait for what rests there."""
+        """Return the promotion seconds in the row of L4; only plans that reach into L4 promote."""
         if isinstance(seconds, float):
             return seconds
         rows = np.zeros(shape)
@@ -340,7 +341,7 @@ class _Plans:
     def _computing(self, depth: Grid) -> InSteps:
         at: Any = depth * self._layout.block_tokens
         cost = self._speeds.cost
-        if self._in_one_step:  # Which is so nearly always, and costs half as much.
+        if self._in_one_step:  # The usual case, at half the cost.
             return InSteps(cost.causal_seconds(at, self._tokens - at), 0.0)
         step_tokens: Any = self._speeds.step_tokens
         return cost.in_steps(at, self._tokens - at, step_tokens, least=np.minimum)
@@ -351,11 +352,11 @@ def _stacked(parts: Sequence[Grid]) -> Grid:
 
 
 def _hiding_shares(whole: _Evaluated) -> Grid:
-    """How much of L2, L3 and L4 to load so that it just hides behind the computation.
+    """Return the share of L2, L3 and L4 whose load just hides behind the computation.
 
-    Deeper, a later last layer outweighs what is no longer computed. Found as if all were straight
-    lines between a tier's ends; what such a plan takes is evaluated exactly. Not in (0, 1) where
-    one end is best.
+    With a larger share the delay of the last layer exceeds the saved computing. The share is found
+    as if all times were linear between the ends of a tier; the caller evaluates the resulting plan
+    exactly. Outside (0, 1) if one end is best.
     """
     ends: Any = whole.ends
     busy_s, first_s, last_s = ends
@@ -368,15 +369,16 @@ def _hiding_shares(whole: _Evaluated) -> Grid:
 
 
 def taken_s(tokens: int, service: Service, usual: NodeSpeeds, layout: BlockLayout) -> Column:
-    """Seconds that the plan at each node takes from others, were all nodes alike.
+    """Return the seconds that the plan at each node takes from other requests, for equal nodes.
 
-    What differs between plans counts: tokens to compute and bytes to load. How fast each node was
-    measured to be does not: times the length of a batch's queue, what is noise would decide.
+    Only differences between plans count: tokens to compute and bytes to load. The measured speed of
+    each node does not count, because the length of a batch's queue would multiply the noise of the
+    measurement until noise decides.
 
     Args:
-        tokens: of the prompt.
+        tokens: tokens of the prompt.
         service: the plans.
-        usual: how fast a typical node is.
+        usual: speeds of a typical node.
         layout: bytes per block and tokens per block.
     """
     cached: Any = service.depth * layout.block_tokens

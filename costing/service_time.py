@@ -1,4 +1,4 @@
-"""What moving bytes and computing tokens take: every prediction is made of these two sums.
+"""Cost of moving bytes and of computing tokens: the two sums behind every prediction.
 
 ```
 moving     seconds = reads * latency_s + bytes / bytes_per_s
@@ -8,15 +8,15 @@ computing  seconds = tokens    * per_token_s      matrix products
                    + steps     * per_step_s       launching a forward pass
                    + sequences * per_sequence_s   each further prompt in a pass
 
-           pairs of n tokens behind s others = n * s + n * (n + 1) / 2
+           pairs of n tokens behind s earlier tokens = n * s + n * (n + 1) / 2
 
            |<- step_tokens ->|<- step_tokens ->|<- rest ->|
-           |   first pass    |        later passes        |     a load overlaps with the first only
+           |   first pass    |        later passes        |     a load overlaps the first pass only
 ```
 
-Bytes, tokens and seconds throughout. Each figure is fitted online to reads and forward passes
-(costing/fit.py) or told by another node's heartbeat. All is plain arithmetic: where it says float,
-a NumPy array does as well, one number per alternative; ``least`` is then ``numpy.minimum``.
+All units are bytes, tokens and seconds. Each figure is fitted online to reads and forward passes
+(costing/fit.py) or comes from another node's heartbeat. The arithmetic is plain: a parameter typed
+float also takes a NumPy array with a number per alternative; ``least`` is then ``numpy.minimum``.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tierkv.kvcore.node import NodeLoad
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one read costs: a latency and a rate."""
+    """The cost of a read: a latency and a rate."""
 
     latency_s: float = 0.0
     bytes_per_s: float = math.inf
 
     def seconds(self, size_bytes: float, *, reads: float = 1.0) -> float:
-        """Return how long so many reads take that together bring ``size_bytes``."""
+        """Return the seconds that ``reads`` reads take to bring ``size_bytes`` in total."""
         return reads * self.latency_s + size_bytes / self.bytes_per_s
 
 
 class InSteps(NamedTuple):
-    """Seconds of the first forward pass over some tokens, and of all later ones."""
+    """Seconds of the first forward pass over a row of tokens, and of all later passes."""
 
     first_s: float
     later_s: float
@@ -50,14 +50,13 @@ class InSteps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What forward passes through all layers cost: a sum of what each of these figures counts.
+    """Cost of forward passes through all layers, as a sum of four figures times their counts.
 
     Attributes:
         per_token_s: seconds per computed token.
         per_pair_s: seconds per (query, key) pair of attention.
-        per_step_s: seconds per forward pass.
-        per_sequence_s: seconds per further prompt in a forward pass, however few of its tokens are
-            new; the first one's are a part of ``per_step_s``.
+        per_step_s: seconds per forward pass, including the first prompt's ``per_sequence_s``.
+        per_sequence_s: seconds per further prompt in a forward pass, for any number of new tokens.
     """
 
     per_token_s: float
@@ -68,23 +67,23 @@ class StepCost:
     def seconds(
         self, tokens: float, pairs: float, *, steps: float = 1.0, sequences: float | None = None
     ) -> float:
-        """Return how long computing takes; ``sequences`` over all steps, one in each by default."""
+        """Return the seconds of computing; ``sequences`` is a total, by default one per step."""
         seconds = self.per_token_s * tokens + self.per_pair_s * pairs + self.per_step_s * steps
         if sequences is not None:
             seconds += self.per_sequence_s * (sequences - steps)
         return seconds
 
     def causal_seconds(self, start: float, tokens: float, *, steps: float = 1.0) -> float:
-        """Return the same for ``tokens`` in a row, the first at ``start``; fewer operations."""
+        """Return the same for consecutive ``tokens`` from ``start``, with fewer operations."""
         per_token_s = self.per_token_s + self.per_pair_s * (start + 0.5 * (tokens + 1))
         return tokens * per_token_s + self.per_step_s * steps
 
     def in_steps(
         self, start: float, tokens: float, step_tokens: float, *, least: Callable[..., Any] = min
     ) -> InSteps:
-        """Split what computing takes by forward passes of ``step_tokens`` at most.
+        """Split the seconds of computing into forward passes of at most ``step_tokens`` tokens.
 
-        The number of later passes is not rounded up: jumps would need more candidates.
+        The number of later passes is not rounded up, because jumps would need more candidates.
         """
         first = least(tokens, step_tokens)
         later = tokens - first
@@ -94,24 +93,25 @@ class StepCost:
     def own_passes_s(
         self, start: float, tokens: float, step_tokens: float, *, most: Callable[..., Any] = max
     ) -> Any:
-        """Return what tokens in a row take in passes that nothing shares, one at least."""
+        """Return the seconds of consecutive tokens in unshared passes, at least one pass."""
         return self.causal_seconds(start, tokens, steps=most(1.0, tokens / step_tokens))
 
     def shared_pass_s(
         self, tokens: float, step_tokens: float, *, least: Callable[..., Any] = min
     ) -> float:
-        """Return what a first pass costs a prompt less if prompts of others fill it up.
+        """Return the seconds that a prompt saves if other prompts fill up its first pass.
 
-        The prompt pays for as much of the pass as it has tokens, and to be one more in it.
+        The prompt then pays for its share of the pass by tokens, and for being one more sequence in
+        the rest of the pass.
         """
         others_share = 1.0 - least(1.0, tokens / step_tokens)
         saved: float = others_share * (self.per_step_s - self.per_sequence_s)
         return saved
 
     def spared_s(self, load_s: float, *, start: float, tokens: float) -> float:
-        """Return the seconds by which loading tokens beats computing them; negative: it does not.
+        """Return the seconds that loading saves over computing; negative if computing is faster.
 
-        The tokens would be computed in passes that are run anyhow.
+        The tokens would be computed in passes that run anyway.
         """
         return self.causal_seconds(start, tokens, steps=0.0) - load_s
 
@@ -126,12 +126,12 @@ class StepCost:
 
 
 def causal_pairs(start: float, tokens: float) -> float:
-    """Count the (query, key) pairs of ``tokens`` queries in a row, the first at ``start``."""
+    """Count the (query, key) pairs of consecutive ``tokens`` queries from position ``start``."""
     return tokens * start + tokens * (tokens + 1) / 2
 
 
 def tell_cost(cost: StepCost | None) -> NodeLoad:
-    """Write what computing costs into a heartbeat; ``told_cost`` reads it."""
+    """Write the cost of computing into a heartbeat; ``told_cost`` reads the cost back."""
     cost = cost or StepCost(0.0)
     return NodeLoad(
         prefill_token_s=cost.per_token_s,
@@ -142,7 +142,7 @@ def tell_cost(cost: StepCost | None) -> NodeLoad:
 
 
 def told_cost(load: NodeLoad) -> StepCost | None:
-    """Return what computing costs by a heartbeat: fitted, or a plain rate; None: not measured."""
+    """Return the fitted cost in a heartbeat, or a cost from its plain rate; None if unmeasured."""
     fitted = StepCost(
         load.prefill_token_s, load.prefill_pair_s, load.prefill_step_s, load.prefill_sequence_s
     )
