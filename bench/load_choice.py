@@ -56,8 +56,8 @@ NODES: Final = {
     NEVER: LoadPolicy.NEVER,
 }
 _COLD_ROUNDS: Final = 3
-_LEAST_ROUNDS: Final = 3
-_MOST_ROUNDS: Final = 40
+_LEAST_ROUNDS: Final = 4
+_MOST_ROUNDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.only in (cell := Cell(*parts)).name
     ]
     report = Report("load_choice")
-    most_s = 0.5 if arguments.quick else 8.0
+    most_s = 0.5 if arguments.quick else 20.0
     asyncio.run(_run(report, cells, most_s, random.Random(arguments.seed)))
     finish(report, arguments.format)
 

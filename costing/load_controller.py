@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, combinations, pairwise
@@ -32,6 +32,8 @@ from tierkv.costing.service_time import InSteps, Line, StepCost, causal_pairs
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.location import Tier
 
+_TRIED_ALL = 8
+"""Trying this many depths costs less than finding the depths that can be best."""
 COMPUTE = "compute"
 """Name of the alternative that loads nothing."""
 
@@ -185,6 +187,11 @@ class Chain:
             self._ends.append(self._ends[-1] + run.blocks)
 
     @property
+    def blocks(self) -> int:
+        """Length of the chain."""
+        return self._ends[-1]
+
+    @property
     def bounds(self) -> list[tuple[int, int]]:
         """First and last depth of each piece; a piece lies in one run and has one way of reading.
 
@@ -227,7 +234,7 @@ def choose(
             only the smallest makespan counts.
     """
     compute_s = compute_all_s(prompt)
-    plans = [_best_depth(prompt, Chain(runs, level, prompt.layers)) for level in levels if runs]
+    plans = [_Depths(prompt, Chain(runs, level, prompt.layers)).best() for level in levels if runs]
     known = [(COMPUTE, compute_s), *((plan.choice, plan.predicted_s) for plan in plans)]
     alternatives = tuple(sorted(known, key=lambda pair: pair[1]))
     useful = [plan for plan in plans if plan.predicted_s < compute_s]
@@ -241,7 +248,7 @@ def choose(
 def choose_depth(prompt: Prompt, runs: Sequence[Run], level: Level, depth: int) -> LoadDecision:
     """Predict the plan with a given depth, next to the plan that computes everything."""
     compute_s = compute_all_s(prompt)
-    decision = replace(_plan(prompt, Chain(runs, level, prompt.layers), depth), compute_s=compute_s)
+    decision = _Depths(prompt, Chain(runs, level, prompt.layers)).plan(depth, compute_s)
     known = ((COMPUTE, compute_s), (decision.choice, decision.predicted_s))
     return replace(decision, alternatives=tuple(sorted(known, key=lambda pair: pair[1])))
 
@@ -256,9 +263,7 @@ def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
 
     The load overlaps the layers of the first step; later steps follow the load.
     """
-    computing = _computing(prompt, _loaded_to(prompt, depth))
-    seconds: float = _first_ends(prompt, chain, depth, computing).latest()
-    return seconds + computing.later_s
+    return _Depths(prompt, chain).seconds(depth)
 
 
 def beside_s(prompt: Prompt, depth: int, others: int) -> float:
@@ -277,35 +282,79 @@ def beside_s(prompt: Prompt, depth: int, others: int) -> float:
     return prompt.cost.seconds(sequences * tokens, pairs, steps=0.0, sequences=sequences)
 
 
-def _best_depth(prompt: Prompt, chain: Chain) -> LoadDecision:
-    _, depth = min((makespan(prompt, chain, depth), depth) for depth in _depths(prompt, chain))
-    return _plan(prompt, chain, depth)
+class _Depths:
+    """Predictions for the depths of one chain; each depth is evaluated once."""
 
+    def __init__(self, prompt: Prompt, chain: Chain) -> None:
+        self._prompt = prompt
+        self._chain = chain
+        self._known: dict[int, tuple[PipelineEnds, float]] = {}
 
-def _plan(prompt: Prompt, chain: Chain, depth: int) -> LoadDecision:
-    load_s = prompt.load_from_s + chain.seconds(depth).total_s
-    return LoadDecision(depth, chain.level.codec, makespan(prompt, chain, depth), math.inf, load_s)
+    def seconds(self, depth: int) -> float:
+        """Return the makespan."""
+        ends, later_s = self._ends(depth)
+        first_s: float = ends.latest()
+        return first_s + later_s
 
+    def best(self) -> LoadDecision:
+        """Return the plan with the smallest makespan, the shallower one of equals."""
+        seconds, depth = min((self.seconds(depth), depth) for depth in self._candidates())
+        return self._plan(depth, seconds, math.inf)
 
-def _depths(prompt: Prompt, chain: Chain) -> Iterator[int]:
-    """Yield every depth that can be best; O(runs) depths.
+    def plan(self, depth: int, compute_s: float) -> LoadDecision:
+        """Return the plan that loads ``depth`` blocks."""
+        return self._plan(depth, self.seconds(depth), compute_s)
 
-    Consider a piece within a run in which the first step always has either its maximum number of
-    tokens or all remaining tokens. In a piece the makespan is the largest of three sums, and each
-    sum is concave in the depth. Only the ends of a piece can be best, and the depths where the
-    largest sum changes.
-    """
-    left = prompt.stop - prompt.start - prompt.step_tokens
-    whole_steps = max(0, left // prompt.block_tokens)
-    for low, high in chain.bounds:
-        cut = min(max(low - 1, whole_steps), high)
-        # The very last block may be partial, which makes its depth a piece of its own.
-        for first, last in ((low, cut), (cut + 1, high - 1), (high, high)):
-            if first <= last:
-                yield from (first, last)
-                for one, other in combinations(range(3), 2):
-                    leads = partial(_leads, prompt, chain, one, other)
-                    yield from _around_turn(first, last, leads)
+    def _plan(self, depth: int, seconds: float, compute_s: float) -> LoadDecision:
+        load_s = self._prompt.load_from_s + self._chain.seconds(depth).total_s
+        return LoadDecision(depth, self._chain.level.codec, seconds, compute_s, load_s)
+
+    def _candidates(self) -> Iterable[int]:
+        """Yield every depth that can be best: all depths of a short chain, else O(runs) depths.
+
+        Consider a piece within a run in which the first step always has either its maximum number
+        of tokens or all remaining tokens. In a piece the makespan is the largest of three sums, and
+        each sum is concave in the depth. Only the ends of a piece can be best, and the depths where
+        the largest sum changes.
+        """
+        if self._chain.blocks <= _TRIED_ALL:
+            return range(1, self._chain.blocks + 1)
+        return self._turns()
+
+    def _turns(self) -> Iterator[int]:
+        prompt = self._prompt
+        left = prompt.stop - prompt.start - prompt.step_tokens
+        whole_steps = max(0, left // prompt.block_tokens)
+        for low, high in self._chain.bounds:
+            cut = min(max(low - 1, whole_steps), high)
+            # The very last block may be partial, which makes its depth a piece of its own.
+            for first, last in ((low, cut), (cut + 1, high - 1), (high, high)):
+                if first <= last:
+                    yield from (first, last)
+                    for one, other in combinations(range(3), 2):
+                        yield from _around_turn(first, last, partial(self._leads, one, other))
+
+    def _leads(self, one: int, other: int, depth: int) -> bool:
+        """Return whether sum ``one`` exceeds sum ``other``; flips at most once in a piece."""
+        ends, _ = self._ends(depth)
+        return ends[one] > ends[other]
+
+    def _ends(self, depth: int) -> tuple[PipelineEnds, float]:
+        """Return the ends of the first step, and the seconds of the later steps."""
+        if (known := self._known.get(depth)) is not None:
+            return known
+        prompt = self._prompt
+        load = self._chain.seconds(depth)
+        computing = _computing(prompt, _loaded_to(prompt, depth))
+        ends = pipeline_ends(
+            load.layers_s,
+            computing.first_s,
+            prompt.layers,
+            load_from_s=prompt.load_from_s + load.promote_s,
+            compute_from_s=prompt.compute_from_s,
+        )
+        found = self._known[depth] = (ends, computing.later_s)
+        return found
 
 
 def _around_turn(first: int, last: int, holds: Callable[[int], bool]) -> Iterator[int]:
@@ -321,23 +370,6 @@ def _around_turn(first: int, last: int, holds: Callable[[int], bool]) -> Iterato
         else:
             high = middle
     yield from (low, high)
-
-
-def _leads(prompt: Prompt, chain: Chain, one: int, other: int, depth: int) -> bool:
-    """Return whether sum ``one`` exceeds sum ``other``; flips at most once in a piece."""
-    ends = _first_ends(prompt, chain, depth, _computing(prompt, _loaded_to(prompt, depth)))
-    return ends[one] > ends[other]
-
-
-def _first_ends(prompt: Prompt, chain: Chain, depth: int, computing: InSteps) -> PipelineEnds:
-    load = chain.seconds(depth)
-    return pipeline_ends(
-        load.layers_s,
-        computing.first_s,
-        prompt.layers,
-        load_from_s=prompt.load_from_s + load.promote_s,
-        compute_from_s=prompt.compute_from_s,
-    )
 
 
 def _loaded_to(prompt: Prompt, depth: int) -> int:
