@@ -1,1 +1,1 @@
-"""Measurements: ratios taken side by side in one run, with the facts of the machine."""
+"""Benchmarks: ratios measured side by side in a single run, with the facts of the machine."""

@@ -1,8 +1,8 @@
-"""Run the small benchmarks one after the other and print their numbers.
+"""Run the small benchmarks in sequence and print the numbers.
 
-``make bench``, or ``python -m bench``. Each is a script of its own: ``python -m bench.reattach``.
-The pool beside its peers takes longer and needs their packages: ``python -m bench.pool``; what
-lossy options cost in answers is ``make quality``.
+``make bench``, or ``python -m bench``. Each benchmark is a separate script: ``python -m
+bench.reattach``. ``python -m bench.pool`` compares the pool with peers; the comparison takes longer
+and needs the peers' packages. ``make quality`` measures the cost of lossy options in answers.
 """
 
 from __future__ import annotations

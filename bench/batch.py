@@ -1,10 +1,11 @@
-"""A statement's batch on a cluster of real processes: who gets its calls, and who waits beside it.
+"""Batch of a statement on a cluster of real processes: placement of calls, and delay of a chat.
 
-Run ``python -m bench.batch``. First several equal compute nodes answer questions about the same
-rows, one statement after another: how the calls are shared, how many of a later question's rows go
-to the node that has their KV, and how many are placed although nothing is known of them. Then one
-node answers a large statement while somebody chats: the chat's time to its first token beside what
-it is alone, and the statement's seconds, with ``tierkv.bulk_calls`` as it comes and 0, in turn.
+Run ``python -m bench.batch``. In the first part several equal compute nodes answer questions about
+the same rows, a statement after the other. Measured are the distribution of the calls over the
+nodes, the share of a later question's rows that go to the node with the rows' KV, and the share of
+rows placed without any known KV. In the second part a single node answers a large statement during
+a chat. Measured are the chat's time to the first token with and without the statement, and the
+statement's seconds, alternating between the default ``tierkv.bulk_calls`` and 0.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tierkv.compute.demo_model.data import INSTRUCTION, make_records
 QUESTIONS = ("What did the customer buy?", "Where does the customer live?", "Who is it?")
 CHAT = "Question {number}: where does Jonas Ortiz live? He lives in Vienna."
 PAUSE_S = 0.3
-"""Between two turns of the chat."""
+"""Seconds between two turns of the chat."""
 
 Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -61,7 +62,7 @@ def cluster(nodes: int) -> Iterator[tuple[str, str]]:
 
 
 def connect(dsn: str, rows: int, seed: int) -> Session:
-    """Connect and make the table of notes."""
+    """Connect and create the table of notes."""
     session = psycopg.connect(dsn, autocommit=True)
     session.execute("CREATE TABLE IF NOT EXISTS notes (id INTEGER, note VARCHAR)")
     with session.cursor() as cursor:
@@ -83,7 +84,7 @@ def ask(session: Session, question: str) -> float:
 
 
 def share(report: Report, *, nodes: int, rows: int, seed: int) -> None:
-    """Report who got the calls of each statement."""
+    """Report the distribution of each statement's calls over the nodes."""
     with cluster(nodes) as (dsn, _), connect(dsn, rows, seed) as session:
         for number, question in enumerate(QUESTIONS, 1):
             seconds = ask(session, question)
@@ -108,7 +109,7 @@ def share(report: Report, *, nodes: int, rows: int, seed: int) -> None:
 
 
 class Chat:
-    """Somebody who asks short questions over REST."""
+    """A user who asks short questions over REST."""
 
     def __init__(self, url: str) -> None:
         self._client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
@@ -116,7 +117,7 @@ class Chat:
         self._number = 0
 
     def first_token_s(self) -> float:
-        """Ask; return the seconds to the first text."""
+        """Ask a question; return the seconds to the first text."""
         self._number += 1
         message = {"role": "user", "content": CHAT.format(number=self._number)}
         began_s = time.perf_counter()
@@ -134,7 +135,7 @@ class Chat:
 
 
 def beside(session: Session, chat: Chat) -> tuple[float, list[float]]:
-    """Chat while a statement runs; return its seconds, and the chat's to each first token."""
+    """Chat while a statement runs; return the statement's seconds and the chat's TTFTs."""
     took: list[float] = []
     thread = threading.Thread(target=lambda: took.append(ask(session, QUESTIONS[0])))
     thread.start()
@@ -146,7 +147,7 @@ def beside(session: Session, chat: Chat) -> tuple[float, list[float]]:
 
 
 def yielding(report: Report, *, rows: int, rounds: int, seed: int) -> None:
-    """Report what a chat waits beside a large statement, and what that costs the statement."""
+    """Report the chat's wait during a large statement, and the statement's cost of yielding."""
     with cluster(1) as (dsn, url), connect(dsn, rows, seed) as session:
         session.execute("SET tierkv.cache = off")
         chat = Chat(url)

@@ -1,13 +1,12 @@
-"""Blending as it comes beside exact reuse, in a statement's batch and call by call.
+"""Blending by default against exact reuse, in a statement's batch and call by call.
 
-Run ``python -m bench.blend_batch``. Each question goes over a few of sixteen notes, in an order
-they were never in before, so that exact reuse finds little behind the instruction. Two embedded
-databases with the shipped model, alike but for ``tierkv.blend``, answer the same questions in
-turn. Cells are how many notes a question has, and whether a statement asks all questions at once
-or one after the other.
+Run ``python -m bench.blend_batch``. Each question covers a few of sixteen notes in a new order, so
+exact reuse finds little after the instruction. Two embedded databases with the shipped model answer
+the same questions in turn; only the setting ``tierkv.blend`` differs. The cells vary the notes per
+question, and whether a statement asks all questions at once or a single question.
 
-Printed are the seconds of a round where blending decides by itself as a multiple of exact reuse,
-round by round, and how many answers of each are right.
+Printed are the seconds of a round with blending as a multiple of exact reuse, round by round, and
+the share of right answers of each.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ASK: Final = f"SELECT id, ai_generate(q, documents => d, options => '{OPTIONS}')
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the notes it goes over, and the word that answers it."""
+    """A question, its notes, and the word that answers the question."""
 
     text: str
     notes: list[str]
@@ -42,7 +41,7 @@ class Question:
 
 
 class Asker:
-    """One way of answering: an embedded database with a node of its own."""
+    """A way of answering: an embedded database with its own node."""
 
     def __init__(self, blend: str) -> None:
         self._database = tierkv.connect(**{"namespace.blend": "true"})
@@ -52,7 +51,7 @@ class Asker:
         self._cursor.fetchall()
 
     def ask(self, questions: Sequence[Question], *, at_once: bool) -> tuple[float, int]:
-        """Ask; return the seconds, and how many answers are right."""
+        """Ask; return the seconds and the number of right answers."""
         seconds, right = 0.0, 0
         size = len(questions) if at_once else 1
         for first in range(0, len(questions), size):
@@ -73,7 +72,7 @@ class Asker:
         return seconds, right
 
     def close(self) -> None:
-        """Stop its node."""
+        """Stop the node."""
         self._database.close()
 
 
@@ -116,7 +115,7 @@ def _measure(
                 took[way], correct = asker.ask(asked, at_once=at_once)
                 right[way] += correct
             seconds.append(took)
-    later = seconds[1:]  # The first one computes the notes for all later ones.
+    later = seconds[1:]  # The first round computes the notes for all later rounds.
     ratio = statistics.median(took["blended"] / took["exact"] for took in later)
     report.add(f"{name}_first_blended_of_exact", seconds[0]["blended"] / seconds[0]["exact"])
     report.add(f"{name}_blended_of_exact", ratio)

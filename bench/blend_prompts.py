@@ -1,7 +1,8 @@
-"""Questions about several notes, with the notes as chunks that may be reused.
+"""Questions about several notes, with the notes as reusable chunks.
 
-Made of the demo model's held-out data: one question per prompt, the notes between an instruction
-and the question. The pieces are tokenised apart, as the front does with documents.
+The prompts come from the demo model's held-out data: a question per prompt, with the notes between
+an instruction and the question. The parts are tokenised separately, as the front tokenises
+documents.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class BlendPrompt:
     Attributes:
         task: one of ``tierkv.compute.demo_model.data.CHAT_TASKS``.
         token_ids: the whole prompt.
-        chunks: where the notes are, half-open.
-        answer: the right one.
+        chunks: positions of the notes, half-open.
+        answer: the right answer.
     """
 
     task: str
@@ -60,7 +61,7 @@ def _prompt(tokenizer: TextTokenizer, chat: TrainingDialogue) -> BlendPrompt:
 
 
 def _split(text: str, notes: Sequence[str]) -> list[str]:
-    """Cut a text into head, notes (each with the space behind it) and the rest."""
+    """Split a text into head, notes (each with the space after the note) and the rest."""
     starts, at = [], 0
     for note in notes:
         at = text.index(note, at)

@@ -1,7 +1,7 @@
-"""What reusing notes at other places costs in answers: beside full recompute, way by way.
+"""Quality of answers when notes are reused at new positions, compared with full recompute.
 
-A prompt is a head, notes and a question. Each note's KV is computed after the head alone; the head
-and the first note are exact prefix, the other notes are reused with a share of their tokens
+A prompt is a head, notes and a question. The KV of each note is computed after the head alone. The
+head and the first note are exact prefix; the remaining notes are reused, with a share of the tokens
 computed again. Greedy answers and the first token's distribution are compared.
 """
 
@@ -34,14 +34,14 @@ MOST_CHUNKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to reuse the notes.
+    """A way to reuse the notes.
 
     Attributes:
-        name: of the method, the same for all ratios.
+        name: name of the method, the same for all ratios.
         ratio: share of reused tokens computed again.
-        selector: what chooses them; None reuses keys with the rotation they were computed with.
+        selector: selects the tokens to compute again; None reuses keys without position correction.
         gradual: see tierkv.kvcore.request.Blend.
-        check_layer: where the hkvd selector compares.
+        check_layer: layer at which the hkvd selector compares.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Way:
 
 
 def ways(*, check_layers: Sequence[int] = (1, 2, 3), ratios: Sequence[float] = RATIOS) -> list[Way]:
-    """Return all that are measured, full reuse without and with position fix first."""
+    """Return all measured ways; full reuse without and with position fix comes first."""
     found = [
         Way("no position fix", 0.0, None),
         Way("position fix", NOTHING, BlendSelector.BOUNDARY),
@@ -72,7 +72,7 @@ def ways(*, check_layers: Sequence[int] = (1, 2, 3), ratios: Sequence[float] = R
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One prompt, in full and by each way: answers (the full recompute's first), divergences."""
+    """Results of a prompt, full recompute first: answers of each way, and divergences."""
 
     prompt: BlendPrompt
     answers: list[list[int]]
@@ -127,14 +127,14 @@ class BlendTrial:
         return _finish(self._model, plan, way.check_layer).logits[0]
 
     def _put_in_place(self, prompt: BlendPrompt, row: Row) -> Tensor:
-        """Use notes' KV as it was computed, keys rotated for the place behind the head."""
+        """Reuse the KV of notes unchanged; keys stay rotated for the place after the head."""
         head = prompt.chunks[0][0]
         for pages, (start, stop) in zip(self._alone, prompt.chunks, strict=False):
             self._copy(pages, row.pages, start, stop, start - head)
         return self._model.forward([self._model.chunk(row, prompt.chunks[-1][1])])[0]
 
     def _copy(self, source: np.ndarray, target: np.ndarray, a: int, b: int, back: int) -> None:
-        """Copy KV of positions ``[a, b)`` from where it lies ``back`` positions earlier."""
+        """Copy the KV of positions ``[a, b)`` from ``back`` positions earlier in ``source``."""
         kv, at = self._model.decoder.pages.kv, np.arange(a, b)
         old = source[(at - back) // BLOCK_TOKENS], (at - back) % BLOCK_TOKENS
         new = target[at // BLOCK_TOKENS], at % BLOCK_TOKENS
@@ -153,12 +153,12 @@ def _finish(model: Greedy, plan: BlendPlan, check_layer: int) -> BlendOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Quality by way over some prompts; ``full`` is the full recompute's.
+    """Quality by way over several prompts.
 
     Attributes:
-        prompts: how many.
-        full: of computing everything.
-        by_way: of each way.
+        prompts: number of prompts.
+        full: quality of the full recompute.
+        by_way: quality of each way.
     """
 
     prompts: int
@@ -172,11 +172,11 @@ def measure(
     """Return the quality over held-out prompts.
 
     Args:
-        folder: of the model.
-        tasks: of ``tierkv.compute.demo_model.data.CHAT_TASKS``.
-        tried: the ways.
+        folder: folder of the model.
+        tasks: members of ``tierkv.compute.demo_model.data.CHAT_TASKS``.
+        tried: the ways to measure.
         count: prompts per task.
-        seed: of the prompts.
+        seed: seed of the prompts.
     """
     tokenizer = load_tokenizer(folder)
     prompts = make_prompts(tokenizer, tasks, count, seed)

@@ -1,7 +1,8 @@
-"""What one layer of one block costs: store, load and verify, as fractions of memcpy.
+"""Cost of one layer of one block: store, load and verify, as fractions of memcpy.
 
-Run ``python -m bench.block_layers``. A DMP node runs in this process; blocks of several layer sizes
-are written and read through shared memory and TCP, beside plain copies of the same bytes in memory.
+Run ``python -m bench.block_layers``. A DMP node runs in this process. Blocks of several layer sizes
+are written and read through shared memory and TCP, and compared with plain copies of the same bytes
+in memory.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _measure(report: Report, node: DmpNode, server: DmpServer, size: int, *, repeats: int) -> None:
     source = np.random.default_rng(1).integers(0, 255, (BLOCKS * LAYERS, size), dtype=np.uint8)
-    # Another offset within the page than the source: equal ones make this CPU copy 20 times slower.
+    # A different page offset than the source: equal offsets make this CPU copy 20 times slower.
     target = np.zeros(source.nbytes + 4096, np.uint8)[1088 : 1088 + source.nbytes]
     target = target.reshape(source.shape)
     memcpy_s = median_seconds(

@@ -1,10 +1,10 @@
-"""What the size of blocks costs and gives: hit share, time to first token, size of a directory.
+"""Effect of the block size on hit share, time to first token and size of the directory.
 
-Run ``python -m bench.block_size``. For each size the same prompts are asked of a node with a pool
-on its host: first all of them, eight at a time, with room for all in L1; then again one by one,
-each with L1 emptied, so that what is reused comes out of the pool. Prompts are rows behind one
-instruction, and with ``--table FILE.csv`` or ``--trace FILE.jsonl.zst`` those of a table's rows or
-of a request trace, scaled down.
+Run ``python -m bench.block_size``. For each size a node with a pool on its host answers the same
+prompts twice. In the first pass the prompts come eight at a time, with room for all prompts in L1.
+In the second pass each prompt comes alone after L1 was emptied, so reused KV comes from the pool.
+The prompts are rows after one instruction. ``--table FILE.csv`` adds the rows of a table and
+``--trace FILE.jsonl.zst`` adds the requests of a trace, scaled down.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIZES = (16, 32, 64, 128)
 _AT_ONCE = 8
 _SHARED_TOKENS, _ROW_TOKENS = 127, 15
 _TRACE_TOKENS = 45
-"""Tokens that stand for a trace's block of 512."""
+"""Number of tokens that replace a trace's block of 512 tokens."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 Prompts = list[list[int]]
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def tree_hits(prompts: Prompts) -> int:
-    """Count the tokens that need not be computed: an earlier prompt begins with them, too."""
+    """Count the tokens that need no computation, because an earlier prompt has the same prefix."""
     ordered: Prompts = []
     hits = 0
     for prompt in prompts:
@@ -91,7 +91,7 @@ def _tokens(rng: random.Random, count: int) -> list[int]:
 
 
 def _table(file: Path, count: int) -> Prompts:
-    """An instruction and a row, its fields in the file's order; a word is a token."""
+    """Return prompts of an instruction and a row, a token per word, with reversed field order."""
     with file.open(newline="") as lines:
         rows = [row for _, row in zip(range(count), csv.DictReader(lines), strict=False)]
     texts = [", ".join(f"{name}: {text}" for name, text in reversed(row.items())) for row in rows]
@@ -103,7 +103,7 @@ def _words(text: str) -> list[int]:
 
 
 def _trace(file: Path, count: int) -> Prompts:
-    """The requests of a trace that fit; each of its blocks is the same few tokens everywhere."""
+    """Return the short requests of a trace; equal trace blocks become equal short token lists."""
     prompts: Prompts = []
     with zstandard.open(file, "rt") as lines:
         for line in lines:
@@ -123,7 +123,7 @@ async def _measure(size: int, prompts: Prompts) -> dict[str, float]:
         await node.start()
         node.set_pool_nodes([pool])
         try:
-            for length in (64, 300, 700):  # Steps of different size tell what they cost.
+            for length in (64, 300, 700):  # Steps of different size reveal the cost.
                 await ask(node, _tokens(random.Random(length), length), 1, use_cache=False)
             room = asyncio.Semaphore(_AT_ONCE)
             first = await asyncio.gather(*(_ask(node, prompt, room) for prompt in prompts))

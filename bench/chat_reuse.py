@@ -1,8 +1,8 @@
-"""Ten rounds of chat over a long history: time to first token without the cache and from each tier.
+"""Ten rounds of chat over a long history: time to first token without cache and from each tier.
 
 Run ``python -m bench.chat_reuse``. A random-weight model of more than 100 M parameters answers the
-same conversation with the cache off and with each tier in turn as the only source of its KV; the
-tokens must be equal, the times are printed as ratios.
+same conversation with the cache off, and with each tier in turn as the only source of KV. The
+tokens must be equal; the times are printed as ratios.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What KV codecs save and cost: bytes, rates beside memcpy, and the shipped model's answers.
+"""Savings and cost of KV codecs: bytes, rates next to memcpy, and the shipped model's answers.
 
 Run ``python -m bench.codec``. One thread. Rates are 10^9 bytes of KV in L1 per second, for 16
-blocks of 64 tokens with 8 KV heads of 128 channels, one layer at a time, as threads move them.
+blocks of 64 tokens with 8 KV heads of 128 channels. The blocks are coded a layer at a time, as
+loader threads code KV.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _fixed(layout: BlockLayout, name: KvCodec) -> tuple[Encode, Decode]:
 
 
 def _framed(layout: BlockLayout, name: KvCodec) -> tuple[Encode, Decode]:
-    """Tables of the numbers that are coded: normal ones; a model's own pack a little tighter."""
+    """Return the codec with tables for normal numbers; a model's own tables pack a bit tighter."""
     mean = torch.zeros(1, 2, layout.kv_heads, layout.head_dim)
     steps = torch.tensor(STEPS_PER_SIGMA)[:, None, None].expand(-1, 1, 2)
     codec = EntropyCodec(layout, make_calibration(mean, steps), device="cpu")

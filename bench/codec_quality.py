@@ -1,7 +1,8 @@
-"""What a KV codec costs in quality: greedy answers and logits of a model, beside full recompute.
+"""Quality cost of a KV codec: a model's greedy answers and logits, compared with full recompute.
 
-A prompt is computed once. For each codec its whole blocks are encoded and decoded as if they came
-from the pool, what follows them is computed on top, as the engine does it, and the answer decoded.
+A prompt is computed once. For each codec the prompt's whole blocks are encoded and decoded as if
+loaded from the pool. The remaining tokens are computed on top, as in the engine, and the answer is
+decoded.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from tierkv.dbfront.tokens.tokenizer import load_tokenizer
 from tierkv.kvcore.layout import KvCodec
 
 MEASURED = tuple(codec for codec in KvCodec if codec is not KvCodec.ADAPTIVE)
-"""``adaptive`` mixes two of the others."""
+"""All codecs except ``adaptive``, a mix of two measured codecs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """One codec over all probes.
+    """Quality of one codec over all probes.
 
     Attributes:
-        exact_match: share of answers that are right.
-        agreement: share of answers that equal the full recompute's.
+        exact_match: share of right answers.
+        agreement: share of answers equal to the full recompute's answer.
         kl_mean: mean Kullback-Leibler divergence of the first answer token's distribution from the
             full recompute's, in nats.
-        kl_max: the largest of them.
+        kl_max: the largest divergence.
         reused_share: share of prompt tokens whose KV went through the codec.
-        bits: what a number of that KV takes below L1, padding and tables of its own included.
+        bits: bits per number of the reused KV below L1, including padding and per-block tables.
     """
 
     exact_match: float
@@ -49,13 +50,13 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One prompt, without and with each codec.
+    """Results of a prompt, without and with each codec.
 
     Attributes:
-        answers: the full recompute's first.
-        divergence: of each codec, in nats.
+        answers: answers, full recompute first.
+        divergence: divergence of each codec, in nats.
         reused_tokens: tokens that went through each codec.
-        stored_bytes: what they took, per codec.
+        stored_bytes: stored bytes of the reused tokens, per codec.
     """
 
     answers: list[list[int]]
@@ -65,7 +66,7 @@ class Trial:
 
 
 class CodecTrial:
-    """A model with room for one prompt per codec and one without any."""
+    """A model with room for one prompt per codec and one prompt without a codec."""
 
     def __init__(self, folder: Path, *, block_tokens: int, longest: int) -> None:
         self._width = -(-(longest + NEW_TOKENS) // block_tokens)
@@ -92,7 +93,7 @@ class CodecTrial:
         return Trial(answers, divergence, blocks * model.block, stored)
 
     def _through_codecs(self, rows: Sequence[Row], blocks: int) -> list[int]:
-        """Copy the first row's whole blocks to the others, each through its codec."""
+        """Copy the first row's whole blocks to each further row through the row's codec."""
         stored = []
         for row, codec in zip(rows[1:], MEASURED, strict=True):
             sources, targets = rows[0].pages[:blocks].tolist(), row.pages[:blocks].tolist()
@@ -103,7 +104,7 @@ class CodecTrial:
                 levels = [
                     CodecLevel.FINE,
                     *[LEVELS[codec]] * blocks,
-                ]  # As compute/tiers/block_puts.py does.
+                ]  # As in compute/tiers/block_puts.py.
                 stored.append(sum(map(self._copy_frames, sources, targets, levels)))
         return stored
 

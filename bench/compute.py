@@ -1,8 +1,9 @@
-"""The compute node measured: reuse from each tier, decoding beside transformers, and blending.
+"""Benchmarks of the compute node: reuse from each tier, decoding against transformers, blending.
 
-Run ``python -m bench.compute``; ``--quick`` takes about a minute, the whole run about fifteen. On
-the CPU with random weights of more than 100 M parameters; the GPU's twin is bench.compute_gpu.
-Layers behind a slow line beside whole blocks are measured by bench.pipeline.
+Run ``python -m bench.compute``. ``--quick`` takes about a minute, the whole run about fifteen. The
+model runs on the CPU with random weights of more than 100 M parameters; the benchmark for GPUs is
+bench.compute_gpu. bench.pipeline compares loading layer by layer over a slow line with loading
+whole blocks.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _ttft(report: Report, tokens: int, rounds: int, seed: int) -> compute_ttft.History:
-    """Measure one history; computing 16 K tokens takes a minute, so only twice."""
+    """Measure a history; 16 K tokens take a minute, so long ones run without cache only twice."""
     off_rounds = set(range(rounds)) if tokens <= 4_096 else {0, rounds - 1}
     found = asyncio.run(compute_ttft.measure(tokens, rounds, off_rounds, seed))
     name = f"history_{tokens}"

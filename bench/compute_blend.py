@@ -1,7 +1,7 @@
-"""Time to first token of a prompt put together from known chunks, beside computing it whole.
+"""Time to first token of a prompt made of known chunks, compared with computing the whole prompt.
 
-Called by bench.compute. Six chunks stand in an order they were never computed in; what is measured
-stands beside what the count of floating point operations promises.
+Called by bench.compute. Six chunks come in an order that was never computed. The measured speed-up
+is reported next to the speed-up expected from the count of floating point operations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRIES = 60
 
 @dataclass(frozen=True, slots=True)
 class Blending:
-    """Seconds by round, and the share of full prefill's operations that blending needs."""
+    """Seconds by round, and blending's share of the operations of full prefill."""
 
     full_s: list[float]
     blend_s: list[float]
@@ -36,7 +36,7 @@ class Blending:
 
 
 async def measure(rounds: int, seed: int, *, chunk_tokens: int) -> Blending:
-    """Make the chunks known, then ask for them in new orders with a new question each."""
+    """Make the chunks known, then ask in new orders with a new question each time."""
     rng = random.Random(seed)
     head = random_tokens(rng, HEAD_TOKENS)
     chunks = [random_tokens(rng, chunk_tokens) for _ in range(CHUNKS)]
@@ -63,7 +63,7 @@ async def measure(rounds: int, seed: int, *, chunk_tokens: int) -> Blending:
 async def _make_known(
     node: ComputeNode, head: list[int], chunks: list[list[int]], rng: random.Random
 ) -> None:
-    """Ask until all chunks come from the cache: they are computed apart when nothing else is."""
+    """Ask until all chunks come from the cache; an idle node computes chunks in the background."""
     chunk_tokens = len(chunks[0])
     await ask(node, _prompt(head, chunks, rng), 1, blend=_blend(chunk_tokens))
     for _ in range(_TRIES):
@@ -76,12 +76,12 @@ async def _make_known(
 
 
 def _expected(chunk_tokens: int) -> int:
-    """Return the tokens that stay as they were at the check layer, where most are chosen."""
+    """Return 95 % of the tokens that the check layer, the largest selection, leaves reused."""
     return int((1 - 1.5 * RATIO) * 0.95 * CHUNKS * chunk_tokens)
 
 
 def _other_order(chunks: list[list[int]], rng: random.Random) -> list[list[int]]:
-    """Shuffle, with another chunk first: the first order's prefix is known exactly."""
+    """Shuffle so that another chunk is first, because the first order's prefix is known exactly."""
     order = rng.sample(chunks, len(chunks))
     return order if order[0] is not chunks[0] else order[::-1]
 
@@ -97,9 +97,9 @@ def _blend(chunk_tokens: int) -> Blend:
 
 
 def _flop_share(length: int, reused: int) -> float:
-    """Return operations of a blending pass by those of a full one; the head's are left out.
+    """Return the operations of a blended pass over a full pass; the head is left out of the blend.
 
-    Layers up to the check layer's key and value projections are computed for all tokens.
+    The layers up to the check layer's key and value projections are computed for all tokens.
     """
     layers, hidden, inner = (
         MODEL[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size")

@@ -1,7 +1,7 @@
-"""Decoded tokens per second beside transformers' generate, with the same weights and threads.
+"""Decoded tokens per second compared with transformers' generate, with equal weights and threads.
 
 Called by bench.compute. Both continue the same random prompts greedily, in turn; the tokens must be
-equal. Ours is the whole node: queue, batcher, pages, sampling and delivery.
+equal. Our side is the whole node: queue, batcher, pages, sampling and delivery.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Decoding:
 async def measure(
     batches: Sequence[int], *, prompt_tokens: int, new_tokens: int, rounds: int, seed: int
 ) -> list[Decoding]:
-    """Decode with both, alternating round by round after one that does not count."""
+    """Decode with both, alternating by round; a first round does not count."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         theirs = _random_model(Path(folder), seed)
@@ -70,7 +70,7 @@ async def measure(
 
 
 def _random_model(folder: Path, seed: int) -> torch.nn.Module:
-    """Write random weights as a Hugging Face folder and return transformers' model of it."""
+    """Write random weights as a Hugging Face folder; return the model loaded by transformers."""
     torch.manual_seed(seed)
     fields = {k: v for k, v in MODEL.items() if k != "architectures"}
     config = transformers.LlamaConfig(**fields)
@@ -82,7 +82,7 @@ def _random_model(folder: Path, seed: int) -> torch.nn.Module:
 async def _ours(
     node: ComputeNode, prompts: list[list[int]], new_tokens: int
 ) -> tuple[list[list[int]], float]:
-    """Prefill all prompts first, so that what is timed are decodes of the whole batch."""
+    """Prefill all prompts first, so the timed part is decoding of the whole batch."""
     await asyncio.gather(*(ask(node, prompt, 1) for prompt in prompts))
     timed: list[Timed] = await asyncio.gather(*(ask(node, p, new_tokens) for p in prompts))
     await node.drop_cache()

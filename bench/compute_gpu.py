@@ -1,9 +1,9 @@
-"""The compute node on a CUDA device, in the shapes of models people serve, with random weights.
+"""The compute node on a CUDA device, in the shapes of widely served models, with random weights.
 
-Run ``python -m bench.compute_gpu`` on a machine with a GPU; it refuses where there is none. All in
-one run: TTFT with the cache off and on, prefill beside a large matrix product, decoding beside
-copying, loading beside the bus, and transformers with a static cache. ``--device cpu --tiny`` runs
-the same code with a tiny model, to see that it runs; its numbers mean nothing.
+Run ``python -m bench.compute_gpu`` on a machine with a GPU; without a GPU the script refuses to
+run. A single run measures TTFT with the cache off and on, prefill against a large matrix product,
+decoding against copying, loading against the bus, and transformers with a static cache. ``--device
+cpu --tiny`` runs the same code with a tiny model as a smoke test; the numbers are meaningless.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def _run(report: Report, name: str, shape: Shape, device: Device, argument
         if "loading" in parts:
             rate = await rig.loading_bytes_per_s(65_536 // scale // scale)
             report.add(f"{name}_loading_of_bus", rate / bus_bytes_per_s(device))
-    del rig  # Its weights and pages make room for the peer's.
+    del rig  # Free the weights and pages to make room for the peer.
     if "peer" in parts:
         for batch in (1, 64):
             speed = static_cache_tokens_per_s(shape.config(), device, batch, 1_024 // scale)
@@ -107,7 +107,7 @@ async def _chat(report: Report, name: str, rig: Rig, talk: Conversation) -> None
 async def _arrivals(
     report: Report, name: str, rig: Rig, tokens: int, rounds: int, seed: int
 ) -> None:
-    """Four conversations a second begin; each comes back with its next question every round."""
+    """Play four conversations, a question each per round, with four requests per second."""
     for use_cache in (False, True):
         times = await rig.arrivals(
             tokens, rounds, per_s=4.0, use_cache=use_cache, rng=random.Random(seed)

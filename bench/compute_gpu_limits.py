@@ -1,6 +1,7 @@
-"""What a device can do at best, and transformers on it: the yardsticks of bench.compute_gpu.
+"""Best rates of a device, and transformers on the device: the reference for bench.compute_gpu.
 
-Called by bench.compute_gpu. Each is the median of several runs after some that do not count.
+Called by bench.compute_gpu. Each limit of the device is the median of several runs after a run that
+does not count; transformers is timed once.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import transformers
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where to measure, and whether sizes are only for trying the code."""
+    """The device to measure, and whether sizes are only for a smoke test."""
 
     name: str
     tiny: bool
 
     def wait(self) -> None:
-        """Wait until the device has done what it was told."""
+        """Wait until the device has finished all submitted work."""
         if self.name == "cuda":
             torch.cuda.synchronize()
 
     @property
     def dtype(self) -> torch.dtype:
-        """What models compute in there."""
+        """The dtype of models on the device."""
         return torch.bfloat16 if self.name == "cuda" else torch.float32
 
 
@@ -59,7 +60,7 @@ def bus_bytes_per_s(device: Device) -> float:
 def static_cache_tokens_per_s(
     config: dict[str, Any], device: Device, batch: int, prompt_tokens: int
 ) -> float:
-    """Return what transformers' generate decodes with a static cache, random weights."""
+    """Return the decoding rate of transformers' generate with a static cache, random weights."""
     new_tokens = 8 if device.tiny else 128
     fields = {k: v for k, v in config.items() if k != "architectures"}
     kind = getattr(transformers, config["architectures"][0])

@@ -1,7 +1,7 @@
 """Conversations, arrivals, prefill, decoding and loading on one node, for bench.compute_gpu.
 
-Called by bench.compute_gpu. The node is the real one; its pool is a DMP segment of this host, whose
-memory is what a GPU host pins.
+Called by bench.compute_gpu. The node is the production node; the pool is a DMP segment on this
+host, the memory that a GPU host pins.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Conversation:
     """A history, then rounds that add a question each and are answered with 16 tokens.
 
     Attributes:
-        off_rounds: how many rounds are also measured with the cache off.
-        from_host: whether the device forgets its pages before each round.
+        off_rounds: number of rounds that are also measured with the cache off.
+        from_host: whether the device drops its pages before each round.
     """
 
     history_tokens: int
@@ -87,7 +87,7 @@ class Times:
 
 
 class Rig:
-    """A node on the device with a pool of this host."""
+    """A node on the device with a pool on this host."""
 
     def __init__(self, node: ComputeNode, pool: PoolNode, device: Device, seed: int) -> None:
         self._node, self._pool, self._device = node, pool, device
@@ -97,7 +97,7 @@ class Rig:
     @classmethod
     @asynccontextmanager
     async def open(cls, shape: Shape, device: Device, *, seed: int) -> AsyncIterator[Rig]:
-        """Start node and pool; three quarters of what the device has left become pages."""
+        """Start node and pool; the pages take 40 GiB, or 64 MiB on a tiny device."""
         config = ComputeConfig(
             NodeId("compute"), HERE,
             random_model=RandomModelSpec(shape.config(), seed=seed), device=device.name,
@@ -132,7 +132,7 @@ class Rig:
         return [self._rng.randrange(10, self._vocab) for _ in range(count)]
 
     async def converse(self, talk: Conversation) -> Times:
-        """Play a conversation with the cache and some of its rounds without."""
+        """Play a conversation with the cache, and several of its rounds without the cache."""
         self._node.set_pool_nodes([self._pool] if talk.from_host else [])
         times = Times([], [])
         prompt = self._tokens(talk.history_tokens)
@@ -158,7 +158,7 @@ class Rig:
     async def arrivals(
         self, tokens: int, rounds: int, *, per_s: float, use_cache: bool, rng: random.Random
     ) -> list[float]:
-        """Return TTFTs of conversations whose requests arrive so often, at random times."""
+        """Return TTFTs of conversations; ``per_s`` requests arrive per second, at random times."""
         histories = [self._tokens(tokens) for _ in range(4)]
         loop, waits = asyncio.get_running_loop(), []
         at = loop.time()
@@ -184,7 +184,7 @@ class Rig:
         return 2 * self._dense_parameters * tokens / statistics.median(seconds[1:])
 
     async def decode(self, batch: int, *, prompt_tokens: int) -> tuple[float, float]:
-        """Return tokens per second, and bytes of weights and KV that had to be read per second."""
+        """Return tokens per second, and the bytes of weights and KV read per second."""
         new_tokens = 8 if self._device.tiny else 128
         prompts = [self._tokens(prompt_tokens) for _ in range(batch)]
         await asyncio.gather(*(ask(self._node, prompt, 2) for prompt in prompts))
@@ -214,6 +214,6 @@ class Rig:
 
     @property
     def _dense_parameters(self) -> int:
-        """Count what each token is multiplied with: all but the embedding table."""
+        """Count the parameters multiplied per token: all except an untied embedding table."""
         arch = self._node._engine._model.arch
         return self._node.model.parameters - (0 if arch.tied else arch.vocab_tokens * arch.hidden)

@@ -1,4 +1,4 @@
-"""What the compute benchmarks share: a model of more than 100 M parameters and one timed request.
+"""Shared by the compute benchmarks: a model of more than 100 M parameters and a timed request.
 
 Used by bench.compute and its parts.
 """
@@ -38,13 +38,13 @@ _KV_BYTES_PER_TOKEN = 12 * 2 * 4 * 64 * 4
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A greedy answer and when it came.
+    """A greedy answer and its timing.
 
     Attributes:
-        tokens: all of them.
-        ttft_s: from asking to the first one.
-        decode_s: from the first to the last one.
-        usage: what the node says it cost.
+        tokens: all tokens of the answer.
+        ttft_s: seconds from the request to the first token.
+        decode_s: seconds from the first to the last token.
+        usage: the usage reported by the node.
     """
 
     tokens: tuple[int, ...]
@@ -54,7 +54,7 @@ class Timed:
 
 
 def make_node(l1_tokens: int, **changes: Any) -> ComputeNode:
-    """Return a node with pages for so many tokens; it loads whatever it finds."""
+    """Return a node with pages for ``l1_tokens`` tokens that loads all KV found in the pool."""
     settings: dict[str, Any] = {
         "random_model": None if "model_folder" in changes else RandomModelSpec(MODEL, seed=1),
         "l1_bytes": l1_tokens * _KV_BYTES_PER_TOKEN,
@@ -79,7 +79,7 @@ async def ask(
     use_cache: bool = True,
     blend: Blend | None = None,
 ) -> Timed:
-    """Answer a prompt with exactly so many tokens."""
+    """Answer a prompt with exactly ``new_tokens`` tokens."""
     request = GenerateRequest(
         new_request_id(), "model", tuple(prompt), NAMESPACE,
         sampling=SamplingParams(max_tokens=new_tokens, ignore_eos=True),

@@ -1,6 +1,6 @@
-"""The picture of TTFT by round in docs/performance.md, as a small SVG written by hand.
+"""The plot of TTFT by round in docs/performance.md, a small SVG without a library.
 
-Called by bench.compute; pure. One panel per length of history, logarithmic, one line per tier.
+Called by bench.compute; pure. A panel per length of history, logarithmic, a line per tier.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Time to first token over a growing history: cache off, and each tier as the only source of KV.
 
-Called by bench.compute. Each round adds a question and its answer. Every tier has a pool of its own
-that starts with the history's blocks and gets what its rounds compute, so that no tier profits
-from another; tokens must equal those of the cache being off.
+Called by bench.compute. Each round adds a question and its answer. Each tier below L1 has a
+separate pool. The pool starts with the history's blocks and receives the blocks computed in the
+tier's rounds, so no tier profits from another. The tokens must equal the tokens with the cache off.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DISK_WAIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """TTFT in seconds by round; ``off`` only for the rounds it was measured in."""
+    """TTFT in seconds by round; ``off`` covers only the rounds measured with the cache off."""
 
     tokens: int
     off: dict[int, float]
@@ -46,7 +46,7 @@ class History:
 
 
 class Pool:
-    """A DMP node in this process, with a disk below, that can forget its memory."""
+    """A DMP node in this process with a disk tier; the node can drop its memory."""
 
     def __init__(self, folder: Path, name: str, host: HostId, capacity_bytes: int) -> None:
         self._config = DmpConfig(
@@ -71,13 +71,13 @@ class Pool:
         return L4Store.open(self._disk, capacity_bytes=4 << 30)
 
     def close(self) -> None:
-        """Stop; the disk keeps what was copied to it."""
+        """Stop the node; the disk keeps the blocks copied so far."""
         self.client.close()
         self._server.stop()
         self._node.stop()
 
     def forget_memory(self) -> None:
-        """Wait until all is on disk, then start again with empty memory."""
+        """Wait until all blocks are on disk, then restart with empty memory."""
         deadline_s = time.monotonic() + _DISK_WAIT_S
         while self._node._state.table.dirty_bytes:
             if time.monotonic() > deadline_s:
@@ -88,7 +88,7 @@ class Pool:
 
 
 async def measure(history_tokens: int, rounds: int, off_rounds: set[int], seed: int) -> History:
-    """Play the conversation once per tier, and with the cache off in some rounds."""
+    """Play the conversation once per tier, and several rounds with the cache off."""
     rng = random.Random(seed + history_tokens)
     history = random_tokens(rng, history_tokens)
     questions = [random_tokens(rng, QUESTION_TOKENS) for _ in range(rounds)]
@@ -185,7 +185,7 @@ async def _off(
 
 
 def _copy_blocks(node: ComputeNode, history: list[int], source: PoolNode, target: PoolNode) -> None:
-    """Give another pool the history's blocks, as if they had been published there."""
+    """Copy the history's blocks to another pool, as if published to the other pool."""
     layout = node.model.layout
     keys = block_keys(NAMESPACE, history, block_tokens=layout.block_tokens)
     for start in range(0, len(keys), 16):

@@ -1,9 +1,10 @@
-"""The loading controller over a line of known speed: what it chose, predicted, and what it took.
+"""The loading controller over a line of known speed: choices, predictions and actual times.
 
-Run ``python -m bench.controller``. The KV of a long prompt lies behind a line throttled to a
-multiple of the rate at which loading takes as long as computing. At each rate a node with policy
-``auto`` answers the same prompt some times, from what it learnt at the rate before; the last rounds
-count. Tokens must equal those of a node without a pool.
+Run ``python -m bench.controller``. The KV of a long prompt lies behind a throttled line. The rate
+of the line is a multiple of the rate at which loading takes as long as computing. At each rate a
+node with policy ``auto`` answers the same prompt several times, starting from measurements at the
+previous rate; only the last rounds count. The tokens must equal the tokens of a node without a
+pool.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.ids import Incarnation, NodeId
 
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""In units of the rate at which the whole prompt is loaded in the time it is computed in."""
+"""In units of the rate at which loading the whole prompt takes as long as computing the prompt."""
 KINDS = ("compute", "part", "load")
 
 
@@ -79,9 +80,9 @@ async def _measure(
     rounds: int,
     rng: random.Random,
 ) -> None:
-    """Publish once, then answer at every rate beside answering without the pool."""
+    """Publish once, then answer at every rate and compare with answers without the pool."""
     prompt = [rng.randrange(10, 8_000) for _ in range(tokens)]
-    for length in (tokens // 8, tokens // 2):  # Steps of different size tell what they cost.
+    for length in (tokens // 8, tokens // 2):  # Steps of different size reveal the cost of steps.
         await answer(node, [rng.randrange(10, 8_000) for _ in range(length)])
     node.set_pool_nodes([line])
     want, _ = await answer(node, prompt)

@@ -1,9 +1,9 @@
-"""Decoding with guesses and with shared reads, each beside the same without, in one run.
+"""Decoding with guesses and with shared reads, each compared with plain decoding in one run.
 
-Run ``python -m bench.decoding``. Guesses: the shipped model answers questions whose answers stand
-in the prompt, and questions whose answers are labels of one token; a model of 100 M random
-parameters goes on with prompts that it has no reason to repeat. Shared reads: rows that begin with
-the same 2,048 tokens. Tokens must agree.
+Run ``python -m bench.decoding``. Guesses: the shipped model answers questions whose answers are in
+the prompt, and questions whose answers are labels of a single token. A model of 100 M random
+parameters continues prompts without a reason to repeat the prompt. Shared reads: rows with a common
+prefix of 2,048 tokens. The tokens must agree.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tools.demo_model.evaluate import FOLDER, Answerer
 BLOCK_TOKENS = 64
 SHARED_TOKENS, OWN_TOKENS = 2_048, 64
 _LEAST_DECODED = 3
-"""Tokens per answer below which a decoding rate says nothing."""
+"""Tokens per answer below which a decoding rate is meaningless."""
 COPIES, LABELS = ("lookup", "extract"), ("sentiment", "topic", "category", "review_filter")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers to a few prompts at once, and seconds until the first and the last token."""
+    """Answers to several concurrent prompts, and seconds until the first and the last token."""
 
     answers: list[list[int]]
     first_s: float
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def decoded(self) -> int:
-        """Tokens after the first ones."""
+        """Number of tokens after the first token of each answer."""
         return sum(max(0, len(tokens) - 1) for tokens in self.answers)
 
 
@@ -132,7 +132,7 @@ async def _compare(
 
 
 def _report(report: Report, name: str, runs: Sequence[tuple[Run, Run]], batch: int) -> None:
-    """Give both numbers of both ways, and the median of the ratios of pairs."""
+    """Report the numbers of both ways, and the median of the ratios of pairs."""
     plain_s, guessing_s = (statistics.median(run[i].whole_s for run in runs) for i in (0, 1))
     report.add(f"{name}_plain_answers_per_s", batch / plain_s)
     report.add(f"{name}_guessing_answers_per_s", batch / guessing_s)
@@ -158,7 +158,7 @@ def _node(model: dict[str, Any], guesses: int) -> ComputeNode:
 
 
 async def _decode(node: ComputeNode, prompts: Sequence[list[int]], new_tokens: int) -> Run:
-    """Answer prompts together that are in L1."""
+    """Answer several prompts in L1 concurrently."""
     await asyncio.gather(*(_answer(node, prompt, 1) for prompt in prompts))
     began = time.perf_counter()
     timed = await asyncio.gather(*(_answer(node, prompt, new_tokens) for prompt in prompts))
@@ -169,7 +169,7 @@ async def _decode(node: ComputeNode, prompts: Sequence[list[int]], new_tokens: i
 async def _answer(
     node: ComputeNode, prompt: list[int], new_tokens: int
 ) -> tuple[list[int], float, float]:
-    """Return the tokens and when the first and the last came."""
+    """Return the tokens, and the times of the first and the last token."""
     request = GenerateRequest(
         new_request_id(), "model", tuple(prompt), NAMESPACE,
         sampling=SamplingParams(max_tokens=new_tokens),
@@ -185,7 +185,7 @@ async def _answer(
 def _cascade(
     report: Report, rows: int, shared_tokens: int, *, rounds: int, rng: random.Random
 ) -> None:
-    """Decode rows step by step, each step both ways; the tokens of both must be the same."""
+    """Decode rows step by step, each step both ways; the tokens of both must be equal."""
     shared, own = shared_tokens // BLOCK_TOKENS, OWN_TOKENS // BLOCK_TOKENS + 1
     config = ComputeConfig(
         NodeId("compute"), HERE, random_model=RandomModelSpec(MODEL, seed=1),

@@ -1,9 +1,9 @@
 """vLLM with and without our pool, and our own engine: time to the first token of ten-round chats.
 
-Run ``python -m bench.engines``. Several chats take turns, so that their history outgrows the small
-KV cache that every engine has; then each engine is restarted. vLLM runs on the CPU in a virtual
-environment of its own (``make test-engines`` makes it). ``--quick`` asks vLLM with and without our
-connector only, starts them once, and leaves the restart and the calls out: a start takes half a
+Run ``python -m bench.engines``. Several chats take turns, so the history outgrows the small KV
+cache of every engine. Then each engine is restarted. vLLM runs on the CPU in a separate virtual
+environment, made by ``make test-engines``. ``--quick`` compares only vLLM with and without our
+connector, starts each once, and omits the restart and the calls, because a start takes half a
 minute of a core.
 """
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("no contender is left")
     sizes = arguments.models or ([TINY.name] if arguments.quick else list(PLANS))
     report, began = Report("engines"), time.monotonic()
-    # Servers are in sessions of their own: whoever ends this process ends them too.
+    # Servers run in separate sessions, so the end of this process must also end the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     measured: list[str] = []
     try:
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 report, size, plan, names, venv, arguments.seed, arguments.threads, whole=whole
             )
             measured.append(size.name)
-            if arguments.write_docs:  # Now, since what comes next may fail after minutes.
+            if arguments.write_docs:  # Write now, because the next model may fail after minutes.
                 _write_docs(report, measured, names, time.monotonic() - began)
     except ServerError as error:
         sys.exit(f"bench.engines: {error}")
@@ -112,7 +112,7 @@ def _measure(
     *,
     whole: bool,
 ) -> None:
-    """Play one model's chats and report them; ``whole``: with what needs more starts of vLLM."""
+    """Play one model's chats and report; ``whole`` adds the parts with more vLLM starts."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="tierkv-engines-") as name, ExitStack() as stack:
         setup = Setup(
@@ -153,12 +153,12 @@ def _contenders(setup: Setup, pool: Pool, names: Sequence[str]) -> Iterator[Cont
 
 
 def _connector(name: str, setup: Setup, pool: Pool, **more: str) -> dict[str, Any] | None:
-    """Return what ``--kv-transfer-config`` says; None: no connector.
+    """Return the value of ``--kv-transfer-config``; None means no connector.
 
     Args:
         name: the contender.
-        setup: for the example connector's files.
-        pool: ours.
+        setup: the setup, for the example connector's files.
+        pool: our pool.
         more: settings of our connector.
     """
     if name == OURS:
@@ -181,7 +181,7 @@ def _connector(name: str, setup: Setup, pool: Pool, **more: str) -> dict[str, An
 
 
 def _measure_calls(report: Report, setup: Setup, pool: Pool) -> None:
-    """What our classes cost vLLM's scheduler per call."""
+    """Measure the cost of our connector classes for vLLM's scheduler, per call."""
     python, env = setup.venv / "bin" / "python", vllm_env(setup.threads)
     log = setup.folder / "calls.log"
     engine = {

@@ -1,8 +1,8 @@
-"""Ten-round chats in turn: every contender gets every prompt, one after the other.
+"""Ten-round chats in turn: every contender gets every prompt, in sequence.
 
-Used by bench.engines. Contenders are asked in turn and in changing order, and compared prompt by
-prompt, so that the noise of a shared machine hits all alike. A chat goes on with the first
-contender's answers; whether the others gave the same tokens is counted.
+Used by bench.engines. The contenders are asked in turn and in changing order. The results are
+compared prompt by prompt, so the noise of a shared machine affects all contenders alike. A chat
+continues with the first contender's answers; the number of equal answers is counted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Plan:
     """The conversations.
 
     Attributes:
-        chats: in turn.
-        rounds: of each chat.
+        chats: number of chats in turn.
+        rounds: rounds of each chat.
         start: tokens of the first prompt.
         turn: tokens a user adds per round.
         answer: tokens of an answer.
         cache: tokens of KV that an engine holds.
-        repeats: how often, with other chats.
+        repeats: number of repetitions, with new chats each time.
     """
 
     chats: int
@@ -42,11 +42,11 @@ class Plan:
     repeats: int
 
     def prompt_tokens(self, number: int) -> int:
-        """Tokens of a round's prompt; rounds count from 0."""
+        """Return the tokens of a round's prompt; rounds count from 0."""
         return self.start + number * (self.turn + self.answer)
 
     def phase(self, number: int) -> str:
-        """Say whether all chats, with this round's answers, fit into an engine's cache."""
+        """Return ``cold``, ``restart``, or whether all chats fit a cache: ``fits``, ``exceeds``."""
         if number == 0:
             return "cold"
         if number >= self.rounds:
@@ -56,13 +56,13 @@ class Plan:
 
     @property
     def context(self) -> int:
-        """Tokens of the longest prompt and its answer, the one after the restart."""
+        """Tokens of the longest prompt (after the restart) with the answer."""
         return self.prompt_tokens(self.rounds) + self.answer
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All contenders' answers to one prompt."""
+    """Answers of all contenders to one prompt."""
 
     round: int
     prompt_tokens: int
@@ -71,7 +71,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Results:
-    """Samples in the order they were taken."""
+    """Samples in measured order."""
 
     plan: Plan
     samples: list[Sample] = field(default_factory=list)
@@ -89,9 +89,9 @@ def play(
     *,
     restart: bool = True,
 ) -> Results:
-    """Play all chats, then restart every engine, unless told otherwise, and play one round more.
+    """Play all chats, then restart every engine, unless told otherwise, and play one more round.
 
-    The last repeat's chats are those that go on after the restart.
+    The last repeat's chats continue after the restart.
     """
     results = Results(plan)
     chats: list[list[int]] = []
@@ -112,10 +112,10 @@ def play(
 
 
 def all_at_once(contenders: Sequence[Contender], what: str) -> None:
-    """Start, restart or stop all; starting is mostly waiting.
+    """Start, restart or stop all contenders concurrently, because starting is mostly waiting.
 
     Raises:
-        ServerError: one did not come up.
+        ServerError: a contender did not come up.
     """
     print(f"  {what} {', '.join(c.name for c in contenders)}", file=sys.stderr, flush=True)
     with ThreadPoolExecutor(len(contenders)) as threads:
@@ -123,7 +123,7 @@ def all_at_once(contenders: Sequence[Contender], what: str) -> None:
 
 
 def warm_up(contender: Contender, size: ModelSize, plan: Plan, rng: random.Random) -> None:
-    """Have what is made at the first request made: with prompts that nobody asks again."""
+    """Trigger the work of a first request with prompts that are not asked again."""
     for _ in range(2):
         ask(contender.port, MODEL, _tokens(rng, size, plan.start), plan.answer)
 
@@ -155,7 +155,7 @@ def median_ms(samples: Sequence[Sample], name: str) -> float:
 
 
 def median_ratio(samples: Sequence[Sample], name: str, other: str, *, whole: bool = False) -> float:
-    """Return the median of one contender's time by another's at the same prompt."""
+    """Return the median of one contender's time over another's at the same prompt."""
     return statistics.median(
         _time(s.answers[name], whole) / _time(s.answers[other], whole) for s in samples
     )
@@ -172,5 +172,5 @@ def cached_share(samples: Sequence[Sample], name: str) -> float:
 
 
 def equal_answers(samples: Sequence[Sample], name: str, other: str) -> int:
-    """Count the prompts to which two contenders gave the same tokens."""
+    """Count the prompts with equal tokens from two contenders."""
     return sum(s.answers[name].tokens == s.answers[other].tokens for s in samples)

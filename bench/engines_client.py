@@ -1,7 +1,7 @@
-"""The one client of bench.engines: asks any OpenAI-compatible server and times the first token.
+"""The client of bench.engines: asks any OpenAI-compatible server and times the first token.
 
-Prompts are token ids and answers are words that name their ids (bench.engines_model), so nothing
-here depends on whose server it is. It waits on a plain socket: no library's work is in the time.
+Prompts are token ids and answers are words that name token ids (bench.engines_model), so the client
+works with any server. The client waits on a plain socket; no library's work is in the time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Answer:
     """One greedy answer.
 
     Attributes:
-        tokens: ids, all of them.
+        tokens: all token ids.
         ttft_s: from sending the request to the first token.
         total_s: from sending the request to the end.
-        cached_tokens: prompt tokens that the server says it did not compute; None: it does not say.
+        cached_tokens: prompt tokens not computed, as reported by the server; None without a report.
     """
 
     tokens: tuple[int, ...]
@@ -36,7 +36,7 @@ class Answer:
 
 
 def ask(port: int, model: str, prompt: Sequence[int], new_tokens: int) -> Answer:
-    """Ask for exactly so many greedy tokens behind a prompt.
+    """Ask for exactly ``new_tokens`` greedy tokens after a prompt.
 
     Raises:
         RuntimeError: the server refused or answered with fewer tokens.

@@ -1,8 +1,9 @@
-"""What our connector costs vLLM's scheduler: every call it makes, timed in the process.
+"""Cost of our connector for vLLM's scheduler: every call, timed in the process.
 
-``measure`` is called by bench.engines; it runs this file with vLLM's own Python. There an ``LLM``
-whose scheduler is in the same process answers more prompts than its cache holds, twice, while
-another request decodes: an engine with nothing to compute waits for our answers.
+``measure`` is called by bench.engines and runs this file with vLLM's own Python. In the child
+process an ``LLM`` with its scheduler in the same process answers, twice, more prompts than the
+cache holds. Meanwhile another request decodes, because an engine with nothing to compute would wait
+for our answers.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ def measure(python: Path, env: Mapping[str, str], log: Path, spec: Mapping[str, 
     """Run prompts through an engine in one process.
 
     Args:
-        python: vLLM's.
-        env: added to the environment.
-        log: where what it says goes.
-        spec: ``engine`` (arguments of ``LLM``), and ``prompts``, how many, each asked twice.
+        python: vLLM's interpreter.
+        env: additional environment variables.
+        log: file for the output of the process.
+        spec: ``engine`` (arguments of ``LLM``) and ``prompts`` (number of prompts, each asked
+            twice).
 
     Returns:
-        The microseconds of every call, by its name; ``hit_tokens`` of each second answer.
+        The microseconds of every call, by name; ``hit_tokens`` of each second answer.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the process failed.
     """
     with log.open("ab") as file:
         done = subprocess.run(
@@ -58,9 +60,9 @@ def measure(python: Path, env: Mapping[str, str], log: Path, spec: Mapping[str, 
 
 
 def time_connector(engine: Mapping[str, Any], prompts: int) -> Times:
-    """Answer long prompts twice, one after the other; the times of the scheduler's calls."""
+    """Answer long prompts twice, one after the other; return the times of the scheduler's calls."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import LLM, SamplingParams  # Only this process has it, and it takes ten seconds.
+    from vllm import LLM, SamplingParams  # Only this process has vLLM; takes ten seconds.
 
     llm = LLM(**engine)
     connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
@@ -84,7 +86,7 @@ def time_connector(engine: Mapping[str, Any], prompts: int) -> Times:
 
 
 class _Company:
-    """An engine in which a request decodes whenever another one comes."""
+    """An engine in which a request decodes during every further request."""
 
     def __init__(self, engine: Any, endless: Any) -> None:
         self._engine = engine

@@ -1,8 +1,8 @@
-"""Model folders that vLLM and our compute node both serve: random weights, one word per token.
+"""Model folders for both vLLM and our compute node: random weights, a word per token.
 
-Used by bench.engines. Every token is a word that ends in its own number, so the ids of an answer
-can be read off its text, whichever server wrote it, and the first token is seen as soon as it is
-sent. Nothing is downloaded.
+Used by bench.engines. Every token is a word with the token's id at the end. Therefore the ids of an
+answer can be read from the text of any server, and the first token is visible as soon as the server
+sends the token. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _CONTEXT: Final = 8_192
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A Llama's sizes.
+    """The sizes of a Llama model.
 
     Attributes:
-        name: for metrics.
-        hidden: width; heads are ``head_dim`` wide.
+        name: name in metrics.
+        hidden: width; each head is ``head_dim`` wide.
         inner: width of the feed-forward layers.
-        heads: of queries.
-        kv_heads: of keys and values.
-        vocabulary: tokens.
+        heads: number of query heads.
+        kv_heads: number of key and value heads.
+        vocabulary: number of tokens.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ModelSize:
         return 2 * self.layers * self.kv_heads * self.head_dim * 4
 
     def config(self) -> dict[str, Any]:
-        """Return what ``config.json`` says."""
+        """Return the content of ``config.json``."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -79,7 +79,7 @@ def write_model(size: ModelSize, folder: Path, *, seed: int) -> int:
     """Write a model folder.
 
     Returns:
-        parameters: how many numbers the weights have.
+        parameters: number of values in the weights.
     """
     folder.mkdir(parents=True)
     tensors = _weights(size, torch.Generator().manual_seed(seed))
@@ -100,7 +100,7 @@ def _write(file: Path, value: dict[str, Any]) -> None:
 
 
 def _weights(size: ModelSize, random: torch.Generator) -> dict[str, Tensor]:
-    """Return weights that keep activations near one, so that answers depend on the whole prompt."""
+    """Return weights with activations near 1.0, so answers depend on the whole prompt."""
 
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=random).mul_(float(columns**-0.5))
@@ -128,7 +128,7 @@ def _weights(size: ModelSize, random: torch.Generator) -> dict[str, Tensor]:
 
 
 def _tokenizer(vocabulary: int) -> dict[str, Any]:
-    """Return a ``tokenizer.json`` of one word per token, split at white space."""
+    """Return a ``tokenizer.json`` with a word per token, split at white space."""
     return {
         "version": "1.0",
         "truncation": None,

@@ -1,4 +1,4 @@
-"""A server of bench.engines as a child process: its log, when it is ready, and its end."""
+"""A server of bench.engines as a child process: log, readiness and shutdown."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _LAST_WORDS: Final = 1_500
 
 
 class ServerError(Exception):
-    """A server did not come up; the message has its last words."""
+    """A server did not come up; the message contains the last lines of the log."""
 
 
 class Process:
-    """A child process with a log, in a process group of its own.
+    """A child process with a log, in its own process group.
 
     Args:
-        name: of its log.
+        name: name of the log.
         command: program and arguments.
-        folder: where the log goes.
-        env: what is added to this process's environment; None: nothing, and its standard output is
-            read for its address instead of logged.
+        folder: folder of the log.
+        env: variables added to this process's environment. None adds no variable, and the process's
+            standard output is read for an address instead of logged.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Process:
             )  # fmt: skip
 
     def ready_line(self) -> dict[str, Any]:
-        """Wait for the line of JSON in which a TierKV role says its addresses."""
+        """Wait for the line of JSON in which a TierKV role reports addresses."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -65,7 +65,7 @@ class Process:
         raise ServerError(self._last_words())
 
     def stop(self) -> None:
-        """End it and its children."""
+        """End the process and all children."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:

@@ -1,8 +1,8 @@
-"""The servers of bench.engines as processes: vLLM as it is, with connectors, and our own engine.
+"""The servers of bench.engines as processes: plain vLLM, vLLM with connectors, and our engine.
 
-Each contender answers ``/v1/completions`` on a port of its own and can be restarted as an engine
-would be: what is outside of it (our pool, a folder of the example connector) stays. vLLM runs in a
-virtual environment of its own, with this checkout on its path; nothing of it is changed.
+Each contender answers ``/v1/completions`` on its own port. A restart of a contender keeps all state
+outside of the engine: our pool, or the folder of the example connector. vLLM runs unchanged in a
+separate virtual environment, with this checkout on the Python path.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ VENV: Final = ROOT / ".venv-vllm"
 MODEL: Final = "bench"
 CAPACITY: Final = "3GiB"
 VLLM_BLOCK: Final = 128
-"""Tokens per block that vLLM chooses on a CPU. Bytes of cache are rounded up to whole GiB there,
-so its size is given in blocks."""
+"""Tokens per block that vLLM chooses on a CPU. On a CPU, vLLM rounds bytes of cache up to whole
+GiB, so the size of the cache is given in blocks."""
 _VLLM: Final = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -35,16 +35,16 @@ _VLLM: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all contenders have in common.
+    """Settings common to all contenders.
 
     Attributes:
         venv: folder of the virtual environment with vLLM.
-        model: folder.
-        cache: tokens of KV inside an engine, whole blocks of vLLM's.
-        token_bytes: of one token's KV.
-        context: longest prompt with its answer, in tokens.
-        folder: for logs and files.
-        threads: of each engine.
+        model: folder of the model.
+        cache: tokens of KV inside an engine, in whole vLLM blocks.
+        token_bytes: bytes of one token's KV.
+        context: longest prompt with answer, in tokens.
+        folder: folder for logs and files.
+        threads: threads of each engine.
     """
 
     venv: Path
@@ -57,7 +57,7 @@ class Setup:
 
 
 def vllm_env(threads: int) -> dict[str, str]:
-    """Return what vLLM's processes have in their environment beside ours."""
+    """Return the variables to add to the environment of vLLM's processes."""
     return _VLLM | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
 
 
@@ -65,10 +65,10 @@ def find_venv(given: Path | None) -> Path:
     """Return the virtual environment with vLLM.
 
     Args:
-        given: its folder; None: where ``make test-engines`` puts it.
+        given: folder of the environment; None selects the folder of ``make test-engines``.
 
     Raises:
-        ServerError: there is none; the message says how to make it.
+        ServerError: the environment is missing; the message says how to make the environment.
     """
     folder = given or VENV
     if any(folder.glob("lib/python3*/site-packages/vllm/version.py")):
@@ -77,19 +77,19 @@ def find_venv(given: Path | None) -> Path:
 
 
 class Contender(Protocol):
-    """A server that can be asked, and restarted without what is outside of it."""
+    """A server that answers requests and restarts without losing state outside of the engine."""
 
     name: str
     port: int
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
 
     def restart(self) -> None:
         """Stop the engine and start it again."""
 
     def stop(self) -> None:
-        """End all its processes."""
+        """End all processes of the server."""
 
 
 class Vllm:
@@ -103,9 +103,9 @@ class Vllm:
         self._process: Process | None = None
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         setup = self._setup
-        # Not `vllm serve`: it looks its version up under a name that the CPU package has not.
+        # Not `vllm serve`, which looks up its version under a package name missing on a CPU.
         command = [
             str(setup.venv / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server",
             "--host=127.0.0.1", f"--port={self.port}", f"--model={setup.model}",
@@ -125,18 +125,18 @@ class Vllm:
         self.start()
 
     def stop(self) -> None:
-        """End its processes."""
+        """End all processes of the server."""
         if self._process is not None:
             self._process.stop()
             self._process = None
 
 
 class Pool:
-    """A meta server and a pool node: what stays when an engine goes.
+    """A meta server and a pool node, which outlive an engine.
 
     Attributes:
         meta: address of the meta server.
-        address: of the pool node.
+        address: address of the pool node.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,7 +145,7 @@ class Pool:
         self._processes: list[Process] = []
 
     def start(self) -> None:
-        """Start both and wait for their addresses."""
+        """Start both and wait for both addresses."""
         self.meta = self.serve("meta")
         capacity = f"dmp.capacity={CAPACITY}"
         self.address = self.serve(
@@ -153,7 +153,7 @@ class Pool:
         )
 
     def serve(self, role: str, *settings: str) -> str:
-        """Start a role that lives as long as the pool; returns its address."""
+        """Start a role that lives as long as the pool; return the role's address."""
         process = self.start_role(role, *settings)
         self._processes.append(process)
         answer = process.ready_line()
@@ -161,7 +161,7 @@ class Pool:
         return address
 
     def start_role(self, role: str, *settings: str) -> Process:
-        """Start ``tierkv serve ROLE``; the caller waits for it and stops it."""
+        """Start ``tierkv serve ROLE``; the caller waits for the process and stops the process."""
         shared = [f"cluster.run_dir={self._folder}", f"cluster.secret={'s' * 32}"]
         if self.meta:
             shared.append(f"cluster.meta_address={self.meta}")
@@ -171,13 +171,13 @@ class Pool:
         return Process(role, command, self._folder)
 
     def stop(self) -> None:
-        """End all, the last started first."""
+        """End all processes, in reverse order of start."""
         while self._processes:
             self._processes.pop().stop()
 
 
 class OurEngine:
-    """Our own compute node behind our own front, on a pool that others may use too."""
+    """Our own compute node behind our own front, on a pool that other contenders may share."""
 
     name = "tierkv"
 

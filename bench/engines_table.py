@@ -1,7 +1,7 @@
-"""What the engines benchmark says as Markdown: phases, rounds, the scheduler's calls, and the aims.
+"""Markdown of the engines benchmark: phases, rounds, the scheduler's calls, and the aims.
 
-Called by bench.engines with its metrics; pure. Ratios are medians over prompts that contenders got
-one after the other, so they need not equal the quotients of the medians beside them.
+Called by bench.engines with its metrics; pure. A ratio is the median over prompts that contenders
+answered in sequence, and may differ from the quotient of the medians in the table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What orders of context fields share, and what finding them costs: no model, no cluster.
+"""Sharing by order of context fields, and the cost of finding an order: no model, no cluster.
 
-Run ``python -m bench.field_order``. Three made-up tables are written as prompts' contexts in each
-order of fields; the hit share is what the sorted texts have in common with their neighbours, which
-is all that any cache can give.
+Run ``python -m bench.field_order``. Three synthetic tables are written as contexts of prompts in
+each order of fields. The hit share is the common prefix of sorted neighbouring texts, an upper
+bound for any cache.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What texts have in common, as shares of all their characters.
+    """Common prefixes of texts, as shares of all characters.
 
     Attributes:
-        previous: with the text before, in the order of the rows.
-        any_text: with any text.
-        blocks: the same in whole blocks.
+        previous: shared with the previous text, in the order of the rows.
+        any_text: shared with any text.
+        blocks: shared with any text, in whole blocks.
     """
 
     previous: float
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def compare(rows: Sequence[Row]) -> dict[FieldReorder, Measured]:
-    """Order a table's fields in every way and measure what its texts share then."""
+    """Order a table's fields in every way and measure the sharing of the texts."""
     found: dict[FieldReorder, Measured] = {}
     for method in FieldReorder:
         started = time.process_time()
@@ -82,7 +82,7 @@ def compare(rows: Sequence[Row]) -> dict[FieldReorder, Measured]:
 
 
 def shared(texts: Sequence[str]) -> Shared:
-    """Count what texts have in common from their beginning."""
+    """Count the common prefixes of the texts."""
     whole = sum(map(len, texts))
     ordered = sorted(texts)
     common = [_common(left, right) for left, right in pairwise(ordered)]
@@ -100,7 +100,7 @@ def _text(rng: random.Random, words: int) -> str:
 
 
 def reviews(rng: random.Random, count: int) -> list[Row]:
-    """Make reviews joined with their products: long text that many rows repeat, and clean keys."""
+    """Make reviews joined with products: long texts repeated in many rows, and clean keys."""
     products = [
         {
             "product": f"{_text(rng, 3)} {number}",
@@ -117,7 +117,7 @@ def reviews(rng: random.Random, count: int) -> list[Row]:
 
 
 def tickets(rng: random.Random, count: int) -> list[Row]:
-    """Make support tickets joined with their customer; a few customers have most of them."""
+    """Make support tickets joined with customers; a few customers have most tickets."""
     plans = {name: _text(rng, 40) for name in ("free", "team", "enterprise")}
     customers = [
         {
@@ -144,9 +144,9 @@ def tickets(rng: random.Random, count: int) -> list[Row]:
 
 
 def wide(rng: random.Random, count: int) -> list[Row]:
-    """Make a table of 24 columns that do not depend on each other, from a few values to many.
+    """Make a table of 24 independent columns, with few to many distinct values.
 
-    In a third of the rows the last eight columns have one answer each.
+    In a third of the rows each of the last eight columns has a fixed value.
     """
     columns = list(range(24))
     rng.shuffle(columns)

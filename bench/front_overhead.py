@@ -1,8 +1,8 @@
-"""What the front adds to a call: distinct AI calls per second when the model answers at once.
+"""Overhead of the front per call: distinct AI calls per second with an instant model.
 
-Run ``python -m bench.front_overhead``. A statement makes one distinct call per row; tokenisation,
-block keys, routing and dispatch are the real ones, only the compute node is one that answers each
-request with one token at once. Beside it: the engine alone over the same rows.
+Run ``python -m bench.front_overhead``. A statement makes one distinct call per row. Tokenisation,
+block keys, routing and dispatch are the production code; only the compute node is a stub with an
+immediate answer of one token per request. For comparison, the engine alone runs over the same rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tierkv.settings import ComputeSettings
 
 
 class InstantNode:
-    """A compute node that answers every request with token 100, at once."""
+    """A compute node that answers every request immediately with token 100."""
 
     def __init__(self) -> None:
         layout = BlockLayout(6, 2, 32, KvDtype.FLOAT32, 64)
@@ -89,7 +89,7 @@ async def instant_server() -> AsyncIterator[DuckDbSqlServer]:
 
 
 async def measure(report: Report, rows: int) -> None:
-    """Add what a distinct call costs the front."""
+    """Report the front's cost of a distinct call."""
     async with instant_server() as server:
         session = await server.open_session(ClientInfo())
         note = "repeat('the customer wrote a note about the product. ', 10) || i"

@@ -1,7 +1,7 @@
-"""Greedy answers of a model in this process, several ways of reusing KV side by side.
+"""Greedy answers of a model in this process, with several ways of reusing KV side by side.
 
-Used by the quality benchmarks: every way has its own pages, all ways of a prompt decode together,
-and distributions are compared with the full recompute's.
+Used by the quality benchmarks. Every way has its own pages, all ways of a prompt decode together,
+and distributions are compared with the full recompute's distribution.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Row:
 
 
 class Greedy:
-    """A model with so many pages; continues rows whose prompts have KV.
+    """A model with a fixed number of pages; continues rows whose prompts have KV.
 
     Attributes:
         decoder: the model.
-        layout: of its pages.
+        layout: layout of the pages.
         block: tokens per page.
     """
 
@@ -60,12 +60,12 @@ class Greedy:
         self._eos = frozenset(loaded.info.eos_token_ids)
 
     def chunk(self, row: Row, start: int) -> ChunkInput:
-        """Return a row's tokens from ``start`` on as work."""
+        """Return a row's tokens from ``start`` on as a chunk to compute."""
         ids = np.array(row.tokens[start:], dtype=np.int64)
         return ChunkInput(ids, start, row.pages, wants_logits=True)
 
     def forward(self, chunks: Sequence[ChunkInput]) -> Tensor:
-        """Compute chunks; logits come in their order."""
+        """Compute chunks; the logits keep the order of the chunks."""
         batch = build_batch(chunks, block_tokens=self.block, device=CPU)
         logits = self.decoder.forward(batch)
         ordered = torch.empty_like(logits)
@@ -73,7 +73,7 @@ class Greedy:
         return ordered
 
     def decode(self, rows: Sequence[Row], logits: Tensor) -> None:
-        """Continue greedily; every row ends at its eos or after NEW_TOKENS."""
+        """Continue greedily; every row ends at an eos token or after NEW_TOKENS."""
         live = list(rows)
         for step in range(NEW_TOKENS):
             for row, token in zip(live, logits.argmax(-1).tolist(), strict=True):

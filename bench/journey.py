@@ -1,10 +1,10 @@
-"""Trace one AI statement through the tree: which files and functions of ours it touches.
+"""Trace an AI statement through the tree: the files and functions that the statement touches.
 
-Run ``make journey``, or ``python -m bench.journey``. An embedded cluster opens its PostgreSQL port
-and a real client (psycopg; the DB-API if psycopg is missing) sends ``SELECT ai_generate(...)``.
-A profile function in every thread records calls, so the script measures no time. Background work
-(heartbeats, the scrubber) is left out: only functions that every traced statement called count.
-A trace ends when the blocks that the statement computed are in the memory pool.
+Run ``make journey``, or ``python -m bench.journey``. An embedded cluster opens the PostgreSQL port
+and a real client (psycopg; the DB-API if psycopg is missing) sends ``SELECT ai_generate(...)``. A
+profile function in every thread records calls, so the script measures no time. Background work
+(heartbeats, the scrubber) is left out: only functions called by every traced statement count. A
+trace ends when the blocks computed by the statement are in the memory pool.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PRODUCTS: Final = ("blender", "lamp", "kettle", "heater", "toaster", "printer", 
 
 @dataclass(frozen=True, slots=True)
 class TouchedFunction:
-    """One function of ours: its file from the root of the tree, and its qualified name."""
+    """A function of this project: file relative to the root of the tree, and qualified name."""
 
     file: str
     function: str
@@ -56,11 +56,11 @@ class TouchedFunction:
 
 @dataclass(slots=True)
 class CallRecorder:
-    """A profile function for all threads; it records only while ``recording`` is true.
+    """A profile function for all threads that records only while ``recording`` is true.
 
     Attributes:
         recording: whether calls are recorded.
-        codes: code objects in the order of their first call.
+        codes: code objects in the order of the first call.
     """
 
     recording: bool = False
@@ -82,7 +82,7 @@ class CallRecorder:
             threading.setprofile(None)
 
     def touched_by(self, action: Callable[[], object]) -> list[TouchedFunction]:
-        """Run an action; return the functions of ours that were called, in order of first call."""
+        """Run an action; return the project's functions called, in order of the first call."""
         self.codes.clear()
         self.recording = True
         try:
@@ -94,7 +94,7 @@ class CallRecorder:
 
 
 def _touched_function(code: CodeType) -> TouchedFunction | None:
-    """Name the function of ours that ``code`` belongs to; None for libraries and module bodies."""
+    """Return the project's function of ``code``; None for libraries and module bodies."""
     path = Path(code.co_filename)
     name = code.co_qualname.partition(".<locals>")[0]
     if not path.is_relative_to(PACKAGE) or name.startswith("<"):
@@ -122,13 +122,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def trace_statement(*, statements: int, seed: int) -> list[TouchedFunction]:
     """Return the functions that each of ``statements`` traced statements called.
 
-    The prompts begin alike, so each has blocks to reuse, and end differently, so each has blocks
-    to compute and no answer comes from the memo. One statement before them loads the model and is
-    not traced.
+    The prompts have a common prefix, so each prompt has blocks to reuse. The ends of the prompts
+    differ, so each prompt has blocks to compute and no answer comes from the memo. An untraced
+    first statement loads the model.
 
     Args:
-        statements: number of traced statements; the order is that of the first.
-        seed: of the prompts.
+        statements: number of traced statements; the order is the first statement's.
+        seed: seed of the prompts.
     """
     rng = random.Random(seed)
     recorder = CallRecorder()
@@ -148,7 +148,7 @@ def trace_statement(*, statements: int, seed: int) -> list[TouchedFunction]:
 
 
 def _prompts(rng: random.Random, number: int) -> list[str]:
-    """Return prompts of several KV blocks that share their first half."""
+    """Return prompts of several KV blocks with a common first half."""
     shared = _purchases(rng)
     question = "\nQuestion: What did the last customer buy?"
     return [f"{shared} {_purchases(rng)}{question}" for _ in range(number)]
@@ -188,7 +188,7 @@ def add_counts(report: Report, journey: Sequence[TouchedFunction]) -> None:
 
 
 def print_journey(journey: Sequence[TouchedFunction]) -> None:
-    """Print the functions by room and file; a room comes again when the statement comes back."""
+    """Print the functions by room and file; a room recurs when the statement returns."""
     for room, visit in groupby(journey, key=lambda each: each.room):
         print(f"\n{room}")
         for file, functions in groupby(visit, key=lambda each: each.file):

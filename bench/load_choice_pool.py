@@ -1,8 +1,8 @@
-"""The pool below the nodes of bench.load_choice: L2 and L3 in a process of its own, L4 on a disk.
+"""The pool below the nodes of bench.load_choice: L2 and L3 in a separate process, L4 on a disk.
 
-L2 is the process's memory, mapped; L3 the same over TCP, as from another machine. L4 is a node in
-this process whose memory holds an eighth of the blocks; the rest lies in files, and a directory
-tells where, as in a cluster.
+L2 is the process's memory, mapped. L3 is the same memory over TCP, as from another machine. L4 is a
+node in this process whose memory holds an eighth of the blocks; the rest lies in files, and a
+directory locates the blocks, as in a cluster.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tierkv.parts.parts import DmpPart
 from tierkv.storage.l4 import L4Store
 
 HOST: Final = HostId("bench")
-"""Where the pool is."""
+"""Host of the pool."""
 _BLOCK_BYTES: Final = 2 << 20
-"""No model's block is larger."""
+"""Upper bound of the block size of all models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """What is below L1.
+    """The tiers below L1.
 
     Attributes:
-        connect: the pool node as a host sees it.
-        meta: the directory; None where nodes are asked themselves.
+        connect: returns the pool node as seen from a host.
+        meta: the directory; None if the nodes are asked directly.
     """
 
     connect: Callable[[HostId], PoolNode]
@@ -49,7 +49,7 @@ class Below:
 
 @asynccontextmanager
 async def open_pool(tier: Tier, *, blocks: int) -> AsyncIterator[Below]:
-    """Run a pool whose blocks are in ``tier`` for a reader on the host it is asked for."""
+    """Run a pool whose blocks are in ``tier`` for a reader on the host passed to ``connect``."""
     if tier is Tier.L4:
         async with _on_disk(blocks) as below:
             yield below

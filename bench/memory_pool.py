@@ -19,7 +19,7 @@ from tierkv.kvcore.ids import HostId, NodeId
 
 @contextmanager
 def memory_pool(host: HostId, *, capacity_bytes: int) -> Iterator[DmpNode]:
-    """Run a node on ``host`` over a segment in shared memory; both are gone afterwards."""
+    """Run a node on ``host`` over a segment in shared memory; remove both at the end."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         config = DmpConfig(
             NodeId("dmp"), host, f"{Path(folder)}/segment", capacity_bytes=capacity_bytes

@@ -1,10 +1,10 @@
 """The directory under load: locates from other processes, events, memory, and a restart.
 
-Run ``python -m bench.meta``. The meta server is a process of its own and so is each client; all go
-through gRPC. 1 M blocks on 100 hosts (and 10 M without --quick), each host with a pool node and a
-compute node. ``counted`` locates only count, as the scheduler's do; ``listed`` ones answer where
-all blocks are; of 0 blocks they cost what gRPC costs. Beside it the same lookups as pipelined
-EXISTS in Redis, where there is one.
+Run ``python -m bench.meta``. The meta server and each client run in separate processes and
+communicate over gRPC. The directory has 1 M blocks on 100 hosts (and 10 M without --quick), each
+host with a pool node and a compute node. ``counted`` locates return only counts, as for the
+scheduler; ``listed`` locates return the replicas of all blocks. Locates of 0 blocks show the cost
+of gRPC. If Redis is installed, the same lookups run as pipelined EXISTS in Redis.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ class Server:
         self.rss_at_start = self.rss()
 
     def rss(self) -> int:
-        """Return its memory in bytes."""
+        """Return the resident memory in bytes."""
         pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
         return int(pages) * 4096
 
     def cpu_s(self) -> float:
-        """Return the processor time it has taken."""
+        """Return the processor time used so far."""
         times = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
     def counts(self) -> tuple[int, int, int]:
-        """Return its blocks, copies and the bytes of its tables."""
+        """Return the numbers of blocks and copies, and the bytes of the tables."""
         blocks, copies, nbytes = map(int, _ask(self._process, "?").split())
         return blocks, copies, nbytes
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         _end(self._process)
 
 
@@ -130,7 +130,7 @@ def _measure(report: Report, load: Load, *, quick: bool) -> None:
 
 
 def _fill(server: Server, load: Load) -> tuple[float, int]:
-    """Have all nodes report their inventories; returns seconds and events."""
+    """Report the inventories of all nodes; return seconds and events."""
     tasks = [
         Task("report", server.address, load.seed, load.blocks, tuple(range(n, HOSTS, REPORTERS)))
         for n in range(REPORTERS)
@@ -178,7 +178,7 @@ def _redis(report: Report, load: Load, name: str) -> None:
 
 
 def _pack_seconds() -> float:
-    """Return what making one event's record costs the node that reports it."""
+    """Return the seconds that a node needs to make the record of a reported event."""
     node, life = NodeId("dmp-0"), Incarnation(1)
     keys = Load(1, 4_096 * HOSTS).chain(0, 0, 4_096)
     owners = [Owner("qwen3-32b", "acme", f"session-{n // 64}") for n in range(len(keys))]
@@ -202,12 +202,12 @@ def _pack_seconds() -> float:
 
 
 def _run(tasks: Sequence[Task]) -> list[list[float]]:
-    """Run each task in a process of its own, all beginning at once."""
+    """Run each task in a separate process; all tasks begin at the same time."""
     with _clients(len(tasks)) as clients:
         for client, task in zip(clients, tasks, strict=True):
             _say(client, task.line())
         for client in clients:
-            _hear(client)  # It is ready.
+            _hear(client)  # The client is ready.
         for client in clients:
             _say(client, "go")
         return [[float(t) for t in _hear(client)] for client in clients]

@@ -1,8 +1,8 @@
-"""What bench.meta fills a directory with, and the client processes that ask and report.
+"""Content of the directory for bench.meta, and the client processes that locate and report.
 
-Blocks come in chains of one conversation each, every one at one of the nodes; a fifth of them has a
-second copy elsewhere and a fifth is in a compute node's L1. ``python -m bench.meta_load`` is one
-client; it talks to bench.meta in lines of JSON.
+The blocks form chains, a chain per conversation, each chain at a single node. A fifth of the blocks
+has a second copy on another host and a fifth is in a compute node's L1. ``python -m
+bench.meta_load`` is a client; the client exchanges lines of JSON with bench.meta.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ LIFE = Incarnation(1)
 MODELS, SESSIONS_PER_BATCH = ("", "qwen3-32b"), 8
 BATCH = 4_096
 SHARED = 5
-"""Every so manieth block has a second copy, and one in L1."""
+"""A fifth of the blocks (1 / SHARED) has a second copy, and a fifth is in L1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A directory's content, made from a seed.
+    """Content of a directory, generated from a seed.
 
     Attributes:
-        seed: of the keys.
-        blocks: how many, divided evenly over the hosts.
+        seed: seed of the keys.
+        blocks: number of blocks, divided evenly over the hosts.
     """
 
     seed: int
@@ -50,16 +50,16 @@ class Load:
 
     @property
     def per_host(self) -> int:
-        """Blocks whose first copy one host has."""
+        """Blocks whose first copy is on a given host."""
         return self.blocks // HOSTS
 
     def keys(self, host: int) -> NDArray[np.uint64]:
-        """Return the keys of a host's blocks, as halves, in the order of their chains."""
+        """Return the keys of a host's blocks, as 64-bit halves, in the order of the chains."""
         rng = np.random.default_rng((self.seed, host))
         return rng.integers(0, 2**64 - 1, (self.per_host, 2), dtype=np.uint64)
 
     def chain(self, host: int, start: int, blocks: int) -> list[BlockKey]:
-        """Cut a chain out of a host's blocks."""
+        """Return the keys of a chain of a host's blocks."""
         raw = self.keys(host)[start : start + blocks].tobytes()
         step = BLOCK_KEY_BYTES
         return [BlockKey(raw[at : at + step]) for at in range(0, len(raw), step)]
@@ -75,7 +75,7 @@ def nodes(host: int) -> tuple[NodeInfo, NodeInfo]:
 
 
 def inventories(load: Load, host: int) -> Iterator[EventRecords]:
-    """Yield what a host's two nodes report of all they hold, in parts, packed."""
+    """Yield the packed inventories of a host's two nodes, in parts."""
     own = load.keys(host)
     beside = load.keys((host - 1) % HOSTS)[: load.per_host // SHARED]
     pool, compute = nodes(host)
@@ -95,7 +95,7 @@ def _parts(node: NodeInfo, keys: NDArray[np.uint64], tier: int) -> Iterator[Even
 
 
 def pack(keys: NDArray[np.uint64], tier: int, start: int) -> bytes:
-    """Pack stored events of blocks, whose slots count from ``start``."""
+    """Pack stored events of blocks whose slots count from ``start``."""
     records = np.zeros(len(keys), RECORD)
     records["low"], records["high"] = keys[:, 0], keys[:, 1]
     records["parents"][1:] = keys[:-1]
@@ -111,17 +111,17 @@ def pack(keys: NDArray[np.uint64], tier: int, start: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one client process is to do.
+    """The task of a client process.
 
     Attributes:
         kind: ``locate`` or ``report``.
-        address: of the meta server.
-        load: what is in it.
-        hosts: of ``report``: whose nodes this client speaks for.
-        blocks: of ``locate``: chain length.
-        max_replicas: of ``locate``.
-        rounds: of ``locate``: how many calls are timed.
-        number: tells the clients apart.
+        address: address of the meta server.
+        load: content of the directory.
+        hosts: for ``report``: hosts whose nodes this client reports.
+        blocks: for ``locate``: chain length.
+        max_replicas: for ``locate``.
+        rounds: for ``locate``: number of timed calls.
+        number: distinguishes the clients.
     """
 
     kind: str
@@ -136,11 +136,11 @@ class Task:
 
     @property
     def load(self) -> Load:
-        """What the directory holds, or is to hold."""
+        """Content of the directory."""
         return Load(self.seed, self.blocks_in_all)
 
     def line(self) -> str:
-        """Write it as one line."""
+        """Return the task as a line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -166,7 +166,7 @@ async def _locate(meta: MetaClient, task: Task) -> list[float]:
 
 
 async def _report(meta: MetaClient, task: Task) -> list[float]:
-    """Send inventories, packed and serialised beforehand; answers when it began and ended."""
+    """Send inventories that are packed and serialised in advance; return the begin and the end."""
     for host in task.hosts:
         for info in nodes(host):
             await meta.register(info)

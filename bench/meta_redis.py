@@ -1,7 +1,7 @@
-"""The same lookups in Redis: pipelined EXISTS over a loopback socket, with the leanest client.
+"""The same lookups in Redis: pipelined EXISTS over a loopback socket, with a minimal client.
 
-Used by bench.meta. Requests are made before the clock starts and replies are only counted, so that
-what is measured is the server. No persistence.
+Used by bench.meta. Requests are made before the clock starts and replies are only counted, so the
+measured time is the server's. No persistence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHUNK = 10_000
 
 
 class RedisKeys:
-    """A Redis that holds keys; raises PeerMissingError where there is no Redis."""
+    """A Redis server that holds keys; raises PeerMissingError without an installed Redis."""
 
     def __init__(self) -> None:
         self._port = free_port()
@@ -39,7 +39,7 @@ class RedisKeys:
             self._await(b"+OK\r\n", len(chunk))
 
     def exists(self, keys: list[BlockKey]) -> float:
-        """Ask for all keys in one pipeline; returns the seconds it took."""
+        """Ask for all keys in one pipeline; return the seconds."""
         request = [b"*2\r\n$6\r\nEXISTS\r\n$16\r\n%b\r\n" % key for key in keys]
         began = time.perf_counter()
         self._send(request)
@@ -47,7 +47,7 @@ class RedisKeys:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self._socket.close()
         end(self._process)
 

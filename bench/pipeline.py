@@ -1,8 +1,9 @@
-"""Loading KV layer by layer behind the computation, beside loading whole blocks first.
+"""Loading KV layer by layer behind the computation, compared with loading whole blocks first.
 
-Run ``python -m bench.pipeline``. The blocks of a long history come over a line that is throttled to
-half, equal and double the time which the new tokens need to be computed; what comes out stands
-beside what the formula promises (costing/blend_controller.py). All in one run; tokens must agree.
+Run ``python -m bench.pipeline``. The blocks of a long history come over a throttled line. Loading
+takes half, once and twice the time of computing the new tokens. The measured time is reported next
+to the prediction of the formula (costing/pipeline.py). All measurements are in a single run; tokens
+must agree.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ RATIOS = (0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is loaded, how much is computed, how often."""
+    """Tokens to load, tokens to compute, and number of rounds."""
 
     history_tokens: int
     new_tokens: int
@@ -134,7 +135,7 @@ async def _measure(
         for number in range(sizes.rounds + 1):
             prompt = history + [rng.randrange(10, 8_000) for _ in range(sizes.new_tokens)]
             want, compute_s = await _compute_only(node, line, history, prompt)
-            computes += [compute_s] if number else []  # The first round warms everything up.
+            computes += [compute_s] if number else []  # The first round is for warm-up.
             for ratio in RATIOS if number else ():
                 load_s = ratio * statistics.median(computes)
                 line.bytes_per_s = _history_bytes(node, history) / load_s
@@ -166,7 +167,7 @@ def _history_bytes(node: ComputeNode, history: list[int]) -> int:
 def _report(
     report: Report, compute_s: float, times: dict[tuple[float, Order], list[float]]
 ) -> None:
-    """Say everything in units of the computation, as the rounds measured it."""
+    """Report all times in units of the measured computation."""
     layers = int(MODEL["num_hidden_layers"])
     report.add("compute_s", compute_s)
     for ratio in RATIOS:
@@ -185,7 +186,7 @@ def _report(
 
 
 async def answer(node: ComputeNode, prompt: list[int]) -> tuple[tuple[int, ...], float]:
-    """Return one token and how long it took."""
+    """Return one token and its time in seconds."""
     request = GenerateRequest(
         new_request_id(), "model", tuple(prompt), NAMESPACE,
         sampling=SamplingParams(max_tokens=1, ignore_eos=True),

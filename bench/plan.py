@@ -1,8 +1,9 @@
-"""A table of prompts under a cache a tenth of what they need: row by row, sorted, and by a plan.
+"""A table of prompts with a cache of a tenth of the needed blocks: row by row, sorted, and planned.
 
-Run ``python -m bench.plan``. Every prompt is a system text, one of many documents and a question;
-the rows come in random order. The same rows are answered one by one, all at once in table order,
-sorted, and as the plan of their statement has it, each by a fresh cluster of one node and of two.
+Run ``python -m bench.plan``. Every prompt is a system text, a document out of many, and a question;
+the rows come in random order. The same rows are answered row by row, all at once in table order,
+sorted, and by the plan of the statement. Each way runs on fresh clusters of one node and of two
+nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from tierkv.sql.calls.ai_call import AiCall, make_call
 BLOCK_TOKENS = 16
 IN_FLIGHT = 8
 SHARE = 0.1
-"""Of the blocks that the table needs, so much fits into L1 of all nodes, and as much into L2."""
+"""Share of the table's blocks that fits into the L1 of all nodes together; the same share fits into
+L2."""
 
 WAYS: dict[str, CallDefaults] = {
     "one_by_one": CallDefaults(prefix_order=False, plan=False, max_concurrency=1),
@@ -44,7 +46,7 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Prompts in table order, and what their prefix tree needs: in blocks, and to the token."""
+    """Prompts in table order, and the prefix trees of the prompts: in blocks, and to the token."""
 
     rows: list[AiCall]
     tree: PrefixTree
@@ -57,18 +59,19 @@ class Table:
 
     @property
     def tree_tokens(self) -> int:
-        """Tokens that have to be computed when nothing is computed twice."""
+        """Tokens to compute if no token is computed twice."""
         return self.prompt_tokens - self.exact.shared_tokens
 
     @property
     def tree_blocks(self) -> int:
-        """Blocks that have to be kept so that nothing is computed twice."""
+        """Blocks to keep so that no token is computed twice."""
         return (self.prompt_tokens - self.tree.shared_tokens) // BLOCK_TOKENS
 
     def peak_needed_blocks(self, answered: Sequence[AiCall]) -> int:
-        """Count the blocks that rows still to come have in common with earlier ones, at the most.
+        """Return the peak number of blocks that later rows share with earlier rows.
 
-        A cache must hold so many for that order of rows if nothing is to be computed twice.
+        A cache must hold this many blocks for the given order of rows if no block is to be computed
+        twice.
         """
         when = {call: time for time, call in enumerate(answered)}
         times = [when[self.rows[index]] for index in self.tree.order]
@@ -82,7 +85,7 @@ class Table:
 
 @dataclass(slots=True)
 class Result:
-    """What one way of running the table gave."""
+    """Results of one way of running the table."""
 
     answers: dict[AiCall, str]
     hits: HitTokens
@@ -115,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make_rows(rng: random.Random, documents: int, questions: int) -> list[AiCall]:
-    """Make a table in random order: one system text, documents, and questions about each."""
+    """Make a table in random order: a system text, documents, and questions about each document."""
     how = {"system_prompt": _text(rng, 60), "options": CallOptions(max_tokens=4)}
     rows = [
         make_call("ai_generate", {"prompt": f"{text}\n{_text(rng, 10)}", **how})
@@ -159,7 +162,7 @@ async def _compare(report: Report, rows: list[AiCall], nodes: int) -> None:
 
 
 async def _table(cluster: PlanCluster, rows: list[AiCall]) -> Table:
-    """Find out what the prompts have in common, as token ids."""
+    """Return the prefixes that the prompts share, as token ids."""
     questions = [ask_model(CallOrder(row, CallDefaults()), row.text("prompt")) for row in rows]
     prepared = [await cluster.generation.prepare(question) for question in questions]
     prompts = [PlannedPrompt(call.request.token_ids, b"", BLOCK_TOKENS) for call in prepared]

@@ -1,7 +1,7 @@
-"""A whole small cluster in this process, with caches as tight as a benchmark wants them.
+"""A complete small cluster in this process, with caches as small as a benchmark needs.
 
-Used by bench.plan and by tests of plans: a directory, one memory pool node and one compute node per
-host, and a front. Everything is the real thing but the sockets.
+Used by bench.plan and by tests of plans: a directory, a memory pool node and a compute node per
+host, and a front. All parts are the production code except for the sockets.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ MODEL = {
     "tie_word_embeddings": True,
     "eos_token_id": 2,
 }
-"""A random-weight model on which prefill is felt and a benchmark still ends."""
+"""A random-weight model with a noticeable prefill time and an acceptable benchmark time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """How big a cluster is.
+    """Size of a cluster.
 
     Attributes:
         model: configuration of the random-weight model.
-        nodes: compute nodes, each on a host of its own with a pool node beside it.
+        nodes: compute nodes, each on a separate host with a pool node.
         l1_pages: pages of each compute node.
         pool_bytes: memory of each pool node, rounded up to whole extents.
-        extent_bytes: in whole extents it comes.
+        extent_bytes: size of an extent.
         block_tokens: tokens per block.
         max_running: requests in a node's batch.
         threads: torch's threads per node.
@@ -81,12 +81,12 @@ class ClusterShape:
 
 @dataclass(slots=True)
 class Peaks:
-    """Most in use at once, in all nodes together.
+    """Peak use, summed over all nodes.
 
     Attributes:
-        running_blocks: pages of L1 that calls under way hold.
-        l1_bytes: pages of L1 with anything in them.
-        l2_bytes: the pool's bytes with anything in them.
+        running_blocks: L1 pages held by running calls.
+        l1_bytes: used bytes of L1 pages.
+        l2_bytes: used bytes of the pool.
     """
 
     running_blocks: int = 0
@@ -103,8 +103,8 @@ class PlanCluster:
         computes: the compute nodes.
         pools: the memory pool nodes.
         dispatcher: the front's scheduler.
-        generation: from text to text.
-        peaks: what ``watch`` saw.
+        generation: the text generator of the front.
+        peaks: peak use recorded by ``watch``.
     """
 
     meta: LocalMeta
@@ -115,14 +115,14 @@ class PlanCluster:
     peaks: Peaks = field(default_factory=Peaks)
 
     async def settle(self) -> None:
-        """Wait until computed blocks are in the pool and the directory knows."""
+        """Wait until computed blocks are in the pool and in the directory."""
         for part in self.computes:
             await part.flush()
         for pool in self.pools:
             await pool.flush()
 
     async def watch(self, interval_s: float = 0.01) -> None:
-        """Note the most that reports of the nodes say is in use; runs until it is ended."""
+        """Record the peak use reported by the nodes; runs until cancelled."""
         peaks = self.peaks
         while True:
             computes = [part.node.report() for part in self.computes]
@@ -145,7 +145,7 @@ def _used(tiers: tuple[Any, ...], tier: Tier) -> int:
 
 @asynccontextmanager
 async def plan_cluster(shape: ClusterShape) -> AsyncIterator[PlanCluster]:
-    """Start a cluster; it is gone afterwards."""
+    """Start a cluster and stop it at the end of the block."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
         meta = LocalMeta()
@@ -204,7 +204,7 @@ async def answer_all(
     defaults: CallDefaults,
     ended: Callable[[AiCall, CallOutcome], None],
 ) -> PlanSummary:
-    """Answer distinct calls without a statement; ``ended`` is told the outcome of each."""
+    """Answer distinct calls without a statement; ``ended`` receives the outcome of each call."""
     batch, summary = CallBatch(generator, defaults, ended), PlanSummary()
     await batch.start(calls, await ContextFields(defaults.field_reorder).written(calls))
     while await batch.next_wave():

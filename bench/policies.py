@@ -1,7 +1,8 @@
-"""What each eviction policy hits on traces, and what each hint is worth to the default one.
+"""Hit rates of each eviction policy on traces, and the value of each hint for the default policy.
 
-``python -m bench.policies [--trace NAME=FILE ...] [--write docs/policies.md]``. Without a trace it
-makes one of several tenants; with ``--write`` the tables go into the file, between its markers.
+``python -m bench.policies [--trace NAME=FILE ...] [--write docs/policies.md]``. Without a trace the
+script makes a trace of several tenants. ``--write`` puts the tables into the file, between the
+file's markers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ORDERS: dict[str, tuple[Order, ...]] = {
     "s3fifo": ("head", "tail"),
     "lhd": ("head", "leaves"),
 }
-"""In which each yardstick is tried; the best counts."""
+"""Orders in which each reference policy is tried; the best order counts."""
 
 HINTS: dict[str, TraceHints] = {
     "none": TraceHints(),
@@ -44,12 +45,12 @@ HINTS: dict[str, TraceHints] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A statement that asks each document several questions, and the hint that goes with it."""
+    """A statement with several questions about each document, and the matching hint."""
 
     questions: int
 
     def of(self, requests: Sequence[Request]) -> Iterator[Hint]:
-        """Say of each request whether another question about its document is to come."""
+        """Yield for each request whether a further question about the document follows."""
         for request in requests:
             if request.session_id is None:
                 yield NO_HINT
@@ -80,9 +81,9 @@ def tenants(seed: int, requests: int) -> tuple[Request, ...]:
 
 
 def statements(seed: int, count: int, *, documents: int, questions: int) -> tuple[Request, ...]:
-    """Make a trace of statements: all documents with one question, then with the next.
+    """Make a trace of statements: all documents with a question, then all with the next question.
 
-    Between the rows, other clients send prompts that are used once.
+    Between the rows, clients outside of the statement send prompts that are used once.
     """
     chance = random.Random(seed)
     made: list[Request] = []
@@ -117,7 +118,7 @@ class Table:
         return 100 * done.block_hit_rate, 100 * done.token_hit_rate
 
     def row(self, share: float, report: Report) -> str:
-        """Measure one capacity and return its line."""
+        """Measure one capacity and return a table row."""
         found = {name: self.hit(name, share) for name in ("default", "leaf_lru", "belady")}
         for name in BLOCK_POLICIES:
             found[name] = max(self.hit(name, share, order) for order in ORDERS[name])
@@ -171,7 +172,7 @@ def hint_lines(
 
 
 def write_between(path: Path, marker: str, lines: Sequence[str]) -> None:
-    """Replace what stands between ``<!-- marker:begin -->`` and ``<!-- marker:end -->``."""
+    """Replace the text between ``<!-- marker:begin -->`` and ``<!-- marker:end -->``."""
     text = path.read_text()
     begin, end = f"<!-- {marker}:begin -->\n", f"<!-- {marker}:end -->"
     before, after = text.index(begin) + len(begin), text.index(end)

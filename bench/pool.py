@@ -1,7 +1,8 @@
-"""The pool beside its limits and its peers, in one run across processes on loopback.
+"""The pool against hardware limits and peers, in one run across processes on loopback.
 
-Run ``python -m bench.pool``. Get and put of values of 64 KiB to 16 MiB, single and sixteen at a
-time, by one and four threads: our tcp and shm, a raw socket, memcpy, Redis and Mooncake Store.
+Run ``python -m bench.pool``. Measured are get and put of values of 64 KiB to 16 MiB, single and
+sixteen at a time, by one and four threads. The contenders are our tcp and shm, a raw socket,
+memcpy, Redis and Mooncake Store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One cell of the pool benchmark: the bytes, the contract of a contender, and one timed round.
 
-Imported by the workers of bench.pool, whichever virtual environment they run in, so it needs
-numpy only. Every contender moves the same values from and to the same kind of buffers.
+Imported by the workers of bench.pool in different virtual environments, so only numpy is needed.
+Every contender moves the same values from and to the same kind of buffers.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ import numpy as np
 BATCH: Final = 16
 GET_OFFSET: Final = 1088
 PUT_OFFSET: Final = 2112
-"""Where buffers begin within a page. Pools keep values on page borders, and copies between equal
-page offsets alias on some CPUs and are far slower: these offsets are fair to everybody."""
+"""Offset of put buffers within a page. Pools keep values on page borders. Copies between equal page
+offsets alias on several CPUs and are far slower; these offsets are fair to all contenders."""
 
 PAGE: Final = 4096
 ROUND_PUT_BYTES: Final = 1 << 30
-"""Most bytes put in one round, so that a pool of ``POOL_BYTES`` need not evict meanwhile."""
+"""Maximum number of bytes put in one round, so a pool of ``POOL_BYTES`` need not evict during the
+round."""
 
 POOL_BYTES: Final = 3 << 30
 
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 Operation = Callable[[int], object]
-"""Do the i-th get or put of a thread; what it answers is kept until the next one."""
+"""Do the i-th get or put of a thread; the result is kept until the next operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured: ``op`` is get or put, ``batch`` values per operation, client threads."""
+    """A case: ``op`` is get or put, ``batch`` values per operation, client threads."""
 
     op: str
     size: int
@@ -42,7 +43,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As metrics are called, such as ``get_64KiB_batch16_t4``."""
+        """The name in metrics, for example ``get_64KiB_batch16_t4``."""
         many = f"batch{self.batch}" if self.batch > 1 else "single"
         return f"{self.op}_{size_name(self.size)}_{many}_t{self.threads}"
 
@@ -53,11 +54,11 @@ def size_name(size: int) -> str:
 
 
 class Values:
-    """The values of one size and the buffers gets land in.
+    """The values of one size, and the destination buffers of gets.
 
     Attributes:
         size: bytes of one value.
-        source: ``BATCH`` values, seeded; what is stored and put.
+        source: ``BATCH`` seeded values to store and put.
         targets: per thread, ``BATCH`` destinations.
     """
 
@@ -70,7 +71,7 @@ class Values:
         self.targets = [_buffers(size, GET_OFFSET) for _ in range(threads)]
 
     def chosen(self, i: int, batch: int) -> range:
-        """Return which of the values the i-th operation moves."""
+        """Return the range of values that the i-th operation moves."""
         start = i * batch % BATCH
         return range(start, start + batch)
 
@@ -82,14 +83,14 @@ def _buffers(size: int, offset: int) -> list[Array]:
 
 
 class Contender(Protocol):
-    """Somebody who stores values; made by the worker, used by one thread per ``thread`` number.
+    """A store of values; created by the worker, used by one thread per ``thread`` number.
 
-    1. ``store`` forgets the former values and stores ``values.source`` for gets.
-    2. ``operation`` answers an action. The i-th get fills ``values.targets[thread]`` at
-       ``values.chosen(i, batch)``, or answers the values as buffers. The i-th put stores the
-       chosen values of ``source`` anew.
-    3. ``stored`` answers the bytes the last put of thread 0 left in the store.
-    4. ``tidy`` makes room after a round of puts; it is not timed.
+    1. ``store`` drops the former values and stores ``values.source`` for gets.
+    2. ``operation`` returns an action. The i-th get fills ``values.targets[thread]`` at
+       ``values.chosen(i, batch)``, or returns the values as buffers. The i-th put stores the chosen
+       values of ``source`` anew.
+    3. ``stored`` returns the bytes that the last put of thread 0 left in the store.
+    4. ``tidy`` makes room after a round of puts, outside of the measured time.
     """
 
     ops: tuple[str, ...]
@@ -107,7 +108,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round measured."""
+    """Measurements of one round."""
 
     bytes_per_s: float
     p50_s: float
@@ -173,7 +174,7 @@ def _on_threads(work: Callable[[int], None], count: int) -> None:
 
 
 def verify(contender: Contender, cell: Cell, values: Values) -> None:
-    """Do one operation and compare bytes: a benchmark that moves garbage measures nothing.
+    """Do one operation and compare the bytes, because moving wrong bytes measures nothing.
 
     Raises:
         AssertionError: the bytes differ.

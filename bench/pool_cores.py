@@ -1,7 +1,8 @@
-"""Which cores a benchmark's client and servers run on: never the same, as on two machines.
+"""Cores for a benchmark's client and servers: disjoint sets, as on two machines.
 
-Without this the scheduler puts a quiet client and server on one core, where a wake-up is cheap, and
-a busy pair on two; contenders would be measured under different conditions from second to second.
+Without disjoint sets the scheduler puts a quiet client and server on a single core, where a wake-up
+is cheap, and a busy pair on two cores. The conditions of the contenders would then differ from
+second to second.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ _CORES = sorted(os.sched_getaffinity(0))
 
 
 def client_side() -> None:
-    """Keep this thread, and those it starts, on the first half of the cores."""
+    """Pin this thread, and threads started by this thread, to the first half of the cores."""
     if len(_CORES) > 1:
         os.sched_setaffinity(0, _CORES[: len(_CORES) // 2])
 
 
 @contextlib.contextmanager
 def server_side() -> Iterator[None]:
-    """Processes started meanwhile live on the other half of the cores."""
+    """Pin processes started in the block to the second half of the cores."""
     before = os.sched_getaffinity(0)
     if len(_CORES) > 1:
         os.sched_setaffinity(0, _CORES[len(_CORES) // 2 :])

@@ -1,8 +1,8 @@
-"""The disk tier beside fio: the same block sizes, the same queue depth, O_DIRECT, one file system.
+"""The disk tier against fio: same block sizes, same queue depth, O_DIRECT, same file system.
 
-Called by bench.pool after the memory cells. A get reads a random block whole and verifies it, a put
-computes checksums and appends; ``batch16`` gets and four threads of puts keep ``DEPTH`` requests in
-flight, and fio runs as many threads.
+Called by bench.pool after the memory cells. A get reads a random block completely and verifies the
+block; a put computes checksums and appends. ``batch16`` gets and four threads of puts keep
+``DEPTH`` requests in flight, and fio runs with as many threads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure_disk(plan: Plan, results: Results, *, fill_bytes: int = FILL_BYTES) 
 
 
 def _cells(size: int) -> Iterator[Cell]:
-    """Yield puts first: blocks that were read are kept when the log comes round to them."""
+    """Yield puts first: when the log wraps round, the store keeps blocks that were read."""
     yield Cell("put", size, 1, 1)
     yield Cell("put", size, 1, DEPTH)
     yield Cell("get", size, 1, 1)
@@ -78,8 +78,8 @@ class Store:
     """A segment store that has wrapped round once, as in service; a contender of bench.pool_cell.
 
     Attributes:
-        values: what is put; the block of a put tells which of them it holds.
-        direct: whether the file system takes O_DIRECT.
+        values: values to put; the key of a stored block names the value.
+        direct: whether the file system supports O_DIRECT.
     """
 
     ops = ("get", "put")
@@ -115,7 +115,7 @@ class Store:
         return keys
 
     def store(self, values: Values) -> None:
-        """Nothing to do: it is full from the start."""
+        """Do nothing: the store is full from the start."""
 
     def operation(self, cell: Cell, thread: int) -> Operation:
         values, store = self.values, self._store
@@ -145,7 +145,7 @@ class Store:
         return [bytes(buffer) for buffer in buffers]
 
     def tidy(self) -> None:
-        """Nothing to do: the store evicts."""
+        """Do nothing: the store evicts."""
 
     def close(self) -> None:
         self._store.close()
@@ -161,7 +161,7 @@ def _filled(folder: Path, size: int, area: int, seed: int) -> Iterator[Store]:
 
 
 def _aligned(size: int) -> list[memoryview]:
-    """Return buffers on page borders, as the slots of a DMP node are."""
+    """Return buffers on page borders, as in the slots of a DMP node."""
     view = memoryview(mmap.mmap(-1, BATCH * size))
     return [view[i * size : (i + 1) * size] for i in range(BATCH)]
 

@@ -1,7 +1,8 @@
 """Mooncake Store over TCP as a contender: a master, a storage process and this client.
 
-Called by bench.pool_worker in a virtual environment of its own; ``python -m bench.pool_mooncake``
-is the storage process. It gets its best path: registered buffers and the zero-copy calls.
+Called by bench.pool_worker in a separate virtual environment; ``python -m bench.pool_mooncake`` is
+the storage process. The benchmark uses Mooncake's fastest path: registered buffers and the
+zero-copy calls.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def contenders() -> dict[str, Contender]:
 
 
 class Mooncake:
-    """A client without memory of its own, so that every byte crosses the socket."""
+    """A client without memory of its own, so every byte crosses the socket."""
 
     ops = ("get", "put")
 
@@ -75,7 +76,7 @@ class Mooncake:
             self._store.unregister_buffer(row.ctypes.data)
         self._values = values
         self._store.remove_all(force=True)
-        # Rows lie side by side, so one registration covers all of a set.
+        # Rows are adjacent, so one registration covers a whole set.
         self._registered = [_covering(rows) for rows in (values.source, *values.targets)]
         for whole in self._registered:
             _good([self._store.register_buffer(whole.ctypes.data, whole.nbytes)])
@@ -117,7 +118,7 @@ class Mooncake:
         return [self._store.get(name) for name in self._last]
 
     def tidy(self) -> None:
-        """Remove what puts left: a put into a full store fails, eviction comes later."""
+        """Remove the values of puts: a put into a full store fails, eviction comes later."""
         self._store.remove_by_regex("^put", force=True)
 
     def close(self) -> None:

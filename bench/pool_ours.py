@@ -1,7 +1,7 @@
-"""Our pool as a contender: a DMP node in a process of its own, over TCP and by shared memory.
+"""Our pool as a contender: a DMP node in a separate process, over TCP and by shared memory.
 
-Called by bench.pool_worker. Every get verifies the value's xxh3 checksum and every put computes it
-and evicts nothing that is held; the raw limits beside it do neither.
+Called by bench.pool_worker. Every get verifies the value's xxh3 checksum. Every put computes the
+checksum and never evicts held blocks. The raw limits in the same benchmark do neither.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def contenders() -> dict[str, Contender]:
 
 
 class OurServer:
-    """The node's process; started anew for each size, with extents that hold several values."""
+    """The node's process; restarted for each size, with extents that hold several values."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -56,7 +56,7 @@ class OurServer:
         self.info: NodeInfo | None = None
 
     def start(self, size: int) -> str:
-        """Run a node for values of ``size`` bytes, the same for all, and return its address."""
+        """Run a node for values of exactly ``size`` bytes and return the node's address."""
         if size == self._size and self._process is not None:
             return self.address
         self.stop()
@@ -86,7 +86,7 @@ class OurServer:
 
 
 class Ours:
-    """The public client, by one transport; all threads share it, as in a program."""
+    """The public client with one transport; all threads share the client, as in a program."""
 
     ops: tuple[str, ...] = ("get", "put")
 
@@ -142,7 +142,7 @@ class Ours:
         return [_found_bytes(value) for value in self._pool.get_many(self._last)]
 
     def tidy(self) -> None:
-        """Nothing to do: the pool evicts what is oldest and not pinned."""
+        """Do nothing: the pool evicts the oldest unpinned blocks."""
 
     def close(self) -> None:
         if self._pool is not None:
@@ -151,7 +151,7 @@ class Ours:
 
 
 class PoolView(Ours):
-    """Gets that lend the value in place; each is given back by the next one."""
+    """Gets that lend values in place; the next get returns the lent values."""
 
     ops = ("get",)
 
@@ -168,7 +168,7 @@ class PoolView(Ours):
 
 
 class ShmView:
-    """Held blocks at known locations, seen in place: what a compute node of the host does."""
+    """Views in place of held blocks at known locations, as in a compute node on the pool's host."""
 
     ops = ("get",)
 
@@ -212,7 +212,7 @@ class ShmView:
         return []
 
     def tidy(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def close(self) -> None:
         if self._node is not None:
@@ -229,11 +229,12 @@ def _found_bytes(value: bytes | None) -> bytes:
 
 
 def await_populated(pid: int) -> None:
-    """Wait until a process has entered its segment's pages into its page table.
+    """Wait until a process has entered its segment's pages into the page table.
 
-    The node takes all its memory at its start (``dmp.ready_ahead``), and a client enters it; that
-    goes on in the background for a second or two. Measured meanwhile, everybody looks slow, the raw
-    socket too. What is put into memory that has to be taken first takes about twice as long.
+    The node allocates all memory at its start (``dmp.ready_ahead``), and a client maps the memory.
+    Both continue in the background for a second or two. Measurements in the meantime are slow for
+    every contender, even for the raw socket. A put into memory that must be allocated first takes
+    about twice as long.
     """
     before, now = -1, _shared_pages(pid)
     deadline = time.monotonic() + 20.0

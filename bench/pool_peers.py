@@ -1,7 +1,7 @@
-"""Where the peers of bench.pool live: a virtual environment of their own under the user's cache.
+"""The environment of bench.pool's peers: a virtual environment under the user's cache folder.
 
-Called by bench.pool and by the peers' workers. What is missing is said with the cure; nothing is
-installed into the project's environment or the system.
+Called by bench.pool and by the peers' workers. An error about a missing program contains the cure;
+nothing is installed into the project's environment or the system.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def peer_python(peer: str, *, timeout_s: float) -> Path:
-    """Return the interpreter that has a peer's client, making its environment if need be.
+    """Return the interpreter with a peer's client; create the environment if necessary.
 
     Raises:
         PeerMissingError: no server program, or the packages can't be installed in time.
@@ -62,7 +62,7 @@ def redis_server() -> str:
     """Return the path of a Redis or Valkey server.
 
     Raises:
-        PeerMissingError: there is none.
+        PeerMissingError: no server is installed.
     """
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
@@ -79,10 +79,10 @@ def free_port() -> int:
 
 
 def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Return when something listens on a port.
+    """Wait until a process listens on a port.
 
     Raises:
-        TimeoutError: nothing does, or the process ended.
+        TimeoutError: no process listens in time, or the process ended.
     """
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:

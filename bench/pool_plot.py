@@ -1,4 +1,4 @@
-"""The picture of docs/performance.md: throughput by value size, as a small SVG written by hand.
+"""The plot of docs/performance.md: throughput by value size, a small SVG without a library.
 
 Called by bench.pool; pure. Two panels, get and put of single values by one thread, logarithmic.
 """

@@ -1,8 +1,8 @@
 """The limits of the machine: a plain socket with the pool's message pattern, and memcpy.
 
-Called by bench.pool_worker. A get is 64 bytes there and the value back; a put is 64 bytes and the
-value there and 16 bytes back. The server is a process of its own with one thread per connection;
-nobody checks, parses or looks up anything.
+Called by bench.pool_worker. A get sends 64 bytes and receives the value. A put sends 64 bytes and
+the value, and receives 16 bytes. The server is a separate process with a thread per connection and
+does no checks, parsing or lookups.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def contenders() -> dict[str, Contender]:
 
 
 class _Shared:
-    """Values on page borders in /dev/shm, as a pool keeps them."""
+    """Values on page borders in /dev/shm, as in a pool."""
 
     def __init__(self, size: int) -> None:
         with tempfile.TemporaryFile(dir="/dev/shm") as file:
@@ -83,7 +83,7 @@ class Memcpy:
         return [self._put.rows[k].tobytes() for k in self._last]
 
     def tidy(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def close(self) -> None:
         self._kept = self._put = None
@@ -146,7 +146,7 @@ class RawSocket:
         return answer
 
     def tidy(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def close(self) -> None:
         for sock in self._socks.values():
@@ -178,7 +178,7 @@ def _send(sock: socket.socket, views: list[memoryview]) -> None:
 
 
 class _Server:
-    """What the threads of the server process share."""
+    """State shared by the threads of the server process."""
 
     def __init__(self) -> None:
         self.kept: list[memoryview] = []
@@ -204,7 +204,7 @@ class _Server:
 
 
 def _serve(control: Connection) -> None:
-    """Accept connections; sizes and read-back come through ``control`` until it ends."""
+    """Accept connections; ``control`` carries sizes and read-back until ``control`` ends."""
     server = _Server()
     listener = socket.create_server(("127.0.0.1", 0))
 

@@ -38,12 +38,12 @@ class RedisServer:
         await_port(self.port, self._process)
 
     def close(self) -> None:
-        """End it."""
+        """End the server process."""
         end(self._process)
 
 
 class Redis:
-    """One way to use it."""
+    """One way to use the server."""
 
     def __init__(self, server: RedisServer, *, pipe: bool) -> None:
         self.ops: tuple[str, ...] = ("get_batch", "put_batch") if pipe else ("get", "put")
@@ -109,7 +109,7 @@ class Redis:
         return answer
 
     def tidy(self) -> None:
-        """Nothing to do: puts overwrite the same keys."""
+        """Do nothing: puts overwrite the same keys."""
 
     def close(self) -> None:
         for client in self._clients.values():

@@ -1,7 +1,7 @@
-"""Runs the pool benchmark: starts the workers and measures cell by cell, everybody in turn.
+"""Run the pool benchmark: start the workers and measure cell by cell, all contenders in turn.
 
-Called by bench.pool. The contenders of a cell are measured round-robin and compared round by
-round, so that the noise of a shared machine hits all alike.
+Called by bench.pool. The contenders of a cell are measured round-robin and compared round by round,
+so the noise of a shared machine affects all contenders alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PEERS: Final = ("redis", "mooncake")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """Amount of measurements."""
 
     sizes: Sequence[int]
     threads: Sequence[int]
@@ -35,7 +35,7 @@ class Plan:
     install_s: float
 
     def rounds_of(self, size: int) -> int:
-        """Return how many rounds a size gets: large values take longest and vary least."""
+        """Return the number of rounds of a size: large values take longest and vary least."""
         return self.rounds if size <= 1 << 20 else max(1, self.rounds // 2)
 
     def cells(self, size: int) -> Iterator[Cell]:
@@ -48,13 +48,13 @@ class Plan:
 
 @dataclass(slots=True)
 class Results:
-    """Rounds by cell and contender, in the order they were measured."""
+    """Rounds by cell and contender, in measured order."""
 
     rounds: dict[Cell, dict[str, list[Round]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def speed(self, cell: Cell, name: str) -> float | None:
-        """Return the median bytes per second; None when it was not measured."""
+        """Return the median bytes per second; None if not measured."""
         rounds = self.rounds.get(cell, {}).get(name)
         return statistics.median(r.bytes_per_s for r in rounds) if rounds else None
 
@@ -64,24 +64,24 @@ class Results:
         return statistics.median(getattr(r, which) for r in rounds) if rounds else None
 
     def ratio(self, cell: Cell, name: str, other: str, which: str = "bytes_per_s") -> float | None:
-        """Return the median over rounds of one contender's value by the other's."""
+        """Return the median over rounds of one contender's value over another's."""
         rounds = self.rounds.get(cell, {})
         pairs = zip(rounds.get(name, ()), rounds.get(other, ()), strict=False)
         ratios = [getattr(a, which) / getattr(b, which) for a, b in pairs]
         return statistics.median(ratios) if ratios else None
 
     def tell(self, cell: Cell, names: Iterable[str]) -> None:
-        """Say what was measured just now; a run takes minutes."""
+        """Print the latest measurement, because a run takes minutes."""
         speeds = ", ".join(f"{n} {(self.speed(cell, n) or 0) / 1e9:.3g}" for n in names)
         print(f"  {cell.name} GB/s: {speeds}", file=sys.stderr, flush=True)
 
     def best(self, cell: Cell, names: Sequence[str]) -> str:
-        """Return which of several ways to use one peer was fastest."""
+        """Return the fastest of several ways to use a peer."""
         return max(names, key=lambda name: self.speed(cell, name) or 0.0)
 
 
 class WorkerProcess:
-    """A bench.pool_worker and its pipe."""
+    """A bench.pool_worker process and the pipe to the process."""
 
     def __init__(self, kind: str, python: Path, log: IO[bytes]) -> None:
         self.kind = kind
@@ -111,7 +111,7 @@ class WorkerProcess:
         return answer
 
     def close(self) -> None:
-        """Let it end its servers and go."""
+        """Let the worker stop all servers and exit."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
@@ -123,7 +123,7 @@ class WorkerProcess:
 
 
 def measure(plan: Plan, log: IO[bytes]) -> Results:
-    """Measure every cell of a plan; what can't be measured becomes a note."""
+    """Measure every cell of a plan; cells that can't be measured become notes."""
     results = Results()
     workers: list[WorkerProcess] = []
     try:
@@ -186,7 +186,7 @@ def _measure_cell(
 
 
 def _tried(worker: WorkerProcess, name: str, cell: Cell, results: Results) -> bool:
-    """Do one operation and compare the bytes; it also warms up."""
+    """Do one operation and compare the bytes; the operation also warms up."""
     try:
         worker.ask(do="verify", name=name, cell=asdict(cell))
     except RuntimeError as error:
@@ -196,6 +196,6 @@ def _tried(worker: WorkerProcess, name: str, cell: Cell, results: Results) -> bo
 
 
 def say(results: Results, sentence: str) -> None:
-    """Add a note, at once to be seen."""
+    """Add a note and print the note immediately."""
     results.notes.append(sentence)
     print(f"  {sentence}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""What the pool benchmark says: metrics, Markdown tables, and the aims with met or missed.
+"""Output of the pool benchmark: metrics, Markdown tables, and the aims with met or missed.
 
-Called by bench.pool; pure. A ratio is the median over rounds of two contenders measured one after
-the other, so it need not equal the quotient of the medians beside it.
+Called by bench.pool; pure. A ratio is the median over rounds of two contenders measured in
+sequence, and may differ from the quotient of the two medians in the table.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ REDIS = ("redis", "redis_pipe")
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """One aim over several cells.
+    """A target over several cells.
 
     Attributes:
-        text: what is aimed at.
-        values: per cell, the number compared; cells that were not measured are left out.
-        limit: what each value is compared with.
-        at_most: the values should stay below the limit, not above it.
+        text: the target in words.
+        values: per cell, the number to compare; cells without a measurement are left out.
+        limit: the limit for each value.
+        at_most: True if the values should stay below the limit, not above.
     """
 
     text: str
@@ -34,22 +34,22 @@ class Aim:
     at_most: bool = False
 
     def met_by(self, value: float) -> bool:
-        """Say whether one value is good enough."""
+        """Return whether a value meets the limit."""
         return value <= self.limit if self.at_most else value >= self.limit
 
     @property
     def met(self) -> int:
-        """Cells that reach it."""
+        """Number of cells that meet the limit."""
         return sum(map(self.met_by, self.values.values()))
 
     @property
     def worst(self) -> Cell:
-        """The cell furthest from it."""
+        """The cell furthest from the limit."""
         pick = max if self.at_most else min
         return pick(self.values, key=lambda cell: self.values[cell])
 
     def verdict(self) -> str:
-        """Say met or missed, in how many cells, and the worst of them."""
+        """Return met or missed, the number of cells, and the worst cell."""
         if not self.values:
             return "not measured"
         said = "met" if self.met == len(self.values) else "missed"
@@ -58,7 +58,7 @@ class Aim:
 
 
 def aims(results: Results) -> list[Aim]:
-    """Compare a run with what the pool is meant to reach."""
+    """Compare a run with the targets of the pool."""
     cells = list(results.rounds)
     large = [cell for cell in cells if cell.size >= MIB]
     small = [c for c in cells if (c.op, c.size, c.batch, c.threads) == ("get", 64 << 10, 1, 1)]
@@ -87,7 +87,7 @@ def aims(results: Results) -> list[Aim]:
 
 
 def metrics(results: Results) -> Iterator[tuple[str, float]]:
-    """Yield every number with its name."""
+    """Yield every number with a name."""
     for cell, rounds in results.rounds.items():
         for name in rounds:
             yield f"{name}_{cell.name}_gb_per_s", (results.speed(cell, name) or 0.0) / 1e9
@@ -143,7 +143,7 @@ def latency_table(results: Results) -> str:
 
 
 def disk_table(results: Results) -> str:
-    """Return GB/s of the disk tier beside fio; empty when it was not measured."""
+    """Return GB/s of the disk tier and of fio; empty if not measured."""
     rows = [
         (_title(cell), _gb(results.speed(cell, "fio")), _gb(results.speed(cell, "l4")),
          _number(results.ratio(cell, "l4", "fio")))

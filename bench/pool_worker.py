@@ -1,8 +1,8 @@
-"""A process of the pool benchmark: it holds contenders and measures one round at a time on demand.
+"""A process of the pool benchmark: holds contenders and measures one round at a time on demand.
 
 Started by bench.pool as ``python -m bench.pool_worker KIND``, with the interpreter of the virtual
-environment that has what KIND needs. Speaks JSON lines on stdin and stdout; a contender that fails
-answers its error and the worker goes on.
+environment for KIND. The worker speaks JSON lines on stdin and stdout. If a contender fails, the
+worker returns the error and continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODULES: Final = {
 
 
 class Worker:
-    """The contenders of one process and the values they move."""
+    """The contenders of one process and the values to move."""
 
     def __init__(self, kind: str) -> None:
         self._contenders: dict[str, Contender] = {}
@@ -48,7 +48,7 @@ class Worker:
         return asdict(run_round(contender, cell, seconds=ask["seconds"]))
 
     def _take_size(self, ask: dict[str, Any]) -> dict[str, Any]:
-        """Store new values; a contender that can't is named with its reason."""
+        """Store new values; the result names each contender that failed, with the reason."""
         self._values = None
         values = self._values = Values(ask["size"], threads=ask["threads"], seed=ask["seed"])
         failed = {}
@@ -61,7 +61,7 @@ class Worker:
         return {"failed": failed}
 
     def close(self) -> None:
-        """End what the contenders started."""
+        """Stop all processes started by the contenders."""
         for contender in self._contenders.values():
             contender.close()
 
@@ -70,7 +70,7 @@ def main(kind: str) -> None:
     """Serve commands until stdin ends."""
     client_side()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What a library prints must not land among the answers.
+    os.dup2(2, 1)  # Output of a library must not mix with the answers.
     worker = Worker(kind)
     try:
         for line in sys.stdin:

@@ -1,7 +1,7 @@
-"""What reuse costs in answers: every codec and every way to blend, beside full recompute.
+"""Cost of reuse in answers: every codec and every way to blend, compared with full recompute.
 
-Run ``make quality``, or ``python -m bench.quality --write-docs`` to update docs/quality.md and its
-picture. One thread, no network; the shipped model and questions whose names it never saw.
+Run ``make quality``, or ``python -m bench.quality --write-docs`` to update docs/quality.md and the
+plot. One thread, no network; the shipped model answers questions with unseen names.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _report(codecs: dict[str, dict[str, Quality]], one: Measured, two: Measured)
 
 
 def _write(part: str, text: str) -> None:
-    """Replace what stands between a part's marks in the page."""
+    """Replace the text between a part's markers in the page."""
     begin_mark, end_mark = f"<!-- {part}:begin -->", f"<!-- {part}:end -->"
     page = PAGE.read_text()
     before, begin, rest = page.partition(begin_mark)

@@ -1,4 +1,4 @@
-"""The picture of docs/quality.md: answers by share recomputed, as a small SVG written by hand.
+"""The plot of docs/quality.md: answers by share recomputed, a small SVG without a library.
 
 Called by bench.quality; pure. Two panels, exact match and mean divergence from the full recompute.
 """

@@ -1,4 +1,4 @@
-"""What the quality benchmarks say, as Markdown tables.
+"""Markdown tables of the quality benchmarks.
 
 Called by bench.quality; pure.
 """
@@ -15,7 +15,7 @@ def codec_table(groups: Mapping[str, Mapping[str, Quality]]) -> str:
     """Return the codecs as rows; each group of probes has four columns.
 
     Args:
-        groups: quality by codec (``full`` first), by name of the group.
+        groups: name of a group to quality by codec (``full`` first).
     """
     head, names = ["", "bits"], list(next(iter(groups.values())))
     for group in groups:

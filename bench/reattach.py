@@ -1,7 +1,7 @@
-"""How long a restarted DMP node needs until it serves: slot headers scanned, slot table restored.
+"""Time until a restarted DMP node serves: slot headers scanned, slot table restored.
 
 Run ``python -m bench.reattach``. The segment is filled through the node's own calls (without
-payload), then attached again and again as a restart does it.
+payload), then attached repeatedly as in a restart.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _put(keys: Sequence[BlockKey], index: int) -> BlockSpec:
 
 
 def _measure(report: Report, config: DmpConfig, slots: int) -> None:
-    kept = []  # Taking a table down again is no part of a restart.
+    kept = []  # Freeing a table is not part of a restart.
 
     def attach() -> None:
         segment = open_segment(config.segment_file, shape_of(config))

@@ -1,6 +1,6 @@
-"""What every benchmark shares: arguments, machine facts, and how numbers are printed.
+"""Shared by all benchmarks: arguments, machine facts, and printing of numbers.
 
-A script fills a Report with named metrics; ``--format json`` gives ``{metric: value}`` with the
+A script fills a Report with named metrics. ``--format json`` prints ``{metric: value}`` with the
 machine's facts, ``--format text`` a table. Scripts never assert on time.
 """
 
@@ -19,11 +19,11 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Report:
-    """Metrics in the order they were added.
+    """Metrics in the order of addition.
 
     Attributes:
         name: the script.
-        metrics: name to value; the unit is the end of the name.
+        metrics: name to value; the end of a name is the unit.
         notes: sentences printed under the table.
     """
 
@@ -32,7 +32,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def add(self, metric: str, value: float) -> None:
-        """Add one number; says so on standard error, because benchmarks take long."""
+        """Add one number and print the number on standard error, because benchmarks take long."""
         self.metrics[metric] = value
         print(f"  {metric} = {render_number(value)}", file=sys.stderr, flush=True)
 
@@ -42,7 +42,7 @@ class Report:
 
 
 def machine_facts() -> dict[str, str | int]:
-    """Describe the machine a number was measured on."""
+    """Return the facts of the machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": _cpu_name(),
@@ -61,12 +61,12 @@ def _cpu_name() -> str:
 
 
 def parse_arguments(description: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the options all benchmarks take: --quick, --seed, --format."""
+    """Parse the options common to all benchmarks: --quick, --seed, --format."""
     return make_parser(description).parse_args(argv)
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
-    """Return the parser of those options, for scripts that add their own."""
+    """Return a parser with the common options, for scripts with further options."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="under a minute, coarser")
     parser.add_argument("--seed", type=int, default=1)
@@ -88,7 +88,7 @@ def finish(report: Report, output: str) -> None:
 
 
 def render_number(value: float) -> str:
-    """Three significant digits, plain notation."""
+    """Return a number with three significant digits, in plain notation."""
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -97,7 +97,7 @@ def render_number(value: float) -> str:
 def median_seconds(
     action: Callable[[], object], *, repeats: int, clock: Callable[[], float]
 ) -> float:
-    """Return the median duration of ``repeats`` runs after one that does not count."""
+    """Return the median duration of ``repeats`` runs after a run that does not count."""
     action()
     times = []
     for _ in range(repeats):

@@ -1,8 +1,8 @@
 """Time to first token of each router, with and without a pool, at three loads, simulated.
 
-``python -m bench.router --quick`` takes a seeded trace; the full run takes real ones:
+``python -m bench.router --quick`` takes a seeded trace; the full run takes recorded traces:
 ``--trace chat.jsonl.zst:open --trace agents.jsonl.zst:closed``. ``--write-docs`` puts tables and
-plot into docs/performance.md. Everything is virtual time: the numbers don't depend on the machine.
+plot into docs/performance.md. All time is virtual: the numbers don't depend on the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tierkv.simulator.workload import make_workload
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = ("ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "token_hit_rate", "slo_attainment")
 SLO_S = 30.0
-"""A first token within this is good, as in Mooncake's paper (Qin and others 2025)."""
+"""A first token within this time is good, as in Mooncake's paper (Qin and others 2025)."""
 
 BEGIN, END = "<!-- routers: begin -->", "<!-- routers: end -->"
 ORDER = (
@@ -35,14 +35,14 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A trace, a cluster, and the loads it is put under.
+    """A trace, a cluster, and three loads.
 
     Attributes:
-        name: of the trace.
-        requests: of the trace.
-        cluster: without a pool.
-        pool_gb: of the pool.
-        pool_gbps: of its link.
+        name: name of the trace.
+        requests: requests of the trace.
+        cluster: the cluster without a pool.
+        pool_gb: size of the pool.
+        pool_gbps: bandwidth of the pool's link.
         speeds: three loads.
     """
 
@@ -56,7 +56,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run."""
+    """Result of one run."""
 
     scene: str
     router: RouterName
@@ -70,7 +70,7 @@ class Cell:
 
 
 def quick_scene(seed: int) -> Scene:
-    """Return a small trace that takes seconds."""
+    """Return a small trace that runs in seconds."""
     cluster = ClusterOptions(nodes=4, local_gb=300.0, closed_loop=True, seed=seed)
     return Scene("synthetic", agents(60, seed=seed), cluster, 2_000.0, 10.0, (1.0, 2.0, 3.0))
 
@@ -126,7 +126,7 @@ def table(scene: Scene, cells: Sequence[Cell]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return seconds with two digits that count."""
+    """Return seconds with two significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

@@ -1,7 +1,8 @@
-"""How long a routing decision takes, without asking the directory: the scheduler's core alone.
+"""Time of a routing decision without the directory lookup: the scheduler's core alone.
 
-Run ``python -m bench.routing_decision``: microseconds per decision for some sizes of cluster. Each
-node has figures of its own, a third of them have some of the prompt near, the pool has most of it.
+Run ``python -m bench.routing_decision`` for microseconds per decision at several cluster sizes.
+Each node has different figures. A third of the nodes has a part of the prompt nearby; the pool has
+most of the prompt.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def decide(nodes: int, *, rng: random.Random, decisions: int = DECISIONS) -> list[float]:
-    """Route prompts one after the other; returns the seconds of each decision."""
+    """Route prompts one after the other; return the seconds of each decision."""
     state = SchedulerState()
     seen = tuple(SeenNode(_info(at), _load(rng)) for at in range(nodes))
     state.handle(NodesSeen(seen, pool_nodes=nodes), 0.0)

@@ -1,8 +1,8 @@
-"""When a pool pays, how large and fast it must be, what the gate saves: docs/sizing.md's numbers.
+"""When a pool pays, its size and speed, and the gate's savings: numbers of docs/sizing.md.
 
-``python -m bench.sizing --trace chat.jsonl.zst:open --write-docs`` simulates one trace under many
-sizes, one value changed at a time, and writes tables and a picture into docs/. Virtual time: the
-numbers don't depend on the machine. ``--quick`` takes a seeded trace and few sizes.
+``python -m bench.sizing --trace chat.jsonl.zst:open --write-docs`` simulates a trace under many
+sizes, one value changed at a time, and writes tables and a plot into docs/. All time is virtual:
+the numbers don't depend on the machine. ``--quick`` takes a seeded trace and few sizes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SLO_S, SLO_SHARE = 10.0, 0.9
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is tried with a trace.
+    """The experiments with a trace.
 
     Attributes:
-        name: of the trace.
-        requests: of the trace.
-        cluster: the middle of everything, with its pool.
-        speeds, local_gbs, gbps, pool_gbs: what is changed, one at a time.
-        gate_gbps: bandwidths under which gates are compared.
+        name: name of the trace.
+        requests: requests of the trace.
+        cluster: the base configuration, with the pool.
+        speeds, local_gbs, gbps, pool_gbs: values to vary, one at a time.
+        gate_gbps: bandwidths at which gates are compared.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of numbers under names; the first column is what was changed."""
+    """Rows of numbers with column names; the first column is the varied value."""
 
     title: str
     columns: tuple[str, ...]
@@ -64,7 +64,7 @@ class Table:
         return [row[self.columns.index(name)] for row in self.rows]
 
     def markdown(self) -> str:
-        """Return it as Markdown."""
+        """Return the table as Markdown."""
         lines = ["| " + " | ".join(self.columns) + " |", "|" + "--:|" * len(self.columns)]
         lines += ["| " + " | ".join(map(_shown, row)) + " |" for row in self.rows]
         return f"**{self.title}**\n\n" + "\n".join(lines)
@@ -74,8 +74,8 @@ class Lab:
     """Runs clusters on one trace.
 
     Attributes:
-        plan: what is tried.
-        constants: of models and nodes.
+        plan: the experiments.
+        constants: constants of models and nodes.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -83,7 +83,7 @@ class Lab:
         self.constants = load_constants()
 
     def run(self, constants: Constants | None = None, **changes: Any) -> ResultLedger:
-        """Run the plan's cluster with some values changed."""
+        """Run the plan's cluster with several values changed."""
         options = replace(self.plan.cluster, **changes)
         workload = make_workload(
             self.plan.requests, block_tokens=options.block_tokens, speed=options.speed
@@ -117,7 +117,7 @@ class Lab:
         return Table(title, columns, rows)
 
     def local_size(self) -> Table:
-        """What a pool adds to more or less memory on each node."""
+        """Gain from a pool, by the memory on each node."""
         rows = []
         for local_gb in self.plan.local_gbs:
             plain = self.run(local_gb=local_gb, pool_gb=0.0, pool_gbps=0.0)
@@ -128,7 +128,7 @@ class Lab:
         return Table("Memory of each node", columns, rows)
 
     def bandwidth(self) -> Table:
-        """How fast the pool must be."""
+        """Latency and hit rate by the bandwidth of the pool."""
         rows: list[tuple[Any, ...]] = [(0.0, *_figures(self.run(pool_gb=0.0, pool_gbps=0.0)), None)]
         for gbps in self.plan.gbps:
             ledger = self.run(pool_gbps=gbps)
@@ -138,7 +138,7 @@ class Lab:
         return Table("Bandwidth of the pool (0: no pool)", columns, rows)
 
     def pool_size(self) -> Table:
-        """How large the pool must be, and what is lost when promises are not kept."""
+        """Latency and hit rate by the size of the pool, with and without reservations."""
         rows: list[tuple[Any, ...]] = []
         for pool_gb in self.plan.pool_gbs:
             kept = self.run(pool_gb=pool_gb)
@@ -149,7 +149,7 @@ class Lab:
         return Table("Memory of the pool", columns, rows)
 
     def gates(self) -> Table:
-        """What it saves to see the queue, when blocks are written on their own host."""
+        """Savings of a gate that sees the queue, if blocks are written on the local host."""
         local_writes = replace(
             self.constants, cluster=replace(self.constants.cluster, write_share=0.0)
         )
@@ -219,7 +219,7 @@ def draw(plan: Plan, tables: dict[str, Table], file: Path) -> None:
 
 
 def quick_plan(seed: int) -> Plan:
-    """Return a small plan that takes seconds."""
+    """Return a small plan that runs in seconds."""
     cluster = ClusterOptions(
         nodes=3, local_gb=200.0, pool_gb=1_000.0, pool_gbps=10.0, closed_loop=True, seed=seed
     )
@@ -251,7 +251,7 @@ def trace_plan(argument: str, seed: int) -> Plan:
 
 
 def write_docs(plan: Plan, tables: dict[str, Table]) -> None:
-    """Put tables and picture between this trace's markers in docs/sizing.md."""
+    """Put tables and plot between this trace's markers in docs/sizing.md."""
     file, begin = DOCS / "sizing.md", f"<!-- {plan.name}: begin -->"
     end, text = f"<!-- {plan.name}: end -->", (DOCS / "sizing.md").read_text()
     before, _, rest = text.partition(begin)

@@ -1,10 +1,11 @@
-"""Never slower than no cache: a path to the pool that gets slow, hangs, and is fast again.
+"""Never slower than no cache: a path to the pool that slows down, hangs, and recovers.
 
-Run ``python -m bench.slow_path``. A node answers the same prompt again and again, its KV behind a
-line: fast at first, then throttled to a tenth and to a hundredth, hanging, and fast again. Each
-answer is paired with one that uses no pool. Tokens must be equal; printed are the time to the first
-token as a multiple of that of the pair, of the first answer after each change and of those that
-follow when the node has seen it, and how many of these loaded anything.
+Run ``python -m bench.slow_path``. A node answers the same prompt repeatedly with KV behind a line.
+The line is fast at first, then throttled to a tenth and to a hundredth, then hangs, and is fast
+again. Each answer is paired with an answer without a pool. The tokens must be equal. Printed is the
+time to the first token as a multiple of the pair's time, for the first answer after each change and
+for the answers after the node has adapted. Printed is also the share of the later answers that
+loaded KV.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ FAST = 8.0
 
 
 class HangingPoolNode(ThrottledPoolNode):
-    """A throttled line whose reads come back only when it is told to go on.
+    """A throttled line whose reads return only when the line is flowing.
 
     Attributes:
-        flowing: cleared to let it hang.
+        flowing: cleared to make the line hang.
     """
 
     def __init__(self, below: PoolNode, *, host: HostId) -> None:
@@ -45,14 +46,14 @@ class HangingPoolNode(ThrottledPoolNode):
         self.flowing.set()
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
-        """Read when the line goes on."""
+        """Read when the line is flowing."""
         self.flowing.wait()
         super().read_ranges(reads)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How fast the line is for a while; ``slower`` divides FAST."""
+    """Speed of the line for a period; ``slower`` divides FAST."""
 
     name: str
     slower: float = 1.0
@@ -126,8 +127,8 @@ class _Bench:
         self._want: object = None
 
     async def measure(self, rounds: int) -> None:
-        """Publish once, then go through the stages."""
-        for prompt in self._warm:  # Steps of different size tell what they cost.
+        """Publish once, then run all stages."""
+        for prompt in self._warm:  # Steps of different size reveal the cost of steps.
             await answer(self._node, prompt)
         self._node.set_pool_nodes([self._line])
         self._want, _ = await answer(self._node, self._prompt)

@@ -1,9 +1,10 @@
-"""Prefill on one node, decode on another: what the handoff costs, and what saving KV costs.
+"""Prefill and decode on two nodes: the cost of the handoff, and the cost of saving KV.
 
-Run ``python -m bench.split``. First the time from the prompt's first token to the decode node's
-own first one, with the partial last block handed over and with it computed again. Then one prompt's
-prefill with nothing saved, with KV saved behind the computation, and with KV saved after it, into
-memory and over a line that needs as long as the computation. All in one run; tokens must agree.
+Run ``python -m bench.split``. The first part measures the time from the prompt's first token to the
+decode node's own first token, with the partial last block handed over or computed again. The second
+part measures a prompt's prefill with nothing saved, with KV saved behind the computation, and with
+KV saved after the computation. The KV goes into memory, or over a line that needs as long as the
+computation. All measurements are in a single run; tokens must agree.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Prompt tokens of the handoff and of the save, and how often each is measured.
+    """Prompt tokens of the handoff and of the save, and the number of measurements of each.
 
-    A prompt of the handoff ends in a block that is full but for one token: the most to compute.
+    A prompt of the handoff ends in a block that is full except for a single token: the most to
+    compute.
     """
 
     handoff_tokens: int
@@ -51,10 +53,10 @@ class Sizes:
 
 
 class Line(InprocPoolNode):
-    """The pool over a line of limited speed; refuses partial blocks if told.
+    """The pool over a line of limited speed; refuses partial blocks on request.
 
     Attributes:
-        bytes_per_s: of writes; 0 is memory speed.
+        bytes_per_s: write bandwidth; 0 means memory speed.
         takes_tails: whether partial blocks are stored.
     """
 
@@ -64,7 +66,7 @@ class Line(InprocPoolNode):
     def reserve(
         self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
-        """Reserve, but for tails that are not wanted."""
+        """Reserve slots for all blocks except for refused tails."""
         wanted = [put for put in puts if self.takes_tails or put.tokens == BLOCK_TOKENS]
         grants = iter(super().reserve(wanted, deadline_s=deadline_s))
         return [next(grants) if put in wanted else None for put in puts]
@@ -130,7 +132,7 @@ async def _node(line: Line, name: str, *, publish: bool = True) -> AsyncIterator
 
 
 async def _measure_handoff(report: Report, line: Line, sizes: Sizes, rng: random.Random) -> None:
-    """Between two nodes with and without the tail, and beside them on one node."""
+    """Measure the handoff between two nodes with and without the tail, and a single node."""
     times: dict[str, list[float]] = {"with_tail": [], "without_tail": [], "one_node": []}
     async with _node(line, "prefill") as first, _node(line, "decode") as second:
         for number in range(sizes.rounds + 1):
@@ -141,7 +143,7 @@ async def _measure_handoff(report: Report, line: Line, sizes: Sizes, rng: random
                 got, handed_s = await _hand_over(first, second, prompt)
                 if got != want:
                     raise AssertionError("other tokens than on one node")
-                if number:  # The first round warms everything up.
+                if number:  # The first round is for warm-up.
                     times[way].append(handed_s)
                     times["one_node"].append(alone_s)
     for way, seconds in times.items():
@@ -181,7 +183,7 @@ async def _two_tokens(node: ComputeNode, prompt: Tokens, **changes: bool) -> tup
 
 
 async def _measure_saves(report: Report, line: Line, sizes: Sizes, rng: random.Random) -> None:
-    """A prompt's prefill, and until its KV is in the pool, beside one that saves nothing."""
+    """Measure prefill and the end of the save, compared with a prefill that saves nothing."""
     token_s: dict[str, list[float]] = {}
     saved_s: dict[str, list[float]] = {}
     alone: list[float] = []
@@ -197,7 +199,7 @@ async def _measure_saves(report: Report, line: Line, sizes: Sizes, rng: random.R
                 follow = begin if way == "behind" else _follow_nothing
                 saving._engine._saves.begin = follow  # type: ignore[method-assign]
                 first_s, done_s = await _prefill(saving, _prompt(rng, sizes.save_tokens))
-                if number:  # The first round warms everything up.
+                if number:  # The first round is for warm-up.
                     token_s.setdefault(f"{way}_{speed}", []).append(first_s / compute_s)
                     saved_s.setdefault(f"{way}_{speed}", []).append(done_s / compute_s)
     report.add("prefill_s", statistics.median(alone[2:]))
@@ -211,7 +213,7 @@ def _follow_nothing(chunks: Sequence[Chunk]) -> PassSave:
 
 
 async def _prefill(node: ComputeNode, prompt: Tokens) -> tuple[float, float]:
-    """Return seconds to the first token, and until everything is in the pool."""
+    """Return seconds to the first token, and until all KV is in the pool."""
     began = time.perf_counter()
     async for _ in node.generate(_request(prompt, max_tokens=1)):
         pass

@@ -1,9 +1,10 @@
-"""SQL with AI calls: what cache, order of prompts and plan save, and what the front costs.
+"""SQL with AI calls: savings from cache, prompt order and plan, and the cost of the front.
 
 Run ``python -m bench.sql``. Three workloads run on a small model in four ways each: without cache,
-with it in the order written, sorted by prefix, and as the plan has it with fields reordered. Then
-one replay round over many rows that ask for few prompts, and what the front adds to each distinct
-call. ``--relay`` adds the relay beside PostgreSQL itself (needs a PostgreSQL server and pgbench).
+with cache in written order, sorted by prefix, and by the plan with reordered fields. A replay round
+then covers many rows with few distinct prompts. A last part measures the front's cost of each
+distinct call. ``--relay`` compares the relay with PostgreSQL alone (needs a PostgreSQL server and
+pgbench).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WAYS: dict[str, dict[str, str]] = {
     "planned": {},
 }
 L1_PAGES = 160
-"""Far fewer blocks than a workload has, so that the order decides what is still there."""
+"""Far fewer blocks than a workload has, so the order decides which blocks are still cached."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "times and calls are of one run each, the cluster starts anew for every way"
     )
     if arguments.relay:
-        from bench import sql_relay  # Needs a PostgreSQL server; only then.
+        from bench import sql_relay  # Needs a PostgreSQL server.
 
         sql_relay.measure(report, quick=arguments.quick)
     finish(report, arguments.format)
@@ -97,7 +98,7 @@ async def _filled(server: DuckDbSqlServer, workload: Workload) -> DuckDbSession:
 async def _add_calls(
     report: Report, workload: Workload, session: DuckDbSession, stats: AiStats
 ) -> None:
-    """Compare the calls that were sent with those of the naive plan."""
+    """Compare the number of sent calls with the calls of the naive plan."""
     sent = stats.distinct_calls
     positive: frozenset[str] = frozenset()
     if workload.name == "filter":

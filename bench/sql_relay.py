@@ -1,7 +1,7 @@
-"""The relay beside PostgreSQL itself: pgbench -S, a large SELECT, and an UPDATE with AI calls.
+"""The relay against direct PostgreSQL: pgbench -S, a large SELECT, and an UPDATE with AI calls.
 
 Called by ``python -m bench.sql --relay``. Direct and relayed runs take turns, and the median of
-each is told; the relay runs in this process, clients and the server in their own.
+each is reported. The relay runs in this process; clients and the server run in separate processes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _select(report: Report, postgres: PostgresServer, relay: RunningRelay, rows:
 
 
 def _update(report: Report, relay: RunningRelay, rows: int) -> None:
-    """Update all rows of a table with answers that come at once, to a fifth as many prompts."""
+    """Update all rows of a table with immediate answers to a fifth as many prompts."""
     prompts = rows // 5
     with psycopg.connect(relay.dsn, autocommit=True) as connection:
         connection.execute(

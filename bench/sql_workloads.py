@@ -1,7 +1,8 @@
 """Three workloads of SQL with AI calls: a selective filter, a join, and several questions.
 
-Used by bench.sql. Each has its tables, its statement, and the same statement over plain functions
-that an engine would call row by row: the naive plan, whose calls are counted, not answered.
+Used by bench.sql. Each workload has tables, a statement, and the naive plan: the same statement
+over plain functions that an engine calls row by row. The calls of the naive plan are counted, not
+answered.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class Workload:
     """One workload.
 
     Attributes:
-        name: for metrics.
-        tables: SQL that makes and fills its tables.
-        statement: with AI calls.
+        name: name in metrics.
+        tables: SQL that creates and fills the tables.
+        statement: the statement with AI calls.
         naive: the same over ``naive_filter(text)`` and ``naive_generate(text)``.
     """
 
@@ -43,7 +44,7 @@ def naive_calls(workload: Workload, positive: frozenset[str]) -> int:
     """Count the calls an engine makes when AI functions are plain volatile functions.
 
     Args:
-        workload: whose statement is run.
+        workload: the workload to run.
         positive: texts for which the filter is true.
     """
     calls = 0
@@ -82,7 +83,7 @@ def _literal(item: int | str) -> str:
 
 
 def _filter(rng: random.Random, rows: int) -> Workload:
-    """Reviews in four languages, some of them twice; one language is asked about."""
+    """Reviews in four languages, with several duplicates; the statement asks about one language."""
     texts = [_text(rng, 60) for _ in range(max(1, rows * 3 // 4))]
     reviews: list[tuple[int | str, ...]] = [
         (number, number % 4, rng.choice(texts)) for number in range(rows)
@@ -101,7 +102,7 @@ def _filter(rng: random.Random, rows: int) -> Workload:
 
 
 def _join(rng: random.Random, rows: int) -> Workload:
-    """Reviews of a few products, whose long texts are the same for many of them."""
+    """Reviews of a few products; many reviews share a product's long text."""
     products: list[tuple[int | str, ...]] = [
         (number, _text(rng, 90)) for number in range(max(1, rows // 12))
     ]

@@ -1,9 +1,10 @@
-"""How long commands take to start, also as multiples of what can't be avoided, round by round.
+"""Start time of commands, also as multiples of the unavoidable time, round by round.
 
-Run ``python -m bench.start_time``. The floor of SQL is a bare interpreter that runs it in DuckDB,
-that of AI calls and of ``tierkv up`` one that imports torch. Compiled modules (.pyc) lie in a
-folder of this run's own and are all there before the first round, whatever the environment says;
-``first_row_uncompiled_s`` and ``duckdb_uncompiled_s`` are without any.
+Run ``python -m bench.start_time``. The lower bound for SQL is a bare interpreter that runs the SQL
+in DuckDB. The lower bound for AI calls and for ``tierkv up`` is an interpreter that imports torch.
+Compiled modules (.pyc) lie in a folder of this run and exist before the first round, regardless of
+the environment. ``first_row_uncompiled_s`` and ``duckdb_uncompiled_s`` run without compiled
+modules.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         }
         cases["up_ready"] = lambda: up_ready_s(Path(folder), environment)
         for case in cases.values():
-            case()  # Compiles what it imports, and brings files into memory.
-        # Round by round, so that a busy moment of the machine is in both sides of a ratio.
+            case()  # Compiles the imported modules, and brings files into memory.
+        # Round by round, so a busy moment of the machine affects both sides of a ratio.
         times = [{name: case() for name, case in cases.items()} for _ in range(rounds)]
         before, after = idle_mib(environment)
         bare = without_compiled(Path(folder))
@@ -91,19 +92,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def compiled_in(folder: Path) -> dict[str, str]:
-    """Return an environment in which modules are compiled into a folder of their own."""
+    """Return an environment in which modules are compiled into a separate folder."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return kept | {"PYTHONPYCACHEPREFIX": str(folder / "pyc")}
 
 
 def without_compiled(folder: Path) -> dict[str, str]:
-    """Return an environment in which no module is compiled beforehand, or kept."""
+    """Return an environment in which no compiled module is read or written."""
     nowhere = {"PYTHONPYCACHEPREFIX": str(folder / "none"), "PYTHONDONTWRITEBYTECODE": "1"}
     return dict(os.environ) | nowhere
 
 
 def timed(command: list[str], environment: Mapping[str, str]) -> Callable[[], float]:
-    """Return what runs a command to its end and answers the seconds that it took."""
+    """Return a function that runs a command to the end and returns the seconds."""
 
     def run() -> float:
         started = time.perf_counter()
@@ -114,7 +115,7 @@ def timed(command: list[str], environment: Mapping[str, str]) -> Callable[[], fl
 
 
 def up_ready_s(folder: Path, environment: Mapping[str, str]) -> float:
-    """Start a default cluster; answer the seconds until it says that it is up."""
+    """Start a default cluster; return the seconds until the cluster reports that it is up."""
     with tempfile.TemporaryDirectory(dir=folder) as run_dir, tempfile.TemporaryFile() as errors:
         settings = [f"cluster.run_dir={run_dir}", "dmp.remove_on_stop=true"]
         ports = ["--pg-port", str(free_port()), "--http-port", str(free_port())]
@@ -143,7 +144,7 @@ def free_port() -> int:
 
 
 def idle_mib(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return the resident MiB of an idle embedded process, before and after its first AI call."""
+    """Return an idle embedded process's resident MiB before and after the first AI call."""
     done = subprocess.run(
         [PYTHON, "-c", IDLE], check=True, capture_output=True, text=True, env=environment, cwd=ROOT
     )

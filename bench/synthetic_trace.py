@@ -1,7 +1,7 @@
 """Seeded request traces for benchmarks without a trace: tenants, sessions that grow, pauses.
 
-Nothing is tuned to look like anybody's traffic; published traces are better where they are at hand
-(docs/simulate.md says where they come from).
+The traces are not fitted to any recorded traffic. If published traces are at hand, prefer published
+traces (docs/simulate.md names the sources).
 """
 
 from __future__ import annotations

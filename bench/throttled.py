@@ -1,8 +1,8 @@
-"""A pool node behind a line of limited bandwidth, for measuring what hides behind a slow load.
+"""A pool node behind a line of limited bandwidth, to measure how much a slow load is hidden.
 
-Bytes really come from the node below; afterwards the reader sleeps until the line would have
-carried them. ``WHOLE_BLOCKS`` charges a block's whole payload when its first layer is read, which
-is when a reader that moves whole blocks could start to use any layer.
+The bytes really come from the node below; afterwards the reader sleeps until the line would have
+carried the bytes. ``WHOLE_BLOCKS`` charges a block's whole payload at the read of the first layer,
+because a reader that moves whole blocks could use no layer earlier.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tierkv.kvcore.location import Location
 
 
 class Order(StrEnum):
-    """In which order a block's bytes go over the line."""
+    """Order in which a block's bytes pass the line."""
 
     LAYERS = "layers"
     WHOLE_BLOCKS = "whole"
 
 
 class ThrottledPoolNode(PoolNode):
-    """Reads at most ``bytes_per_s``; everything else goes to the node below at once.
+    """Reads at most ``bytes_per_s``; all other calls go to the node below at once.
 
     Attributes:
         bytes_per_s: the line's speed; 0 is unlimited.

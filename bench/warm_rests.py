@@ -1,8 +1,9 @@
-"""A warm statement's steps: many short rests behind cached prompts, together and one by one.
+"""Steps of a warm statement: many short rests behind cached prompts, together and one by one.
 
-Run ``python -m bench.warm_rests``. Each step fills the token budget with rests of one kind. It is
-computed as it comes, and with an attention call per sequence and every row taken through the last
-layer, in turn. Tokens must agree. The shipped model, and one of 100 M random parameters.
+Run ``python -m bench.warm_rests``. Each step fills the token budget with rests of one kind. Each
+step is computed in two ways, in turn: as in production, and with an attention call per sequence and
+every row in the last layer. The tokens must agree. The models are the shipped model and a model of
+100 M random parameters.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ _LOWEST_ID, _IDS = 10, 2_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the sequences of a step have in common.
+    """Common properties of the sequences of a step.
 
     Attributes:
-        name: in the report.
-        shared: tokens that all begin with.
-        own: cached tokens of each behind those, at most; drawn for each if ``varies``.
-        rest: tokens left to compute, at most; drawn likewise.
+        name: name in the report.
+        shared: number of leading tokens common to all sequences.
+        own: maximum number of cached tokens of each sequence after the shared tokens; drawn per
+            sequence if ``varies``.
+        rest: maximum number of tokens left to compute; drawn per sequence if ``varies``.
         varies: whether lengths differ.
     """
 
@@ -92,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def draw(case: Case, tokens: int, num_pages: int, rng: random.Random) -> list[ChunkInput]:
-    """Return a step's chunks; pages hold any KV."""
+    """Return a step's chunks; the pages hold arbitrary KV."""
     head = list(range(1, 1 + case.shared // BLOCK_TOKENS))
     free = rng.sample(range(len(head) + 1, num_pages), num_pages - len(head) - 1)
     chunks: list[ChunkInput] = []
