@@ -224,7 +224,8 @@ class Blends:
         order = LoadOrder(run.chunk.seq, 0, tuple(pages))
         self._batcher.pool.acquire(pages)  # The loader's own reference.
         job = self._tiers.load(
-            order,
+            run.chunk.seq.request,
+            pages,
             sources,
             arrived=lambda: self._inbox.post(_wake_up),
             ended=lambda job: self._inbox.post(lambda: self._load_ended(run, order, job)),

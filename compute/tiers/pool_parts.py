@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.l1.part_index import TOKEN_BYTES, KnownBlocks, scope_of
 from tierkv.compute.tiers.finder import Source
 from tierkv.compute.tiers.load_figures import LoadFigures
+from tierkv.compute.tiers.prompt_lookup import PartWanted
 from tierkv.kvcore.block_key import ROOT_PARENT
-from tierkv.kvcore.ids import BlockKey, NamespaceKey
+from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.layout import KvCodec
 
 Find = Callable[[Sequence[BlockKey], int], list[tuple[Source, ...]]]
@@ -29,42 +29,6 @@ class PoolPart:
 
     copies: tuple[Source, ...]
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartWanted:
-    """What of a prompt may be found in parts, as the engine's thread saw it.
-
-    Attributes:
-        namespace: whose blocks.
-        keys: of the prompt's usable full blocks.
-        first_block: the first that L1 lacks.
-        tokens: of the prompt from there on, without the last one (compute/l1/part_index.py).
-        block_tokens: tokens per block.
-        l1_tokens: what L1 has of the first block.
-    """
-
-    namespace: NamespaceKey
-    keys: tuple[BlockKey, ...]
-    first_block: int
-    tokens: bytes
-    block_tokens: int
-    l1_tokens: int
-
-
-def part_wanted(seq: EngineSequence, l1_tokens: int) -> PartWanted | None:
-    """Describe what a sequence could take in part; None for one whose chunks may be blended."""
-    if seq.blend is not None or seq.is_background or not seq.request.use_cache:
-        return None
-    start = seq.num_pages * seq.block_tokens
-    return PartWanted(
-        seq.request.namespace_key,
-        tuple(seq.keys[: seq.usable_blocks]),
-        seq.num_pages,
-        seq.token_bytes(start, seq.reusable_tokens),
-        seq.block_tokens,
-        l1_tokens,
-    )
 
 
 def find_part(

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from tierkv.compute.batching.batch_plan import LoadOrder
-from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.config import ComputeConfig, LoadPolicy
 from tierkv.compute.l1.part_index import KnownBlocks
 from tierkv.compute.model.pages import L1Pages
@@ -25,7 +23,8 @@ from tierkv.compute.tiers.load_decider import LoadDecider, probe
 from tierkv.compute.tiers.load_figures import PROBE_PAUSE_S, LoadFigures
 from tierkv.compute.tiers.load_log import LoadLog
 from tierkv.compute.tiers.loader import Loader, LoadJob, make_job
-from tierkv.compute.tiers.pool_parts import PartWanted, PoolPart, find_part, worth_loading
+from tierkv.compute.tiers.pool_parts import PoolPart, find_part, worth_loading
+from tierkv.compute.tiers.prompt_lookup import PromptLookup
 from tierkv.compute.tiers.publisher import Publisher
 from tierkv.costing.fit import Rate, TierMeter
 from tierkv.dmp.pool_node import PoolNode
@@ -175,52 +174,29 @@ class Tiers:
             )
         return None
 
-    def locate(
-        self, seq: EngineSequence, answer: LocateAnswer, *, part: PartWanted | None = None
-    ) -> None:
-        """Find the blocks that follow a sequence's L1 pages; ``answer`` runs in a worker thread.
+    def locate(self, lookup: PromptLookup, answer: LocateAnswer) -> None:
+        """Find the blocks that follow a prompt's L1 pages; ``answer`` runs in a worker thread."""
+        wanted = Wanted(lookup.keys, lookup.start, self._left_s(lookup.arrived_s))
+        self._workers.submit(self._locate, lookup, wanted, answer)
 
-        Args:
-            seq: whose blocks.
-            answer: takes whole blocks, and one that counts in part.
-            part: what may be taken in part; None: nothing.
-        """
-        codec = self.codec_of(seq.request)
-        keys = seq.missing_keys() if codec is not None else []
-        wanted = Wanted(keys, seq.num_pages * self._layout.block_tokens, self._left_s(seq))
-        # The directory may not have heard yet of what was saved a moment ago, here or elsewhere.
-        thorough = seq.request.resumed_tokens > 0 or seq.hits_final
-        part = part if codec is not None else None
-        self._workers.submit(self._locate, wanted, part, codec, thorough, answer)
-
-    def _left_s(self, seq: EngineSequence) -> float | None:
+    def _left_s(self, arrived_s: float | None) -> float | None:
         """Return what is left of the time to the first token; None without a budget."""
         if not self._budget_s:
             return None
-        nobody_waits = seq.arrival_s == 0.0  # What is loaded ahead has not come yet.
-        return self._budget_s - (0.0 if nobody_waits else self._clock.now() - seq.arrival_s)
+        return self._budget_s - (0.0 if arrived_s is None else self._clock.now() - arrived_s)
 
-    def _locate(
-        self,
-        wanted: Wanted,
-        part: PartWanted | None,
-        codec: KvCodec | None,
-        thorough: bool,
-        answer: LocateAnswer,
-    ) -> None:
+    def _locate(self, lookup: PromptLookup, wanted: Wanted, answer: LocateAnswer) -> None:
         found: list[tuple[Source, ...]] = []
         more: PoolPart | None = None
         began = self._clock.now()
         try:
-            found = self._find(wanted, codec, thorough=thorough)
-            if part is not None:
+            found = self._find(wanted, lookup)
+            if lookup.part is not None:
                 more = find_part(
-                    part,
+                    lookup.part,
                     len(found),
                     known=self.known,
-                    find=lambda keys, start: self._find(
-                        Wanted(keys, start, wanted.left_s), codec, thorough=thorough
-                    ),
+                    find=lambda keys, start: self._find(Wanted(keys, start, wanted.left_s), lookup),
                     worth_asking=self._worth_asking,
                 )
         except Exception:  # noqa: BLE001 - worker's outermost frame; no answer would hang a request.
@@ -230,13 +206,11 @@ class Tiers:
         self._locate_again_s = self._clock.now() + PROBE_PAUSE_S
         answer(found, more)
 
-    def _find(
-        self, wanted: Wanted, codec: KvCodec | None, *, thorough: bool
-    ) -> list[tuple[Source, ...]]:
-        found = self.finder.find(wanted.keys, thorough=thorough)
-        if codec is not KvCodec.ADAPTIVE:
+    def _find(self, wanted: Wanted, lookup: PromptLookup) -> list[tuple[Source, ...]]:
+        found = self.finder.find(wanted.keys, thorough=lookup.thorough)
+        if lookup.codec is not KvCodec.ADAPTIVE:
             return found
-        return self._levels.pick(wanted, found, thorough=thorough)
+        return self._levels.pick(wanted, found, thorough=lookup.thorough)
 
     def _worth_asking(self, tokens: int, start: int) -> bool:
         """Whether computing some tokens takes longer than a look-up."""
@@ -302,19 +276,25 @@ class Tiers:
 
     def load(
         self,
-        order: LoadOrder,
+        request: GenerateRequest,
+        pages: Sequence[int],
         sources: Sequence[tuple[Source, ...]],
         *,
         arrived: Callable[[], None],
         ended: Callable[[LoadJob], None],
     ) -> LoadJob:
-        """Start loading into the order's pages; the callbacks run in a worker thread.
+        """Start loading blocks of a request into pages; the callbacks run in a worker thread.
 
-        ``arrived`` is called after each layer, ``ended`` once, when nobody writes any more.
+        Args:
+            request: the request; its namespace says how its blocks are stored.
+            pages: one page per block.
+            sources: per block, copies to try.
+            arrived: called after each layer.
+            ended: called once, when no thread writes into the pages any more.
         """
-        # Whatever was found for a request whose KV can't be stored here has not this codec's size.
-        codec = self.codec_of(order.seq.request) or KvCodec.NONE
-        job = make_job(order.pages, sources, self._layout.layers, codec=codec)
+        # Blocks found for a request whose KV can't be stored here do not have this codec's size.
+        codec = self.codec_of(request) or KvCodec.NONE
+        job = make_job(pages, sources, self._layout.layers, codec=codec)
         self._workers.submit(self._load, job, arrived, ended)
         return job
 

@@ -21,8 +21,9 @@ from tierkv.compute.tiers.finder import Source
 from tierkv.compute.tiers.load_decider import Ahead
 from tierkv.compute.tiers.load_log import LoadRecord
 from tierkv.compute.tiers.loader import LoadJob
-from tierkv.compute.tiers.pool_parts import PoolPart, part_wanted
+from tierkv.compute.tiers.pool_parts import PoolPart
 from tierkv.compute.tiers.tiers import Tiers
+from tierkv.compute.transfers.prompt_lookups import lookup_of, part_wanted
 from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave
 from tierkv.costing.blend_controller import BlendDecision
 from tierkv.costing.load_controller import LoadDecision
@@ -175,10 +176,10 @@ class Loads:
         patience_s = self._tiers.decider.lookup_patience_s(start, seq.length)
         lookup = _Lookup(seq, self._clock.now() + patience_s)
         self._locating[seq.seq_id] = lookup
+        part = part_wanted(seq, self._batcher.parts.known_tokens(seq, seq.num_pages))
         self._tiers.locate(
-            seq,
+            lookup_of(seq, self._tiers.codec_of(seq.request), part=part),
             lambda found, part: self._inbox.post(lambda: self._located(lookup, found, part)),
-            part=part_wanted(seq, self._batcher.parts.known_tokens(seq, seq.num_pages)),
         )
 
     def _located(
@@ -199,7 +200,8 @@ class Loads:
         if order is None:
             return
         job = self._tiers.load(
-            order,
+            seq.request,
+            order.pages,
             sources,
             arrived=lambda: self._inbox.post(_wake_up),
             ended=lambda job: self._inbox.post(lambda: self._load_ended(order, job)),

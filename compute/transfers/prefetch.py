@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tierkv.compute.batching.batch_plan import LoadOrder
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.inbox import Inbox
 from tierkv.compute.batching.reuse_facts import block_of, prompt_blocks
@@ -18,6 +17,7 @@ from tierkv.compute.config import ComputeConfig, LoadPolicy
 from tierkv.compute.tiers.finder import Source
 from tierkv.compute.tiers.loader import LoadJob
 from tierkv.compute.tiers.tiers import Tiers
+from tierkv.compute.transfers.prompt_lookups import lookup_of
 from tierkv.kvcore.request import GenerateRequest
 
 _MAX_PREFETCHES = 4
@@ -70,7 +70,8 @@ class Prefetches:
         seq.add_pages(hits)
         self._open.add(prefetch)
         self._tiers.locate(
-            seq, lambda found, part: self._inbox.post(lambda: self._located(prefetch, found))
+            lookup_of(seq, self._tiers.codec_of(request)),
+            lambda found, part: self._inbox.post(lambda: self._located(prefetch, found)),
         )
 
     def give_up(self) -> None:
@@ -87,9 +88,9 @@ class Prefetches:
         if not pages:
             self._end(prefetch, [])
             return
-        order = LoadOrder(seq, seq.num_pages, tuple(pages))
         self._tiers.load(
-            order,
+            seq.request,
+            pages,
             found[:blocks],
             arrived=lambda: None,
             ended=lambda job: self._inbox.post(lambda: self._loaded(prefetch, pages, job)),
