@@ -1,7 +1,7 @@
 """What the batcher tells the engine: chunks to compute, blocks to load, blocks that became full.
 
-Plain values. Made by compute/batching/batcher.py, carried out by the engine and those who load and
-save for it; nothing here decides.
+Plain values. Made by compute/batching/batcher.py, carried out by the engine and the loads and saves
+that work for the engine; nothing here decides.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class LoadOrder:
     """Blocks to load for a sequence; the order holds its own reference on the pages.
 
     Attributes:
-        seq: whose blocks.
-        first_block: index of the first of them in the prompt.
-        pages: where they go.
-        part_tokens: of the last block only so many tokens count; 0: it is whole, or a tail.
+        seq: the sequence.
+        first_block: index of the first of these blocks in the prompt.
+        pages: where the blocks go.
+        part_tokens: leading tokens of the last block that count; 0: the block is whole, or a tail.
     """
 
     seq: Sequence
@@ -43,9 +43,9 @@ class Chunk:
     """Tokens ``[start, start + count)`` of a sequence to compute in this step.
 
     Attributes:
-        samples: whether the chunk reaches the last known token, so that a new one is sampled.
-        loading: whether earlier KV is still being loaded; the result counts only if that succeeds.
-        draft: guessed tokens behind a single known one, computed along to be checked.
+        samples: the chunk reaches the last known token, so a new token is sampled.
+        loading: earlier KV is still being loaded; the result counts only if that load succeeds.
+        draft: guessed tokens behind a single known token, computed in the same step to check them.
     """
 
     seq: Sequence
@@ -62,19 +62,40 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixMiss:
+    """An admitted sequence and the tokens behind its L1 pages that only the pool may have."""
+
+    seq: Sequence
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """The first ``tokens`` tokens of page ``source`` go to page ``target``; its rest is zeroed."""
+
+    source: int
+    target: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What the engine should do now.
 
     Attributes:
+        copies: made first, in this order: a target may be the source of a later copy.
+        demoted: a sequence that must lose its pages before the step can be chosen. The engine saves
+            what is worth saving, calls ``Batcher.preempt`` and plans again. Everything else but
+            ``copies`` is empty then.
+        fresh_pages: pages to zero after the copies; they may hold garbage of a failed load.
         chunks: computed together in one forward pass.
-        fresh_pages: pages to zero first; they may hold garbage of a failed load.
-        locates: sequences whose next blocks should be looked up in the pool.
         chunk_lookups: sequences whose chunks behind their exact prefix should be looked up.
     """
 
-    chunks: tuple[Chunk, ...]
-    fresh_pages: tuple[int, ...]
-    locates: tuple[Sequence, ...]
+    copies: tuple[PageCopy, ...] = ()
+    demoted: Sequence | None = None
+    fresh_pages: tuple[int, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
     chunk_lookups: tuple[Sequence, ...] = ()
 
 

@@ -1,31 +1,65 @@
 """What to compute next: continuous batching with chunked prefill under a token budget.
 
-A pure core: the engine tells it what happened (a request came, a load ended, a chunk was
-computed) and carries out the plan it gets. It owns the page pool; it knows no tensors, threads or
+A pure core: the engine says what happened (a request came, a load ended, a chunk was computed) and
+carries out the values it gets back. The batcher calls nobody; it knows no tensors, threads or
 clocks.
+
+States of a sequence (``Phase``), and the calls that change them:
+
+    WAITING --admit--> LOCATING --located--> LOADING --loaded--> RUNNING --end--> ENDED
+       ^                   |                                       ^  |
+       |                   +--plan, or located with no block-------+  |
+       +---------------------------preempt----------------------------+
+
+A sequence whose request allows blending goes through CHUNKS before RUNNING: ``plan`` asks for its
+chunks, then ``begin_blend`` (BLENDING, until ``blended``) or ``compute_exactly``. ``end`` is legal
+in every state.
+
+One step of the engine:
+
+    misses = admit()           from the queue into the batch; L1 lacks blocks of these
+    plan = plan(now, ...)      copies, then either a sequence to demote or chunks to compute
+      preempt(plan.demoted)    ... and plan again, until no sequence must go
+    computed(chunk, tokens)    once per chunk, after the forward pass
+
+Who owns pages. The pool (compute/l1/page_pool.py) counts references. A sequence holds one reference
+on each page in ``page_table[0, num_pages)``. A load order holds a second one on its pages until the
+loader's thread has ended (``load_ended``), because a load that was given up still writes. Saves
+hold theirs until the pool has the blocks. A page that is referenced by neither, but has a key, is
+cached.
+
+The races that shaped it:
+
+- A load may end after its sequence was preempted or ended, or while it loads something else. So
+  ``loaded`` compares orders, not sequences, and the order's own reference keeps its pages from
+  getting another owner while a late loader still writes.
+- The engine may save what a demoted sequence holds, and then some of its pages stay in use. So the
+  number of sequences that must go is known only one by one: ``plan`` stops at each.
+- A copy reads a page that a later choice of the same plan may give away, and a save reads the page
+  that was copied to. So copies are made in their order, before anything else of a plan is done.
+- Two prompts that begin alike arrive together. The first one announces its blocks
+  (``BlockClaims``); the second one waits in the queue, then finds them in L1.
 """
 
 from __future__ import annotations
 
 import sys
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from typing import Final
 
-from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome, LoadOrder, Plan
-from tierkv.compute.batching.part_reuse import PartReuse
+from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome, LoadOrder, Plan, PrefixMiss
+from tierkv.compute.batching.part_reuse import BlockClaims, PartReuse
 from tierkv.compute.batching.reuse_facts import block_of, facts_of_hits, prompt_blocks
 from tierkv.compute.batching.sequence import Phase, Sequence
+from tierkv.compute.batching.step_choice import StepChoice, chunk_of
 from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.l1.page_pool import PagePool
-from tierkv.kvcore.ids import BlockKey
+from tierkv.compute.l1.part_index import KnownBlocks
 from tierkv.kvcore.location import Tier
 
 _SCAN_LIMIT = 512
 """Waiting sequences looked at in one plan; more would cost more than the step saves."""
-
-_BACKGROUND_SHARE = 8
-"""Beside others, chunks in isolation get at most this part of a step: nobody waits for them."""
 
 
 class Batcher:
@@ -43,21 +77,28 @@ class Batcher:
         *,
         max_batch_tokens: int,
         max_running: int,
-        wants_locate: Callable[[int], bool] = lambda missing_tokens: False,
-        demote: Callable[[Sequence], None] = lambda seq: None,
-        parts: PartReuse | None = None,
+        known: KnownBlocks | None = None,
     ) -> None:
+        """Begin with an empty queue.
+
+        Args:
+            pool: the pages.
+            max_batch_tokens: tokens of a step.
+            max_running: sequences in the batch.
+            known: blocks by their tokens that L1 may have lost, shared with the tiers; None where
+                nothing is below L1.
+        """
         self.pool = pool
-        self.parts = parts or PartReuse(pool, lambda source, target, tokens: None)
+        self.parts = PartReuse(pool, known)
         self.preemptions = 0
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
-        self._wants_locate = wants_locate
-        self._demote = demote
         self._waiting: list[Sequence] = []
         self._active: dict[int, Sequence] = {}
+        self._entered: list[Sequence] = []
+        self._choice: StepChoice | None = None
         self._loads: dict[int, LoadOrder] = {}
-        self._claims: dict[BlockKey, int] = {}
+        self._claims = BlockClaims(self.parts)
         self._chunk_lookups: list[Sequence] = []
         self._background: Sequence | None = None
 
@@ -97,10 +138,6 @@ class Batcher:
         before = [x for x in others if x.rank < seq.rank and x.phase is not Phase.LOCATING]
         tokens = sum(x.length - self._known(x) for x in before)
         return tokens, len(before), sum(x.rank > seq.rank for x in others)
-
-    def sequences(self) -> list[Sequence]:
-        """All sequences not ended."""
-        return [*self._active.values(), *self._waiting]
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence; the caller has checked that it can ever fit.
@@ -191,7 +228,7 @@ class Batcher:
             self.pool.release(pages or [])
             return None
         seq.add_pages(own)
-        self._drop_claims(seq)
+        self._claims.withdraw_all(seq)
         seq.findable_tokens = seq.computed
         seq.phase = Phase.BLENDING
         return pages
@@ -213,25 +250,45 @@ class Batcher:
         seq.findable_tokens = sys.maxsize
         seq.phase = Phase.RUNNING
 
-    def plan(self, now: float, ready_loads: Collection[int] = ()) -> Plan:
-        """Admit what fits and choose the next step's chunks.
+    def plan(
+        self,
+        now: float,
+        ready_loads: Collection[int] = (),
+        *,
+        lookups: Collection[Sequence] = (),
+    ) -> Plan:
+        """Choose the next step's chunks, or name a sequence that must lose its pages first.
 
         Args:
             now: the engine's clock.
             ready_loads: ids of loading sequences whose first layer has arrived and that have not
                 begun; one of them begins behind its own load when nothing else could run.
+            lookups: sequences of ``admit``'s misses whose blocks the engine looks up; other misses
+                are computed.
         """
-        locates = self._admit()
-        fresh: list[int] = []
-        chosen = self._choose(fresh)
-        if not chosen:
-            chosen = self._choose_loading(ready_loads, fresh)
-        for chunk in chosen:
+        self._begin_entered(lookups)
+        if self._choice is None:
+            self._choice = StepChoice(
+                self._active, self.pool, self.parts, budget=self._max_batch_tokens
+            )
+        choice = self._choice
+        while (victim := choice.go_on()) is not None:
+            if not victim.is_background:
+                return Plan(choice.take_copies(), victim)
+            self.end(victim)  # What it computed is not worth saving.
+        self._choice = None
+        chunks = choice.chunks or self._choose_loading(ready_loads, choice.fresh)
+        for chunk in chunks:
             if chunk.seq.started_s < 0:
                 chunk.seq.started_s = now
-        lookups = [seq for seq in self._chunk_lookups if seq.phase is Phase.CHUNKS]
+        asking = [seq for seq in self._chunk_lookups if seq.phase is Phase.CHUNKS]
         self._chunk_lookups.clear()
-        return Plan(tuple(chosen), tuple(fresh), tuple(locates), tuple(lookups))
+        return Plan(
+            choice.take_copies(),
+            fresh_pages=tuple(choice.fresh),
+            chunks=tuple(chunks),
+            chunk_lookups=tuple(asking),
+        )
 
     def computed(
         self, chunk: Chunk, tokens: tuple[int, ...], stop_ids: Collection[int]
@@ -249,7 +306,7 @@ class Batcher:
         if chunk.start < seq.prompt_length <= seq.computed:
             self.parts.open_end(seq)
         if chunk.samples:
-            self._drop_claims(seq)
+            self._claims.withdraw_all(seq)
         return ChunkOutcome(tokens[:taken], finish, full)
 
     def filling(self, chunk: Chunk) -> tuple[FullBlock, ...]:
@@ -274,16 +331,20 @@ class Batcher:
             page = self.pool.commit(page, spec, prompt_blocks=prompt_blocks(seq))
             seq.page_table[block] = page
             self.parts.committed(seq, block, page)
-            self._unclaim(seq, spec.key)
+            self._claims.withdraw(seq, spec.key)
             blocks.append(FullBlock(spec, page))
         seq.committed += len(blocks)
         return tuple(blocks)
 
-    def _admit(self) -> list[Sequence]:
-        """Move sequences from the queue into the batch while there is room, in rank order."""
-        locates: list[Sequence] = []
+    def admit(self) -> tuple[PrefixMiss, ...]:
+        """Move sequences from the queue into the batch while there is room, in rank order.
+
+        Returns:
+            those that L1 lacks blocks of; the next ``plan`` must be told which are looked up.
+        """
+        misses: list[PrefixMiss] = []
         if not self._waiting or self.active >= self._max_running:
-            return locates
+            return ()
         spare = self.spare_pages
         for seq in self._waiting[:_SCAN_LIMIT]:
             if self.active >= self._max_running:
@@ -291,7 +352,8 @@ class Batcher:
             if seq.blocked_on in self._claims:
                 continue
             hits = self.pool.lookup(seq.keys[: seq.usable_blocks])
-            if self._must_wait(seq, len(hits)):
+            seq.blocked_on = self._claims.worth_waiting_for(seq, len(hits))
+            if seq.blocked_on is not None:
                 continue
             needed = seq.pages_for(seq.length) - len(hits) + self.pool.unreferenced(hits)
             if needed > spare:
@@ -299,10 +361,11 @@ class Batcher:
                     self.end(self._background)
                 break  # Nobody overtakes a request that waits for pages: it could starve.
             spare -= needed
-            if self._enter(seq, hits):
-                locates.append(seq)
+            self._enter(seq, hits)
+            if (tokens := self.parts.below_l1(seq)) > 0:
+                misses.append(PrefixMiss(seq, tokens))
         self._waiting = [seq for seq in self._waiting if seq.phase is Phase.WAITING]
-        return locates
+        return tuple(misses)
 
     @property
     def spare_pages(self) -> int:
@@ -311,17 +374,8 @@ class Batcher:
             max(0, seq.pages_for(seq.length) - seq.num_pages) for seq in self._active.values()
         )
 
-    def _must_wait(self, seq: Sequence, hit_blocks: int) -> bool:
-        """Whether somebody is computing the block this one would compute next, or much of it."""
-        seq.blocked_on = None
-        if hit_blocks < seq.usable_blocks and seq.keys[hit_blocks] in self._claims:
-            seq.blocked_on = seq.keys[hit_blocks]
-        elif seq.request.use_cache:
-            seq.blocked_on = self.parts.worth_waiting_for(seq, hit_blocks)
-        return seq.blocked_on is not None
-
-    def _enter(self, seq: Sequence, hits: list[int]) -> bool:
-        """Put a sequence into the batch; True when the pool should be asked for more blocks."""
+    def _enter(self, seq: Sequence, hits: list[int]) -> None:
+        """Put a sequence into the batch with the pages of its blocks in L1."""
         self.pool.acquire(hits)
         self.pool.use(hits, facts_of_hits(seq, self.pool.facts(hits)))
         seq.add_pages(hits)
@@ -330,70 +384,29 @@ class Batcher:
         if not seq.hits_final:
             seq.hit_tiers = [Tier.L1] * len(hits)
         self._active[seq.seq_id] = seq
-        self._claim(seq, len(hits))
-        sparable = self.parts.below_l1(seq)
-        locate = sparable > 0 and self._wants_locate(sparable)
-        if locate:
-            seq.phase = Phase.LOCATING
-        else:
-            self._prefix_ends(seq)
-        return locate
+        self._entered.append(seq)
+        self._claims.announce(seq, len(hits))
+        seq.phase = Phase.LOCATING
 
-    def _claim(self, seq: Sequence, first: int) -> None:
-        """Announce the blocks of a prompt that are missing, the last one even if it is partial."""
-        if seq.is_background or not seq.request.use_cache:
-            return
-        missing = seq.keys[first:]
-        if seq.length % seq.block_tokens and len(seq.keys) == seq.length // seq.block_tokens:
-            missing.append(seq.tail(seq.length)[0])
-        for block, key in enumerate(missing, first):
-            if key not in self._claims:
-                self._claims[key] = seq.seq_id
-                self.parts.claim(seq, block, key)
-                seq.claims.append(key)
+    def _begin_entered(self, lookups: Collection[Sequence]) -> None:
+        """Let sequences that were admitted go on, but for those that are looked up."""
+        for seq in self._entered:
+            if seq not in lookups and seq.phase is Phase.LOCATING:
+                self._prefix_ends(seq)
+        self._entered.clear()
 
     def _leave(self, seq: Sequence) -> None:
         """Take a sequence out of the batch and release its pages and claims."""
         del self._active[seq.seq_id]
         self._loads.pop(seq.seq_id, None)
-        self._drop_claims(seq)
+        self._claims.withdraw_all(seq)
         self.parts.keep_end(seq)
         self.pool.release(seq.pages)
         seq.num_pages = seq.computed = seq.committed = 0
         seq.part_sought = False
 
-    def _drop_claims(self, seq: Sequence) -> None:
-        for key in seq.claims:
-            self._unclaim(seq, key)
-        seq.claims = []
-
-    def _unclaim(self, seq: Sequence, key: BlockKey) -> None:
-        if self._claims.get(key) == seq.seq_id:
-            del self._claims[key]
-            self.parts.unclaim(key)
-
-    def _choose(self, fresh: list[int]) -> list[Chunk]:
-        """Pick decodes, then prefill chunks, in rank order until the token budget is used."""
-        running = [seq for seq in self._active.values() if seq.phase is Phase.RUNNING]
-        running.sort(key=lambda seq: (seq.length - seq.computed > 1, seq.rank))
-        budget, chosen = self._max_batch_tokens, dict[int, Chunk]()
-        for seq in running:
-            if budget == 0:
-                break
-            if seq.phase is not Phase.RUNNING:
-                continue  # Preempted a moment ago by one of higher rank.
-            if seq.wants_part and not self._begin_block(seq, fresh, chosen):
-                continue
-            count = min(seq.length - seq.computed, budget)
-            if seq.is_background and len(self._active) > 1:
-                count = min(count, max(1, self._max_batch_tokens // _BACKGROUND_SHARE))
-            if not self._provide_pages(seq, seq.computed + count, fresh, chosen):
-                continue
-            chosen[seq.seq_id] = _chunk(seq, seq.computed, count)
-            budget -= count
-        return list(chosen.values())
-
     def _choose_loading(self, ready: Collection[int], fresh: list[int]) -> list[Chunk]:
+        """Begin one sequence behind its own load; pages it gets are added to ``fresh``."""
         for seq_id, order in self._loads.items():
             start = order.stop
             count = min(order.seq.length - start, self._max_batch_tokens)
@@ -403,49 +416,15 @@ class Batcher:
             if pages is not None:
                 order.seq.add_pages(pages)
                 fresh.extend(pages)
-                return [_chunk(order.seq, start, count, loading=True)]
+                return [chunk_of(order.seq, start, count, loading=True)]
         return []
 
-    def _begin_block(self, seq: Sequence, fresh: list[int], chosen: dict[int, Chunk]) -> bool:
-        """Give a sequence its next page, with what is known of that block; False: no page."""
-        if not self._provide_pages(seq, seq.computed + 1, fresh, chosen):
-            return False
-        if self.parts.take(seq):
-            page = int(seq.page_table[seq.num_pages - 1])
-            fresh[:] = [one for one in fresh if one != page]  # One preempted may have had it, too.
-        return True
-
-    def _provide_pages(
-        self, seq: Sequence, tokens: int, fresh: list[int], chosen: dict[int, Chunk]
-    ) -> bool:
-        """Give a sequence pages for ``tokens``; takes them from the lowest rank if need be."""
-        missing = seq.pages_for(tokens) - seq.num_pages
-        if missing <= 0:
-            return True
-        while (pages := self.pool.allocate(missing)) is None:
-            victim = seq if seq.is_background else max(self._preemptible(), key=_rank)
-            self._preempt(victim)
-            chosen.pop(victim.seq_id, None)
-            if victim is seq:
-                return False
-        seq.add_pages(pages)
-        fresh.extend(pages)
-        return True
-
-    def _preemptible(self) -> Iterable[Sequence]:
-        return (seq for seq in self._active.values() if seq.phase is Phase.RUNNING)
-
-    def _preempt(self, seq: Sequence) -> None:
+    def preempt(self, seq: Sequence) -> None:
         """Send a running sequence back to the queue; what it computed stays while it can.
 
-        Before its pages go, ``demote`` may save what is in them. What was blended is computed
-        exactly next time. A chunk in isolation just ends.
+        What was blended is computed exactly next time.
         """
-        if seq.is_background:
-            self.end(seq)
-            return
         self.preemptions += 1
-        self._demote(seq)
         self._leave(seq)
         seq.phase = Phase.WAITING
         seq.hits_final = True
@@ -461,7 +440,7 @@ class Batcher:
             assert seq.phase not in (Phase.WAITING, Phase.ENDED)
             assert seq.committed * seq.block_tokens <= seq.findable_tokens
             assert seq.computed <= seq.num_pages * seq.block_tokens
-        assert set(self._claims.values()) <= set(self._active)
+        self._claims.check_invariants(self._active)
         assert set(self._loads) <= set(self._active)
 
 
@@ -470,8 +449,3 @@ _COMPUTED_SOON: Final = (Phase.LOCATING, Phase.LOADING, Phase.RUNNING)
 
 def _rank(seq: Sequence) -> tuple[int, int]:
     return seq.rank
-
-
-def _chunk(seq: Sequence, start: int, count: int, *, loading: bool = False) -> Chunk:
-    samples = start + count == seq.length and not seq.is_background
-    return Chunk(seq, start, count, samples=samples, loading=loading)

@@ -9,14 +9,15 @@ can be large without a prompt losing the block in which it parts from all others
 
 A known page is a full block, the beginning of a running sequence's last block once its prompt is
 computed (``open_end``), or the unfinished last block of a sequence that ended (``keep_end``). A
-prompt that is being computed is announced (``claim``), so that those that would compute much of the
-same wait for it, as they do for whole blocks.
+prompt that is being computed is announced (``BlockClaims``), so that a prompt that would compute
+the same blocks, or much of one, waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 
+from tierkv.compute.batching.batch_plan import PageCopy
 from tierkv.compute.batching.reuse_facts import end_of, prompt_blocks
 from tierkv.compute.batching.sequence import Sequence
 from tierkv.compute.l1.page_pool import PagePool
@@ -26,9 +27,6 @@ from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Tier
 from tierkv.policies.eviction import NO_FACTS
 
-CopyPart = Callable[[int, int, int], None]
-"""Copies the first tokens of a page to another one and zeroes the rest: source, target, tokens."""
-
 _WORTH_WAITING = 4
 """A sequence waits for another one's block if it would take over such a part of a block more."""
 
@@ -36,39 +34,39 @@ _WORTH_WAITING = 4
 class PartReuse:
     """The parts of blocks that sequences of one page pool give and take."""
 
-    def __init__(self, pool: PagePool, copy: CopyPart, known: KnownBlocks | None = None) -> None:
+    def __init__(self, pool: PagePool, known: KnownBlocks | None = None) -> None:
         """Begin with nothing.
 
         Args:
             pool: the pages.
-            copy: how one is copied.
             known: is told of full blocks, for parts of those that L1 has no more.
         """
         self._pool = pool
-        self._copy = copy
         self._known = known
-        self._claims: PartIndex[BlockKey] = PartIndex()
 
-    def take(self, seq: Sequence) -> bool:
-        """Copy what is known of the block in which a sequence goes on; it has a page for that.
+    def take(self, seq: Sequence) -> PageCopy | None:
+        """Take over what is known of the block in which a sequence goes on; it has a page for that.
+
+        The tokens count as computed from now on, so the copy must be made before anything reads
+        the page.
 
         Returns:
-            whether its next page holds something now and needs no clearing.
+            the copy to make into its next page, which then needs no clearing; None: nothing known.
         """
         seq.part_sought = True
         block = seq.computed // seq.block_tokens
         part = _find(self._pool.parts, seq, block)
         if part is None:
-            return False
+            return None
         tokens = min(part.tokens, seq.block_tokens - 1)  # At least one is computed in this page.
-        self._copy(part.item, int(seq.page_table[block]), tokens)
+        copy = PageCopy(part.item, int(seq.page_table[block]), tokens)
         facts = self._pool.facts([part.item])
         if facts[0] is not NO_FACTS:
             self._pool.use([part.item], facts)
         seq.computed += tokens
         if not seq.hits_final:
             seq.part_tier, seq.part_tokens = Tier.L1, tokens
-        return True
+        return copy
 
     def known_tokens(self, seq: Sequence, block: int) -> int:
         """Return how much of a block of a sequence L1 has."""
@@ -85,24 +83,6 @@ class PartReuse:
         stop = min(seq.reusable_tokens, seq.computed + seq.block_tokens)
         part = self._known.find(_scope(seq, block), seq.token_bytes(seq.computed, stop))
         return part.tokens - self.known_tokens(seq, block) if part is not None else 0
-
-    def worth_waiting_for(self, seq: Sequence, block: int) -> BlockKey | None:
-        """Return the announced block that shares much more with a sequence's than L1 has."""
-        claimed = _find(self._claims, seq, block) if len(self._claims) else None
-        if claimed is None:
-            return None
-        gain = claimed.tokens - self.known_tokens(seq, block)
-        return claimed.item if gain >= max(1, seq.block_tokens // _WORTH_WAITING) else None
-
-    def claim(self, seq: Sequence, block: int, key: BlockKey) -> None:
-        """Announce a block that a sequence is going to compute; its last one may be partial."""
-        start = block * seq.block_tokens
-        stop = min(start + seq.block_tokens, seq.length)
-        self._claims.add(_scope(seq, block), seq.token_bytes(start, stop), key)
-
-    def unclaim(self, key: BlockKey) -> None:
-        """Take a block back: it is computed, or will not be."""
-        self._claims.remove(key)
 
     def committed(self, seq: Sequence, block: int, page: int) -> None:
         """Let others take parts of a block that became findable as a whole."""
@@ -151,6 +131,73 @@ class PartReuse:
         shorter = parts.shortened(scope, tokens)
         if shorter is not None and self._pool.is_spare_part(shorter):
             self._pool.give_up(shorter)
+
+
+class BlockClaims:
+    """Blocks that sequences of the batch are going to compute: other sequences wait for them.
+
+    A block is announced once, by the first sequence that lacks it, until it is findable in L1 or
+    will not be computed after all.
+    """
+
+    def __init__(self, parts: PartReuse) -> None:
+        self._parts = parts
+        self._owner: dict[BlockKey, int] = {}
+        self._index: PartIndex[BlockKey] = PartIndex()
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+    def __contains__(self, key: BlockKey | None) -> bool:
+        return key in self._owner
+
+    def announce(self, seq: Sequence, first: int) -> None:
+        """Announce a prompt's blocks from ``first`` on, the last one even if it is partial."""
+        if seq.is_background or not seq.request.use_cache:
+            return
+        missing = seq.keys[first:]
+        if seq.length % seq.block_tokens and len(seq.keys) == seq.length // seq.block_tokens:
+            missing.append(seq.tail(seq.length)[0])
+        for block, key in enumerate(missing, first):
+            if key in self._owner:
+                continue
+            self._owner[key] = seq.seq_id
+            seq.claims.append(key)
+            start = block * seq.block_tokens
+            stop = min(start + seq.block_tokens, seq.length)
+            self._index.add(_scope(seq, block), seq.token_bytes(start, stop), key)
+
+    def withdraw(self, seq: Sequence, key: BlockKey) -> None:
+        """Take back one block if this sequence announced it."""
+        if self._owner.get(key) == seq.seq_id:
+            del self._owner[key]
+            self._index.remove(key)
+
+    def withdraw_all(self, seq: Sequence) -> None:
+        """Take back what a sequence has announced."""
+        for key in seq.claims:
+            self.withdraw(seq, key)
+        seq.claims = []
+
+    def worth_waiting_for(self, seq: Sequence, block: int) -> BlockKey | None:
+        """Return an announced block that holds the next block of a sequence, or much of it.
+
+        Much is a quarter of a block more than L1 has.
+        """
+        if block < seq.usable_blocks and seq.keys[block] in self._owner:
+            return seq.keys[block]
+        if not seq.request.use_cache or not len(self._index):
+            return None
+        claimed = _find(self._index, seq, block)
+        if claimed is None:
+            return None
+        gain = claimed.tokens - self._parts.known_tokens(seq, block)
+        return claimed.item if gain >= max(1, seq.block_tokens // _WORTH_WAITING) else None
+
+    def check_invariants(self, active: Collection[int]) -> None:
+        """Assert that only sequences of the batch have announced blocks."""
+        assert set(self._owner.values()) <= set(active)
+        assert len(self._index) == len(self._owner)
 
 
 def _scope(seq: Sequence, block: int) -> bytes:

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from tierkv.compute.batching.answers import Delivery, draw_for, last_event, read_out, refusal
-from tierkv.compute.batching.batch_plan import Chunk
+from tierkv.compute.batching.batch_plan import Chunk, Plan
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.inbox import Inbox
-from tierkv.compute.batching.part_reuse import PartReuse
 from tierkv.compute.batching.sampler import Sampler
 from tierkv.compute.batching.sequence import AnswerForm, Phase, make_sequence
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
@@ -91,9 +90,7 @@ class Engine:
             self.pool,
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
-            wants_locate=self._wants_locate,
-            demote=lambda seq: self._saves.demote(seq),
-            parts=PartReuse(self.pool, model.pages.copy_part, self.tiers.known),
+            known=self.tiers.known,
         )
         self._config = config
         self._model = model
@@ -250,8 +247,12 @@ class Engine:
         """Do one step; False when there was nothing to compute."""
         going_on = bool(self._loads.can_go_on)
         self._compute_in_background()
-        plan = self.batcher.plan(self._clock.now(), [] if going_on else self._loads.can_begin)
-        for seq in plan.locates:
+        rate = self.report.prefill_rate.value
+        lookups = [
+            miss.seq for miss in self.batcher.admit() if self.tiers.wants_locate(miss.tokens, rate)
+        ]
+        plan = self._plan([] if going_on else self._loads.can_begin, lookups)
+        for seq in lookups:
             self._loads.locate(seq)
         for seq in plan.chunk_lookups:
             self._blends.look_up(seq)
@@ -273,8 +274,19 @@ class Engine:
             with self._failing([blending.chunk]):
                 self._blend(blending, sum(chunk.rows for chunk in chunks))
         self.hand_out()
-        found = plan.locates or plan.chunk_lookups  # Some of them can be computed at once.
+        found = lookups or plan.chunk_lookups  # Some of them can be computed at once.
         return bool(going_on or blending is not None or chunks or found)
+
+    def _plan(self, ready_loads: Sequence[int], lookups: Sequence[EngineSequence]) -> Plan:
+        """Plan the step; sequences that must lose their pages first are saved and sent back."""
+        while True:
+            plan = self.batcher.plan(self._clock.now(), ready_loads, lookups=lookups)
+            for copy in plan.copies:
+                self._model.pages.copy_part(copy.source, copy.target, copy.tokens)
+            if plan.demoted is None:
+                return plan
+            self._saves.demote(plan.demoted)
+            self.batcher.preempt(plan.demoted)
 
     def _compute_in_background(self) -> None:
         """Have the batcher compute chunks nobody waits for, one after the other."""
@@ -462,9 +474,6 @@ class Engine:
         elif tokens >= 4 * len(chunks):
             pairs = sum(causal_pairs(chunk.start, chunk.count) for chunk in chunks)
             self.report.prefilled(tokens, pairs, seconds, len(chunks))
-
-    def _wants_locate(self, missing_tokens: int) -> bool:
-        return self.tiers.wants_locate(missing_tokens, self.report.prefill_rate.value)
 
     def hand_out(self) -> None:
         """Hand out page events and replace the published load figures; the engine's thread only."""

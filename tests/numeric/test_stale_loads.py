@@ -76,7 +76,8 @@ async def test_a_lookup_that_was_given_up_does_not_answer_a_later_one() -> None:
         resumed = make_request([*PROMPT, *tokens], resumed_tokens=1)
         seq = make_sequence(1, resumed, arrival_s=0.0, block_tokens=8)
         batcher.add(seq)
-        assert batcher.plan(0.0).locates == (seq,)
+        assert [miss.seq for miss in batcher.admit()] == [seq]
+        batcher.plan(0.0, lookups=[seq])
         first = pool.lookup_gate = threading.Event()
         loads.locate(seq)
         while seq.phase is Phase.LOCATING:
@@ -84,9 +85,10 @@ async def test_a_lookup_that_was_given_up_does_not_answer_a_later_one() -> None:
         for _ in range(3):
             (chunk,) = batcher.plan(0.0).chunks
             batcher.computed(chunk, (5,), ())
-        batcher._preempt(seq)
+        batcher.preempt(seq)
         batcher.pool.drop_unused()
-        assert batcher.plan(0.0).locates == (seq,)
+        assert [miss.seq for miss in batcher.admit()] == [seq]
+        batcher.plan(0.0, lookups=[seq])
         second = pool.lookup_gate = threading.Event()
         loads.locate(seq)
         first.set()  # It found three blocks and a tail, which is no fourth block any more.

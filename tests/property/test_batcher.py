@@ -14,9 +14,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.compute.batching.batch_plan import Chunk, LoadOrder
+from tierkv.compute.batching.batch_plan import Chunk, LoadOrder, Plan
 from tierkv.compute.batching.batcher import Batcher
-from tierkv.compute.batching.part_reuse import PartReuse
 from tierkv.compute.batching.sequence import Phase, Sequence, make_sequence
 from tierkv.compute.engine.drafts import Drafts
 from tierkv.compute.l1.page_pool import PagePool
@@ -79,13 +78,8 @@ class Driver:
         self.rng = rng
         self.memory = Memory(pages)
         pool = PagePool(pages)
-        self.batcher = Batcher(
-            pool,
-            max_batch_tokens=budget,
-            max_running=4,
-            wants_locate=lambda missing: rng.random() < 0.5,
-            parts=PartReuse(pool, self.memory.copy_part),
-        )
+        self.batcher = Batcher(pool, max_batch_tokens=budget, max_running=4)
+        self.saving: list[list[int]] = []
         self.loads: list[LoadOrder] = []
         self.zombies: list[LoadOrder] = []
         self.locating: list[Sequence] = []
@@ -111,9 +105,10 @@ class Driver:
     def step(self) -> bool:
         waiting = [o.seq.seq_id for o in self.loads if o.seq.seq_id not in self.behind]
         ready = [seq_id for seq_id in waiting if self.rng.random() < 0.5]
-        plan = self.batcher.plan(0.0, ready)
+        lookups = [miss.seq for miss in self.batcher.admit() if self.rng.random() < 0.5]
+        plan = self.plan(ready, lookups)
         assert sum(c.count for c in plan.chunks) <= self.batcher._max_batch_tokens
-        self.locating.extend(plan.locates)
+        self.locating.extend(lookups)
         self.looking_up.extend(plan.chunk_lookups)
         for page in plan.fresh_pages:
             self.memory.clear(page)
@@ -129,6 +124,23 @@ class Driver:
         self.batcher.check_invariants()
         self.check_parts()
         return bool(plan.chunks)
+
+    def plan(self, ready: list[int], lookups: list[Sequence]) -> Plan:
+        """Plan until no sequence must go; at times the first half of its pages is saved before."""
+        while True:
+            plan = self.batcher.plan(0.0, ready, lookups=lookups)
+            for copy in plan.copies:
+                self.memory.copy_part(copy.source, copy.target, copy.tokens)
+            seq = plan.demoted
+            if seq is None:
+                return plan
+            assert not (plan.chunks or plan.fresh_pages or plan.chunk_lookups)
+            held = self.memory.read(seq, seq.computed)
+            assert held == seq.tokens[: seq.computed].tolist(), "what is saved is there"
+            if self.rng.random() < 0.5:
+                self.saving.append(seq.pages[: len(seq.pages) // 2])
+                self.batcher.pool.acquire(self.saving[-1])
+            self.batcher.preempt(seq)
 
     def check_parts(self) -> None:
         """Whatever can be found holds the KV of its tokens, exactly."""
@@ -263,6 +275,9 @@ class Driver:
         for order in self.zombies:
             self.batcher.load_ended(order)
         self.zombies.clear()
+        for pages in self.saving:
+            self.batcher.pool.release(pages)
+        self.saving.clear()
 
 
 def request(

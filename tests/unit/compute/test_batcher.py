@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tierkv.compute.batching.batch_plan import Chunk, PageCopy, Plan, PrefixMiss
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.sequence import PRIORITY_ARRIVALS, Phase, Sequence, make_sequence
 from tierkv.compute.l1.page_pool import PagePool
@@ -28,9 +29,17 @@ def batcher(*, pages: int = 64, budget: int = 16) -> Batcher:
     return Batcher(PagePool(pages), max_batch_tokens=budget, max_running=8)
 
 
+def planned(batch: Batcher) -> tuple[Chunk, ...]:
+    """Plan a step as an engine without a pool does: look nothing up, save nothing."""
+    batch.admit()
+    while (plan := batch.plan(0.0)).demoted is not None:
+        batch.preempt(plan.demoted)
+    return plan.chunks
+
+
 def step(batch: Batcher) -> list[tuple[int, int]]:
     """Plan and compute; answers (sequence, tokens) of each chunk."""
-    chunks = batch.plan(0.0).chunks
+    chunks = planned(batch)
     for chunk in chunks:
         batch.computed(chunk, (1,) if chunk.samples else (), ())
     return [(chunk.seq.seq_id, chunk.count) for chunk in chunks]
@@ -48,13 +57,12 @@ def test_a_long_prompt_takes_what_decodes_leave_of_the_budget() -> None:
 
 
 def test_tokens_that_are_being_loaded_do_not_queue_for_computing() -> None:
-    batch = Batcher(
-        PagePool(64), max_batch_tokens=16, max_running=8, wants_locate=lambda missing: missing > 0
-    )
+    batch = batcher()
     seq = sequence(1, 41)
     batch.add(seq)
     assert batch.uncomputed_tokens() == 41
-    assert batch.plan(0.0, ()).locates == (seq,)
+    assert batch.admit() == (PrefixMiss(seq, 40),)
+    assert batch.plan(0.0, lookups=[seq]).chunks == () and seq.phase is Phase.LOCATING
     order = batch.located(seq, 9)
     assert order is not None and seq.phase is Phase.LOADING
     assert batch.uncomputed_tokens() == 5
@@ -118,7 +126,7 @@ def test_guessed_tokens_count_up_to_the_one_that_ends_the_answer() -> None:
     seq = sequence(1, 5)
     batch.add(seq)
     step(batch)
-    (chunk,) = batch.plan(0.0).chunks
+    (chunk,) = planned(batch)
     outcome = batch.computed(chunk, (5, 6, 7), stop_ids=(7,))
     assert (outcome.new_tokens, outcome.finish) == ((5, 6), FinishReason.STOP)
     assert len(outcome.full_blocks) == 1, "the block that the prompt began"
@@ -131,7 +139,53 @@ def test_the_last_of_the_tokens_that_follow_is_not_computed_yet() -> None:
     seq = sequence(1, 5, new=4)
     batch.add(seq)
     step(batch)
-    (chunk,) = batch.plan(0.0).chunks
+    (chunk,) = planned(batch)
     outcome = batch.computed(chunk, (5, 6, 7), ())
     assert (outcome.new_tokens, outcome.finish) == ((5, 6, 7), FinishReason.LENGTH)
     assert (seq.length, seq.computed) == (9, 8)
+
+
+def test_a_miss_that_is_not_looked_up_is_computed_at_once() -> None:
+    batch = batcher()
+    asked, computed = sequence(1, 9), sequence(2, 9)
+    for seq in (asked, computed):
+        batch.add(seq)
+    assert batch.admit() == (PrefixMiss(asked, 8), PrefixMiss(computed, 8))
+    plan = batch.plan(0.0, lookups=[asked])
+    assert plan == Plan(fresh_pages=(1, 2, 3), chunks=(Chunk(computed, 0, 9, samples=True),))
+    assert (asked.phase, computed.phase) == (Phase.LOCATING, Phase.RUNNING)
+
+
+def test_a_plan_stops_at_each_sequence_that_must_go_and_goes_on_without_it() -> None:
+    batch = batcher(pages=7, budget=32)
+    first, last = sequence(1, 9, new=12), sequence(2, 9, new=12)
+    for seq in (first, last):
+        batch.add(seq)
+    assert step(batch) == [(1, 9), (2, 9)]  # All six pages are in use.
+    while first.computed < 12:
+        assert step(batch) == [(1, 1), (2, 1)]
+    assert batch.admit() == () and batch.plan(0.0) == Plan(demoted=last)
+    assert last.phase is Phase.RUNNING and last.num_pages == 3, "it still has what is to be saved"
+    saved = last.pages[:1]
+    batch.pool.acquire(saved)
+    batch.preempt(last)
+    assert [chunk.seq for chunk in batch.plan(0.0).chunks] == [first]
+    assert last.phase is Phase.WAITING and batch.preemptions == 1
+    batch.pool.release(saved)
+    batch.check_invariants()
+
+
+def test_what_is_known_of_a_block_is_copied_and_not_cleared() -> None:
+    batch = batcher()
+    known = sequence(1, 7)
+    batch.add(known)
+    step(batch)
+    page = known.pages[1]
+    alike = sequence(1, 7)
+    alike.seq_id = 2
+    batch.add(alike)
+    batch.admit()
+    plan = batch.plan(0.0)
+    (target,) = alike.pages[1:]
+    assert plan.copies == (PageCopy(page, target, 2),) and target not in plan.fresh_pages
+    assert (alike.part_tokens, alike.computed) == (2, 6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fix_model import make_request
+from tierkv.compute.batching.batch_plan import Plan
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.sequence import Phase, Sequence, make_sequence
 from tierkv.compute.blend.isolation import Isolation
@@ -39,12 +40,19 @@ class Rig:
         self.batcher.add(seq)
         return seq
 
+    def plan(self) -> Plan:
+        """Admit and plan; nothing is looked up, and nothing has to go here."""
+        self.batcher.admit()
+        plan = self.batcher.plan(0.0)
+        assert plan.demoted is None
+        return plan
+
     def compute(self) -> Sequence:
         """Run what is under way to its end."""
         seq = self.queue.current
         assert seq is not None
         while seq.computed < seq.length:
-            plan = self.batcher.plan(0.0)
+            plan = self.plan()
             chunk = next(chunk for chunk in plan.chunks if chunk.seq is seq)
             assert not chunk.samples
             self.batcher.computed(chunk, (), ())
@@ -93,17 +101,17 @@ def test_what_one_lacked_waits_for_all_others_and_gives_way() -> None:
     rig = Rig(pages=12)
     rig.want(5)
     running = rig.caller(48)
-    rig.batcher.plan(0.0)
+    rig.plan()
     assert rig.queue.begin_next() is None, "five pages are left, and it takes three twice"
     rig.end(running)
     seq = rig.queue.begin_next()
     assert seq is not None
-    rig.batcher.plan(0.0)
+    rig.plan()
     rig.caller(80)
-    assert not rig.batcher.plan(0.0).chunks and seq.phase is Phase.ENDED
+    assert not rig.plan().chunks and seq.phase is Phase.ENDED
     rig.queue.put_back()
     rig.queue.ended(seq)
-    assert rig.batcher.plan(0.0).chunks and not rig.queue.idle.is_set()
+    assert rig.plan().chunks and not rig.queue.idle.is_set()
     assert rig.queue.begin_next() is None
 
 
@@ -112,11 +120,11 @@ def test_what_several_lacked_goes_before_those_who_wait() -> None:
     rig.want(5)
     rig.want(5)
     running = rig.caller(24)
-    rig.batcher.plan(0.0)
+    rig.plan()
     waiting = rig.caller(80)
     seq = rig.queue.begin_next()
     assert seq is not None and seq.rank < waiting.rank
-    rig.batcher.plan(0.0)
+    rig.plan()
     assert seq.phase is Phase.RUNNING and waiting.phase is Phase.WAITING
     assert running.phase is Phase.RUNNING
     rig.end(seq)
@@ -139,7 +147,7 @@ def test_what_never_fits_is_dropped_and_the_queue_is_bounded(
 def test_what_never_fits_blocks_nobody_on_a_busy_node_and_is_tried_again() -> None:
     rig = Rig(pages=6)
     rig.caller(8)
-    rig.batcher.plan(0.0)
+    rig.plan()
     (chunk,) = rig.want(5)
     assert rig.queue.begin_next() is None and rig.queue.idle.is_set()
     assert rig.queue.dropped_chunks == 1
