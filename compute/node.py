@@ -19,8 +19,8 @@ from tierkv.compute.config import ComputeConfig
 from tierkv.compute.engine.drafts import GuessStats
 from tierkv.compute.engine.engine import Engine
 from tierkv.compute.engine.guides import Guides
+from tierkv.compute.engine.wiring import wire
 from tierkv.compute.loading import load_model
-from tierkv.compute.tiers.block_puts import SaveDone
 from tierkv.compute.tiers.finder import Directory
 from tierkv.compute.tiers.host_memory import host_memory
 from tierkv.compute.tiers.load_log import LoadRecord
@@ -99,18 +99,21 @@ class ComputeNode:
         self._numbers = itertools.count(1)
         self._stored: dict[BlockKey, BlockStored] = {}
         self._stored_tokens = 0
-        self._engine = Engine(
+        parts = wire(
             config,
             loaded.decoder,
-            self._make_tiers,
-            eos_token_ids=self.model.eos_token_ids,
-            clock=self._clock,
-            deliver=self._deliver,
-            on_pages=self._on_pages,
+            self._make_tiers(),
+            self._clock,
             blend_refusal=self.model.blend_refusal,
         )
+        self._engine = Engine(
+            parts,
+            eos_token_ids=self.model.eos_token_ids,
+            deliver=self._deliver,
+            on_pages=self._on_pages,
+        )
 
-    def _make_tiers(self, published: SaveDone) -> Tiers:
+    def _make_tiers(self) -> Tiers:
         directory: Directory | None = self._locate if self._meta is not None else None
         archive = None
         if self._archive is not None:
@@ -122,7 +125,6 @@ class ComputeNode:
             self._pages,
             clock=self._clock,
             directory=directory,
-            published=published,
             archive=archive,
         )
 

@@ -84,7 +84,7 @@ class Plan:
 
     Attributes:
         copies: made first, in this order: a target may be the source of a later copy.
-        demoted: a sequence that must lose its pages before the step can be chosen. The engine saves
+        victim: a sequence that must lose its pages before the step can be chosen. The engine saves
             what is worth saving, calls ``Batcher.preempt`` and plans again. Everything else but
             ``copies`` is empty then.
         fresh_pages: pages to zero after the copies; they may hold garbage of a failed load.
@@ -93,7 +93,7 @@ class Plan:
     """
 
     copies: tuple[PageCopy, ...] = ()
-    demoted: Sequence | None = None
+    victim: Sequence | None = None
     fresh_pages: tuple[int, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     chunk_lookups: tuple[Sequence, ...] = ()

@@ -18,8 +18,8 @@ in every state.
 One step of the engine:
 
     misses = admit()           from the queue into the batch; L1 lacks blocks of these
-    plan = plan(now, ...)      copies, then either a sequence to demote or chunks to compute
-      preempt(plan.demoted)    ... and plan again, until no sequence must go
+    plan = plan(now, ...)      copies, then chunks to compute or a victim that loses its pages
+      preempt(plan.victim)    ... and plan again, until no sequence must go
     computed(chunk, tokens)    once per chunk, after the forward pass
 
 Who owns pages. The pool (compute/l1/page_pool.py) counts references. A sequence holds one reference
@@ -33,7 +33,7 @@ The races that shaped it:
 - A load may end after its sequence was preempted or ended, or while it loads something else. So
   ``loaded`` compares orders, not sequences, and the order's own reference keeps its pages from
   getting another owner while a late loader still writes.
-- The engine may save what a demoted sequence holds, and then some of its pages stay in use. So the
+- The engine may save what a victim holds, and then some of its pages stay in use. So the
   number of sequences that must go is known only one by one: ``plan`` stops at each.
 - A copy reads a page that a later choice of the same plan may give away, and a save reads the page
   that was copied to. So copies are made in their order, before anything else of a plan is done.

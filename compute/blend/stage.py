@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tierkv.compute.batching.batch_plan import Chunk, LoadOrder
@@ -28,6 +28,7 @@ from tierkv.compute.tiers.loader import LoadJob
 from tierkv.compute.tiers.tiers import Tiers
 from tierkv.compute.transfers.loads import Loads
 from tierkv.costing.blend_controller import BlendDecision, BlendWork
+from tierkv.costing.fit import Rate
 from tierkv.kvcore.block import shared_owner
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey
@@ -52,7 +53,7 @@ class Blends:
         refusal: str,
         clock: Clock,
         timeout_s: float,
-        prefill_rate: Callable[[], float],
+        prefill_rate: Rate,
     ) -> None:
         """Make an empty stage.
 
@@ -66,7 +67,7 @@ class Blends:
             refusal: reason why this model's chunks are never blended; empty if blending is allowed.
             clock: source of time for deadlines.
             timeout_s: longest wait for a lookup.
-            prefill_rate: returns the current tokens per second; 0.0 until known.
+            prefill_rate: measured tokens per second; 0.0 until known.
         """
         self._batcher = batcher
         self._tiers = tiers
@@ -106,7 +107,7 @@ class Blends:
         missing = [chunk for chunk in chunks if not self._pages_in_l1(chunk)]
         tokens = sum(chunk.stop - chunk.start for chunk in missing)
         wanted = missing and self._tiers.codec_of(seq.request) is not None
-        if not wanted or not self._tiers.wants_locate(tokens, self._prefill_rate()):
+        if not wanted or not self._tiers.wants_locate(tokens, self._prefill_rate.value):
             self._looked_up(seq, chunks, {})
             return
         self._lookups[seq.seq_id] = (seq, chunks, self._clock.now() + self._timeout_s)

@@ -67,7 +67,6 @@ class Publisher:
         queue_blocks: int,
         absorb: Absorb,
         clock: Clock,
-        done: SaveDone,
     ) -> None:
         self.dropped_blocks = 0
         self.written_bytes = 0
@@ -77,7 +76,7 @@ class Publisher:
         self._queue_blocks = queue_blocks
         self._absorb = absorb
         self._clock = clock
-        self._done = done
+        self._done: SaveDone | None = None
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._pending_blocks = 0
         self._ending_blocks = 0
@@ -88,8 +87,9 @@ class Publisher:
         self._copies = _side_stream(pages.kv.device) if pages.kv.is_cuda else None
         self._thread = threading.Thread(target=self._run, name="tierkv-publish", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, done: SaveDone) -> None:
+        """Start the thread, which calls ``done`` once for each job that has ended."""
+        self._done = done
         self._thread.start()
 
     def stop(self) -> None:
@@ -196,6 +196,7 @@ class Publisher:
             puts.write(stop, self._pages.read_ranges)
 
     def _end(self, jobs: Sequence[PublishJob], puts: BlockPuts, kept: Sequence[PublishJob]) -> None:
+        assert self._done is not None, "the thread runs once it was started"
         began = self._clock.now()
         lost: set[BlockKey] = set()
         try:

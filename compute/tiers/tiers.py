@@ -60,7 +60,6 @@ class Tiers:
         *,
         clock: Clock,
         directory: Directory | None,
-        published: SaveDone,
         archive: PoolNode | None = None,
     ) -> None:
         self.cache_errors: Counter[str] = Counter()
@@ -82,7 +81,6 @@ class Tiers:
             queue_blocks=min(config.publish_queue_blocks, max(1, pages.num_pages // 4)),
             absorb=self.absorb,
             clock=clock,
-            done=published,
         )
         self.known = KnownBlocks()
         self._policy = config.load_policy
@@ -102,9 +100,13 @@ class Tiers:
         )
         self._workers = ThreadPoolExecutor(config.load_threads, thread_name_prefix="tierkv-load")
 
-    def start(self) -> None:
-        """Start the publisher; loader threads start with the first load."""
-        self.publisher.start()
+    def start(self, published: SaveDone) -> None:
+        """Start the publisher; loader threads start with the first load.
+
+        Args:
+            published: called in the publisher's thread once for each job that has ended.
+        """
+        self.publisher.start(published)
 
     def stop(self) -> None:
         """Finish what is queued and end all threads."""

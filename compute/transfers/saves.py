@@ -198,7 +198,7 @@ class Saves:
         """Return how long room for a job may be waited for: what its blocks take to compute."""
         return len(job.blocks) * self._tiers.saving_patience_s(context_tokens, job.codec)
 
-    def demote(self, seq: EngineSequence) -> None:
+    def save_before_loss(self, seq: EngineSequence) -> None:
         """Save what the pool lacks of a sequence that is about to lose its pages, if worth it.
 
         That is its partial last block, and full ones that found the queue full. They keep half its

@@ -73,7 +73,7 @@ async def test_closing_the_stream_and_cancel_end_the_request() -> None:
         endless = {"sampling": {"max_tokens": 400}}
         async with aclosing(client.generate(make_request(PROMPT, **endless))) as events:
             await anext(events)
-        await until(lambda: not node._streams and not node._engine._sequences)
+        await until(lambda: not node._streams and not node._engine._requests.sequences)
         request = make_request(PROMPT, **endless)
         events = client.generate(request)
         await anext(events)

@@ -212,7 +212,7 @@ async def every_claim_is_settled(node: ComputeNode, rig: Rig) -> None:
     await node.check_invariants()
     engine = node._engine
     assert not node._streams and not node._by_request
-    assert not (engine._unfinished or engine._loads.behind or engine._loads._locating)
+    assert not (engine._requests.unfinished or engine._loads.behind or engine._loads._locating)
     assert not (engine._blends._runs or engine._blends._lookups or engine.isolation.current)
     assert engine.batcher.active == engine.batcher.waiting == 0
     assert not engine.batcher._claims and not engine.batcher._loads

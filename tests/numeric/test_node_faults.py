@@ -233,7 +233,7 @@ async def test_cancel_while_loading_and_while_running() -> None:
         async with aclosing(node.generate(make_request(PROMPT))) as events:
             await anext(events)
         async with asyncio.timeout(10):
-            while node._engine._sequences or node._engine.pool.used:
+            while node._engine._requests.sequences or node._engine.pool.used:
                 await asyncio.sleep(0.001)
         assert not await node.cancel(request.request_id)
 

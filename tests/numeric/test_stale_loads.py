@@ -55,7 +55,7 @@ def engine_at_rest(pool: GatedPoolNode, **changes) -> Iterator[Engine]:
     node = ComputeNode(config, incarnation=Incarnation(2))
     node.set_pool_nodes([pool])
     engine = node._engine
-    engine.tiers.publisher.start()
+    engine.tiers.start(engine.saved)
     try:
         with torch.inference_mode():
             yield engine
@@ -130,5 +130,5 @@ async def test_a_chunk_that_gave_way_computes_no_further_behind_its_load() -> No
             engine._flush_out()
         got = [token for one in out if one.seq_id == 1 for token in one.event.token_ids]
         assert got == want
-        for seq in list(engine._sequences.values()):
-            engine._drop(seq)
+        for seq in list(engine._requests.sequences.values()):
+            engine._requests.drop(seq)

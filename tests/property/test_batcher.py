@@ -131,7 +131,7 @@ class Driver:
             plan = self.batcher.plan(0.0, ready, lookups=lookups)
             for copy in plan.copies:
                 self.memory.copy_part(copy.source, copy.target, copy.tokens)
-            seq = plan.demoted
+            seq = plan.victim
             if seq is None:
                 return plan
             assert not (plan.chunks or plan.fresh_pages or plan.chunk_lookups)

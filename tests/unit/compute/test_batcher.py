@@ -32,8 +32,8 @@ def batcher(*, pages: int = 64, budget: int = 16) -> Batcher:
 def planned(batch: Batcher) -> tuple[Chunk, ...]:
     """Plan a step as an engine without a pool does: look nothing up, save nothing."""
     batch.admit()
-    while (plan := batch.plan(0.0)).demoted is not None:
-        batch.preempt(plan.demoted)
+    while (plan := batch.plan(0.0)).victim is not None:
+        batch.preempt(plan.victim)
     return plan.chunks
 
 
@@ -164,7 +164,7 @@ def test_a_plan_stops_at_each_sequence_that_must_go_and_goes_on_without_it() -> 
     assert step(batch) == [(1, 9), (2, 9)]  # All six pages are in use.
     while first.computed < 12:
         assert step(batch) == [(1, 1), (2, 1)]
-    assert batch.admit() == () and batch.plan(0.0) == Plan(demoted=last)
+    assert batch.admit() == () and batch.plan(0.0) == Plan(victim=last)
     assert last.phase is Phase.RUNNING and last.num_pages == 3, "it still has what is to be saved"
     saved = last.pages[:1]
     batch.pool.acquire(saved)

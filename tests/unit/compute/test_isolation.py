@@ -44,7 +44,7 @@ class Rig:
         """Admit and plan; nothing is looked up, and nothing has to go here."""
         self.batcher.admit()
         plan = self.batcher.plan(0.0)
-        assert plan.demoted is None
+        assert plan.victim is None
         return plan
 
     def compute(self) -> Sequence:

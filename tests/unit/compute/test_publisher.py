@@ -54,7 +54,6 @@ class Rig:
             queue_blocks=2,
             absorb=self.absorb,
             clock=SystemClock(),
-            done=lambda job, lost: None,
         )
 
     @contextmanager
@@ -73,7 +72,7 @@ class Rig:
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     rig = Rig()
-    rig.publisher.start()
+    rig.publisher.start(lambda job, lost: None)
     assert rig.offer("first") and rig.publisher.flush(LONG_S)
     rig.pool.gate.clear()
     assert rig.offer("slow")

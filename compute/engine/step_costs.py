@@ -1,26 +1,38 @@
-"""Computes a few prompts of nobody when an engine starts, to know what steps cost before the first.
+"""What steps cost on this node: measured at its start, learnt from its steps, told in heartbeats.
 
-The steps of a statement's batch are all alike, so they can't tell cost per token from cost per step
-or per prompt (costing/fit.py); these are chosen to differ. Kernels that a backend makes at their
-first use are made here, too, and not in somebody's first answer.
+Used by the engine only. When an engine starts it computes a few made-up prompts, because the steps
+of a statement's batch are all alike and can't tell cost per token from cost per step or per prompt
+(costing/fit.py); these prompts are chosen to differ. Kernels that a backend makes at their first
+use are made then as well, and not during the first answer. The scheduler reads the load in the
+heartbeat, and predicts with the formulas that this node decides with (costing/service_time.py,
+costing/node_cost.py).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import torch
 
+from tierkv.compute.batching.batch_plan import Chunk
+from tierkv.compute.batching.batcher import Batcher
+from tierkv.compute.batching.sequence import Phase
+from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.config import ComputeConfig
 from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.model.batch import ChunkInput, build_batch
 from tierkv.compute.model.decoder import Decoder
 from tierkv.compute.tiers.load_figures import LoadFigures
-from tierkv.costing.service_time import causal_pairs
+from tierkv.compute.transfers.loads import Loads
+from tierkv.costing.fit import Rate
+from tierkv.costing.service_time import Line, causal_pairs, tell_cost
 from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.location import Tier
+from tierkv.kvcore.node import NodeLoad
 
 _log = logging.getLogger(__name__)
 
@@ -140,3 +152,70 @@ def _step_s(model: Decoder, pool: PagePool, prompts: tuple[int, ...], clock: Clo
     finally:
         pool.release(pages)
     return clock.now() - began
+
+
+_UNKNOWN = Line(0.0, 0.0)
+
+
+class LoadReport:
+    """Puts a NodeLoad together.
+
+    Attributes:
+        prefill_rate: tokens per second in steps that were clearly prefill.
+        decode_rate: tokens per second of one request in steps that only decoded.
+        decode_steps: such steps per second.
+    """
+
+    def __init__(self, figures: LoadFigures, step_tokens: int) -> None:
+        self.prefill_rate = Rate()
+        self.decode_rate = Rate()
+        self.decode_steps = Rate()
+        self._figures = figures
+        self._step_tokens = step_tokens
+
+    def measured(self, chunks: Collection[Chunk], new_tokens: int, seconds: float) -> None:
+        """Learn from a step that only decoded, or that was clearly prefill; others teach nothing.
+
+        Args:
+            chunks: the step.
+            new_tokens: tokens that it gave.
+            seconds: its duration.
+        """
+        tokens = sum(chunk.count for chunk in chunks)
+        if tokens == len(chunks):
+            self.decode_rate.add(new_tokens / len(chunks), seconds)
+            self.decode_steps.add(1, seconds)
+        elif tokens >= 4 * len(chunks):
+            self.prefill_rate.add(tokens, seconds)
+            pairs = sum(causal_pairs(chunk.start, chunk.count) for chunk in chunks)
+            self._figures.steps.add(tokens, pairs, seconds, len(chunks))
+
+    def node_load(
+        self, batcher: Batcher, pool: PagePool, loads: Loads, sequences: Iterable[EngineSequence]
+    ) -> NodeLoad:
+        """Say how loaded the node is now; O(sequences and loads)."""
+        l2, l3, l4 = (self._figures.path(tier) or _UNKNOWN for tier in (Tier.L2, Tier.L3, Tier.L4))
+        steps_per_s = self.decode_steps.value
+        return replace(
+            tell_cost(self._figures.steps.cost),
+            requests_running=batcher.active,
+            requests_waiting=batcher.waiting,
+            waiting_prefill_tokens=batcher.uncomputed_tokens(),
+            kv_usage=pool.used / max(1, pool.num_pages - 1),
+            prefill_tokens_per_s=self.prefill_rate.value,
+            decode_tokens_per_s=self.decode_rate.value,
+            l2_bytes_per_s=l2.bytes_per_s,
+            l3_bytes_per_s=l3.bytes_per_s,
+            l4_bytes_per_s=l4.bytes_per_s,
+            l2_latency_s=l2.latency_s,
+            l3_latency_s=l3.latency_s,
+            l4_latency_s=l4.latency_s,
+            l2_queued_bytes=loads.queued_bytes(Tier.L2),
+            l3_queued_bytes=loads.queued_bytes(Tier.L3),
+            l4_queued_bytes=loads.queued_bytes(Tier.L4),
+            step_tokens=self._step_tokens,
+            decode_step_s=1 / steps_per_s if steps_per_s else 0.0,
+            decodes_running=sum(
+                seq.phase is Phase.RUNNING and seq.first_token_s >= 0.0 for seq in sequences
+            ),
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.compute.engine.step_calibration import MeasuredStep, plausible
+from tierkv.compute.engine.step_costs import MeasuredStep, plausible
 from tierkv.costing.fit import StepCostFit
 from tierkv.costing.service_time import StepCost, causal_pairs
 
