@@ -1,1 +1,1 @@
-"""The engine: one loop that plans, computes, samples and delivers."""
+"""The engine: a loop that plans, computes, samples and delivers."""

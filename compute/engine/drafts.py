@@ -1,9 +1,10 @@
-"""Speculative decoding without a draft model: guesses from repeated text, and which of them held.
+"""Speculative decoding without a draft model: guesses from repeated text, and how many were right.
 
-Used by the engine only, in its thread. Answers that copy from their prompt (extraction, rewriting)
-go on as the prompt did after the same few tokens, and checking several guesses in one pass costs
-little more than computing one token. A guess never changes a token: the token that the model would
-have chosen counts. Guesses use only what a step has left and only pages that the sequence has.
+Used by the engine only, in the engine's thread. Answers copied from a prompt (extraction,
+rewriting) continue as the prompt did after the same few tokens, and checking several guesses in a
+pass costs little more than computing a single token. A guess never changes a token: the token
+chosen by the model counts. Guesses use only the rest of a step's budget, and only pages already
+held by the sequence.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ from tierkv.compute.batching.sequence import Sequence as EngineSequence
 Int64Array = NDArray[np.int64]
 
 _SIZES = (3, 2)
-"""Tokens that must agree, longest first."""
+"""Numbers of tokens that must agree, the longest first."""
 _ID_BITS = 21
-"""Larger ids may collide, which costs a wrong guess."""
+"""Larger token ids may collide, which costs a wrong guess."""
 _FIRST_GUESS = 4
 _CAREFUL_GUESS = 2
 _FIRST_PAUSE = 16
 _LONGEST_PAUSE = 256
 _CROWDED = 0.25
-"""Guesses of which so many must be right are costly: the first ones are short."""
+"""If more than this share of guesses must be right to pay off, a sequence's first guesses are
+short.
+"""
 _HOPE = 0.7
-"""Share of a sequence's first guesses that is expected to be right."""
+"""Share of a sequence's first guesses expected to be right."""
 
 
 class NgramIndex:
-    """Where each run of three and of two tokens of a growing sequence was followed by another.
+    """For each run of three and of two tokens of a growing sequence: where the run was last
+    followed by another token.
 
     One dictionary entry per token and size; adding a token and looking up are O(1).
     """
@@ -46,11 +50,12 @@ class NgramIndex:
     def guess(self, tokens: Int64Array, length: int, most: int) -> tuple[int, ...]:
         """Return up to ``most`` tokens that may follow: those after the latest equal run.
 
-        A copy that reaches the sequence's end goes on in itself: what repeats, repeats again.
+        A copy running into the end of the sequence continues with the copied tokens, because
+        repeated text repeats again.
 
         Args:
-            tokens: of the sequence; the first ones never change between calls.
-            length: how many of them are known; never less than before.
+            tokens: tokens of the sequence; known tokens never change between calls.
+            length: number of known tokens; never less than before.
             most: tokens to guess, at least 1.
         """
         for size, after in zip(_SIZES, self._after, strict=True):
@@ -70,7 +75,7 @@ class NgramIndex:
 
 
 def _runs(tokens: Int64Array, size: int) -> list[int]:
-    """Name every run of ``size`` tokens by one number."""
+    """Name every run of ``size`` tokens by a number."""
     names = tokens[: len(tokens) - size + 1].copy()
     for offset in range(1, size):
         names = (names << _ID_BITS) ^ tokens[offset : len(tokens) - size + 1 + offset]
@@ -80,14 +85,14 @@ def _runs(tokens: Int64Array, size: int) -> list[int]:
 
 @dataclass(slots=True)
 class Pace:
-    """How many tokens to guess for one sequence, learnt from what became of earlier guesses.
+    """How many tokens to guess for one sequence, learnt from the success of earlier guesses.
 
     Attributes:
-        most: never guess more.
-        guess: how many to guess next.
-        share: of the guesses that were right, the latest counting most.
+        most: upper bound of a guess.
+        guess: size of the next guess.
+        share: share of right guesses, weighted towards the latest.
         pause: tokens to wait before the next guess.
-        next_pause: how long the next wait will be; grows while guesses fail.
+        next_pause: length of the next wait; grows while guesses fail.
     """
 
     most: int
@@ -100,7 +105,8 @@ class Pace:
         """Return how many tokens to guess now.
 
         Args:
-            least_share: guesses of which fewer are right cost more than they spare.
+            least_share: break-even share of right guesses; below this share guesses cost more than
+                they spare.
         """
         if self.pause:
             return 0
@@ -116,13 +122,13 @@ class Pace:
         self.next_pause = min(2 * self.next_pause, _LONGEST_PAUSE)
 
     def passed(self, tokens: int) -> None:
-        """Take note of tokens that were computed without a guess."""
+        """Count tokens computed without a guess."""
         if self.pause and self.pause <= tokens:
             self.share = max(self.share, _HOPE)
         self.pause = max(0, self.pause - tokens)
 
     def checked(self, guessed: int, right: int) -> None:
-        """Take note of what became of a guess; one that failed entirely makes it wait."""
+        """Learn from a checked guess; a guess that failed entirely starts a wait."""
         self.share += (right / guessed - self.share) / 2
         if right == guessed:
             self.guess, self.next_pause = min(2 * self.guess, self.most), _FIRST_PAUSE
@@ -134,11 +140,12 @@ class Pace:
 
 
 def verified(guess: Sequence[int], chosen: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the tokens that choosing one by one would have given; all but the last were guessed.
+    """Return the tokens of a decode without guesses; all returned tokens but the last were guessed.
 
     Args:
         guess: the guessed tokens.
-        chosen: what the model chose before each of them, and after the last; None: it can't say.
+        chosen: the model's choice before each guessed token and after the last; None: logits were
+            not finite.
     """
     right = 0
     while right < len(guess) and guess[right] == chosen[right]:
@@ -148,10 +155,12 @@ def verified(guess: Sequence[int], chosen: Sequence[int | None]) -> tuple[int, .
 
 
 ROWS_PER_STEP = 8
-"""Tokens that cost about as much to compute as a step costs for one (CPU; bench.decoding)."""
+"""Computing this many tokens costs about as much as a step costs for one token (CPU;
+bench.decoding).
+"""
 
 _LEAST_GENERATED = 2
-"""Answers of one token, such as labels, are not worth an index of their prompt."""
+"""Answers of one token, for example labels, are not worth an index of their prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +168,9 @@ class GuessStats:
     """Counts since the start.
 
     Attributes:
-        decoded_tokens: tokens that were chosen, all but the first of each request.
-        guessed_tokens: guesses that were checked.
-        right_tokens: those that were what the model chose.
+        decoded_tokens: chosen tokens, except the first of each request.
+        guessed_tokens: checked guesses.
+        right_tokens: guesses equal to the model's choice.
     """
 
     decoded_tokens: int = 0
@@ -179,15 +188,15 @@ class Drafts:
     """Guesses for greedy requests.
 
     Attributes:
-        stats: what was guessed; replaced as a whole.
+        stats: counts of guesses; replaced as a whole.
     """
 
     def __init__(self, most: int, *, max_batch_tokens: int) -> None:
-        """Make one without sequences.
+        """Begin without sequences.
 
         Args:
             most: tokens to guess at a time; 0 switches guessing off.
-            max_batch_tokens: the step's budget, which guesses share.
+            max_batch_tokens: the step's budget, shared by guesses.
         """
         self.stats = GuessStats()
         self._most = most
@@ -195,7 +204,7 @@ class Drafts:
         self._guessers: dict[int, _Guesser] = {}
 
     def add_to(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
-        """Return a step's chunks with guesses behind those that decode."""
+        """Return a step's chunks, with guesses behind decoding chunks."""
         if not self._most or not any(_may_guess(chunk) for chunk in chunks):
             return tuple(chunks)
         budget = self._max_batch_tokens - sum(chunk.count for chunk in chunks)
@@ -216,7 +225,12 @@ class Drafts:
         return guesser.index.guess(seq.tokens, seq.length, most) if most > 0 else ()
 
     def checked(self, chunk: Chunk, chosen: Sequence[int | None]) -> tuple[int, ...]:
-        """Return the tokens that follow, of those that were chosen in all rows of a chunk."""
+        """Return the tokens behind a chunk, and learn from the chunk's guess.
+
+        Args:
+            chunk: a computed chunk.
+            chosen: the model's choice in each row of the chunk.
+        """
         tokens = verified(chunk.draft, chosen)
         guesser = self._guessers.get(chunk.seq.seq_id)
         right = max(0, len(tokens) - 1) if chunk.draft else 0
@@ -239,9 +253,9 @@ class Drafts:
 
 
 def _may_guess(chunk: Chunk) -> bool:
-    """Whether a chunk is the decode of a sequence whose tokens depend on nothing but its logits.
+    """Return whether a chunk decodes a sequence and the next token depends on the logits alone.
 
-    An answer that is held to a form is not: what may be chosen is known one token at a time.
+    An answer held to a form is excluded, because its allowed tokens are known only token by token.
     """
     seq = chunk.seq
     decodes = chunk.samples and chunk.count == 1 and not chunk.loading
@@ -250,5 +264,5 @@ def _may_guess(chunk: Chunk) -> bool:
 
 
 def _room(seq: EngineSequence) -> int:
-    """Guesses that fit into its pages, and before the token that must be its last."""
+    """Return how many guesses fit into the sequence's pages and before the last allowed token."""
     return min(seq.num_pages * seq.block_tokens, seq.max_length - 1) - seq.length

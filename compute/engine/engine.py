@@ -1,8 +1,8 @@
 """The engine loop: plan, forward, sample, deliver; one thread owns batcher, pages and model.
 
-Other threads talk to the loop through an inbox and hear from it through ``deliver``, called once
-per step with everything that happened. What to compute is the batcher's decision, where KV comes
-from the tiers'; the loop carries out what both say.
+Client threads send messages through an inbox and get answers through ``deliver``, called once per
+step with all events of the step. The batcher chooses tokens to compute and the tiers find KV; the
+loop carries out both kinds of decisions.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from tierkv.kvcore.request import GenerateRequest
 
 _log = logging.getLogger(__name__)
 _IDLE_CHECK_S = 0.05
-"""How often a loop that waits for a load looks at its deadlines."""
+"""Interval at which a loop without work checks its deadlines."""
 
 
 class Engine:
     """Runs requests to their end. All private state belongs to the engine thread.
 
     Attributes:
-        load: how busy it is; replaced as a whole after steps.
-        broken: a bug ended the loop; its story is in the log.
-        inbox: how other threads reach the engine thread.
-        tiers: what is below L1.
+        load: load of the node; replaced as a whole after steps.
+        broken: a bug ended the loop; the story is in the log.
+        inbox: carries messages to the engine thread.
+        tiers: the memory below L1.
         batcher: decides what is computed.
         pool: the pages of L1.
-        isolation: chunks that are computed for later requests.
-        drafts: tokens guessed ahead, and how many of them were right.
+        isolation: chunks computed for later requests.
+        drafts: tokens guessed ahead, and the number of right guesses.
     """
 
     def __init__(
@@ -89,15 +89,18 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End every request as cancelled, publish what is queued, join all threads."""
+        """End every request as cancelled, publish queued blocks, join all threads."""
         self.inbox.post(self._shut_down)
         self._thread.join()
         self.tiers.stop()
 
     def submit(self, seq_id: int, request: GenerateRequest, form: AnswerForm | None = None) -> None:
-        """Queue a checked request; its events come through ``deliver``.
+        """Queue a checked request; the events of the request come through ``deliver``.
 
-        ``form`` holds its answer to something, and is the engine's from now on.
+        Args:
+            seq_id: number of the request in order of arrival.
+            request: the request.
+            form: holds the answer to a form; owned by the engine from now on.
         """
         arrival_s = self._clock.now()
         self.inbox.post(
@@ -110,30 +113,32 @@ class Engine:
         self.inbox.post(lambda: self._prefetches.begin(request, answer), refused=lambda: answer(0))
 
     def hold(self, order: HoldOrder) -> None:
-        """Keep pages from eviction for a lease, or let go of them."""
+        """Keep pages from eviction for a lease, or end the lease."""
         self.inbox.post(lambda: self.pool.hold(order))
 
     def cancel(self, seq_id: int) -> None:
-        """End a request within a step; it answers with CANCELLED unless it ended before."""
+        """End a request within a step, with finish reason CANCELLED unless the request ended
+        before.
+        """
         self.inbox.post(lambda: self._requests.cancel(seq_id))
 
     def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None:
-        """Replace the pool nodes; what they could not take before is saved again."""
+        """Replace the pool nodes; blocks refused by the former nodes are saved again."""
         self.tiers.finder.set_nodes(nodes)
         self.inbox.post(self._saves.pool_changed)
 
     def saved(self, job: PublishJob, lost: Sequence[FullBlock]) -> None:
-        """Take note that a save has ended; the publisher's thread calls this."""
+        """Record the end of a save; called by the publisher's thread."""
         self.inbox.post(lambda: self._saves.published(job, lost))
 
     def drop_unused(self) -> int:
-        """Forget pages nobody uses, and say so before anybody counts on it; as ``hand_out``."""
+        """Forget unused pages and report the loss at once; the engine's thread only."""
         dropped = self.pool.drop_unused()
         self.hand_out()
         return dropped
 
     def hand_out(self) -> None:
-        """Hand out page events and replace the published load figures; the engine's thread only."""
+        """Report page events and replace the published load; the engine's thread only."""
         if events := self.pool.drain_events():
             self._on_pages(events)
         self.load = self._report.node_load(
@@ -150,9 +155,8 @@ class Engine:
         """Tokens whose KV was computed here, ever."""
         return self._requests.computed_tokens
 
-    # The loop: messages, deadlines, one step, deliveries. Everything below runs in its thread.
-
     def _run(self) -> None:
+        """Messages, deadlines, one step, deliveries; until ``stop``."""
         busy = False
         with torch.inference_mode():
             while self._running:
@@ -160,7 +164,7 @@ class Engine:
                     self._take_messages(wait=not busy)
                     self._check_deadlines()
                     busy = self._step()
-                except Exception as error:  # noqa: BLE001 - our bug: nobody may wait forever.
+                except Exception as error:  # noqa: BLE001 - our bug: no caller may wait forever.
                     _log.critical("the engine stopped", exc_info=True)
                     self._running, self.broken = False, True
                     self._requests.fail_all(TierKVError(f"the engine stopped: {error}"))
@@ -171,7 +175,7 @@ class Engine:
         _log.info("the engine stopped: %s", self.drafts.stats)
 
     def _take_messages(self, *, wait: bool) -> None:
-        """Run what other threads posted; without work to do, wait for something."""
+        """Run the messages of other threads; without work to do, wait for a message."""
         idle = self.isolation.idle.is_set() and not self._requests.unfinished
         self.inbox.run_pending(wait=wait, timeout_s=None if idle else _IDLE_CHECK_S)
 
@@ -181,7 +185,7 @@ class Engine:
         self._handoffs.check_deadlines()
 
     def _step(self) -> bool:
-        """Plan a step and carry it out; False when there was nothing to do."""
+        """Plan a step and carry it out; return False when there was nothing to do."""
         going_on = bool(self._loads.can_go_on)
         self._requests.begin_background()
         lookups = self._admit()
@@ -203,17 +207,17 @@ class Engine:
             with self._requests.failing([blending.chunk]):
                 self._passes.blend(blending, sum(chunk.rows for chunk in chunks))
         self.hand_out()
-        found = lookups or plan.chunk_lookups  # Some of them can be computed at once.
+        found = lookups or plan.chunk_lookups  # Some of these can be computed at once.
         return bool(going_on or blending is not None or chunks or found)
 
     def _admit(self) -> list[EngineSequence]:
-        """Let sequences into the batch; returns those whose blocks are worth a look-up."""
+        """Let sequences into the batch; return those whose blocks are worth a lookup."""
         rate = self._report.prefill_rate.value
         misses = self.batcher.admit()
         return [miss.seq for miss in misses if self.tiers.wants_locate(miss.tokens, rate)]
 
     def _plan(self, ready_loads: Sequence[int], lookups: Sequence[EngineSequence]) -> Plan:
-        """Plan the step; a sequence that must lose its pages first is saved and sent back."""
+        """Plan the step; each victim is saved first, then sent back to the queue."""
         while True:
             plan = self.batcher.plan(self._clock.now(), ready_loads, lookups=lookups)
             self._passes.copy_parts(plan.copies)

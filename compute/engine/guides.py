@@ -1,9 +1,9 @@
-"""Holding answers to a JSON schema: which tokens may come next, for one request after the other.
+"""Holds answers to a JSON schema: which tokens may come next in an answer.
 
-``Guides`` belongs to a node and makes one ``Guide`` per request, away from the engine thread; the
-guide then belongs to the engine. Through compute/client.py the front asks here too and refuses a
-schema before any model runs, so this file never imports torch, and loads the schema compiler when
-it is needed. Compiled schemas are kept.
+``Guides`` belongs to a node and makes a ``Guide`` per request, outside the engine thread; the guide
+then belongs to the engine. The front also calls this file through compute/client.py and refuses a
+bad schema before any model runs. For the front, this file never imports torch and loads the schema
+compiler lazily. Compiled schemas are kept.
 """
 
 from __future__ import annotations
@@ -38,12 +38,16 @@ _OPTIONS = {
     "lenient": False,
     "coerce_one_of": False,
 }
-"""They win over ``x-guidance`` in a schema. One space at most between two signs: small models fill
-answers with white space if they may. A keyword that would not be kept is refused."""
+"""Options that win over ``x-guidance`` in a schema. At most one space between two signs, because
+small models fill answers with white space if allowed. A keyword that the compiler would ignore is
+refused.
+"""
 
 _MOST_MULTIPLE = 100_000
-"""Product of all ``multipleOf`` of a schema without their points. The compiler makes a state for
-each remainder: about a second for so many, and ten for a million, whatever its other limits."""
+"""Upper bound on the product of all ``multipleOf`` of a schema, written without their points. The
+compiler makes a state for each remainder: 100,000 states take about a second, a million take ten,
+whatever its other limits.
+"""
 
 _SCHEMA_ERROR_CHARS = 300
 
@@ -52,7 +56,7 @@ def compiler() -> Any:
     """Return the llguidance module.
 
     Raises:
-        FeatureNotSupportedError: it is not installed.
+        FeatureNotSupportedError: llguidance is not installed.
     """
     try:
         return importlib.import_module("llguidance")
@@ -64,11 +68,11 @@ def compiler() -> Any:
 
 
 def grammar_of(schema: str) -> str:
-    """Turn a JSON Schema into the compiler's grammar text; it may still not compile.
+    """Turn a JSON Schema into the compiler's grammar text; the grammar may still not compile.
 
     Raises:
-        UdfArgumentError: it is no JSON object, or too long.
-        FeatureNotSupportedError: there is no compiler.
+        UdfArgumentError: the schema is no JSON object, or too long.
+        FeatureNotSupportedError: no compiler is installed.
     """
     if len(schema) > limits.MAX_SCHEMA_CHARS:
         raise UdfArgumentError(
@@ -92,7 +96,7 @@ def grammar_of(schema: str) -> str:
     llguidance = compiler()
     try:
         return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS))
-    except ValueError as error:  # What Python reads and JSON does not have, or 128 levels.
+    except ValueError as error:  # Python reads more than JSON allows; or 128 levels are exceeded.
         raise UdfArgumentError(f"the JSON schema is no JSON: {error}") from error
 
 
@@ -111,11 +115,12 @@ def _multiples(value: Any) -> Iterator[int]:
 
 
 def check_schema(schema: str) -> None:
-    """Refuse what can't be followed; takes milliseconds for common schemas.
+    """Refuse a schema that can't be followed; takes milliseconds for common schemas.
 
     Raises:
-        UdfArgumentError: it is no JSON object, or uses what is not supported, which is named.
-        FeatureNotSupportedError: there is no compiler.
+        UdfArgumentError: the schema is no JSON object, or uses an unsupported keyword, which the
+            error names.
+        FeatureNotSupportedError: no compiler is installed.
     """
     grammar = grammar_of(schema)
     problem = compiler().LLMatcher.validate_grammar(grammar, limits=parser_limits())
@@ -124,12 +129,12 @@ def check_schema(schema: str) -> None:
 
 
 def parser_limits() -> Any:
-    """Return what bounds the compiler and a matcher's steps: its defaults, with short errors."""
+    """Return the limits of the compiler and of a matcher's steps: defaults, with short errors."""
     return compiler().LLParserLimits(verbose_errors=False)
 
 
 def schema_error(problem: str) -> UdfArgumentError:
-    """Say what the compiler dislikes about a schema."""
+    """Make the error for a schema refused by the compiler."""
     first = " ".join(problem.split())
     return UdfArgumentError(
         f"answers can't be held to this JSON schema: {first[:_SCHEMA_ERROR_CHARS]}",
@@ -151,11 +156,11 @@ _ERROR_CHARS = 200
 
 
 class Guide:
-    """What one answer may go on with. Used by one thread at a time.
+    """The tokens that may continue one answer. Used by one thread at a time.
 
     Attributes:
-        complete: nothing may follow any more.
-        error: why the answer can't go on; empty while it can.
+        complete: the answer has ended; no token may follow.
+        error: why the answer can't continue; empty while it can.
     """
 
     def __init__(self, matcher: Any, *, vocab_tokens: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -166,7 +171,9 @@ class Guide:
         self._eos = [token for token in eos_token_ids if token < vocab_tokens]
 
     def allowed(self) -> BoolArray | None:
-        """Return ``[vocab]``, True for what may come next; None, with ``error`` set, if nothing."""
+        """Return ``[vocab]``, True for tokens that may come next; None, with ``error`` set, if no
+        token may.
+        """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         known = np.unpackbits(bits, bitorder="little")[: self._vocab_tokens]
         allowed = np.zeros(self._vocab_tokens, dtype=np.bool_)
@@ -179,7 +186,9 @@ class Guide:
         return allowed
 
     def take(self, token: int) -> bool:
-        """Take note of the next token; True when it ends the answer, well or with ``error``."""
+        """Accept the next token; return True when the token ends the answer, well or with
+        ``error``.
+        """
         if not self._matcher.consume_token(token):
             self._fail(f"token {token} does not fit")
         self.complete = bool(self._matcher.is_stopped())
@@ -191,7 +200,7 @@ class Guide:
 
 
 class Guides:
-    """Makes guides for one model. Its methods belong to the node's event loop."""
+    """Makes guides for one model. The methods belong to the node's event loop."""
 
     def __init__(self, model: ModelInfo, *, vocab_tokens: int) -> None:
         self._model = model
@@ -202,16 +211,17 @@ class Guides:
         self._turn = asyncio.Lock()
 
     async def guide(self, request: GenerateRequest) -> Guide | None:
-        """Return the guide of a request as far as its answer is known; None for free text.
+        """Return the guide of a request, advanced to the end of the known answer; None for free
+        text.
 
         A schema is compiled once, in a thread; later requests take a copy, which takes
         microseconds.
 
         Raises:
             UdfArgumentError: the schema can't be followed.
-            FeatureNotSupportedError: the model has no tokenizer.json, or there is no compiler.
-            RowLevelError: what was generated before does not fit the schema.
-            OverloadedError: too many other schemas are waiting.
+            FeatureNotSupportedError: the model has no tokenizer.json, or no compiler is installed.
+            RowLevelError: the answer generated before does not fit the schema.
+            OverloadedError: too many schemas are waiting.
             TransportError: the node is stopping.
         """
         if not request.guide:
@@ -227,10 +237,10 @@ class Guides:
         return guide
 
     async def _matcher(self, schema: str) -> Any:
-        """Return a schema's matcher, which has seen nothing and is only copied.
+        """Return a schema's matcher, which has seen no token and is only copied.
 
-        Compiling goes on when the caller leaves: the next one may want it, and no more than one
-        thread is ever busy with it.
+        Compiling continues when the caller leaves, because the next caller may want the same
+        schema; at most one thread compiles at any time.
         """
         if schema in self._compiled:
             self._compiled.move_to_end(schema)
@@ -262,7 +272,7 @@ class Guides:
                 self._compiled.popitem(last=False)
 
     async def close(self) -> None:
-        """Give up what is being compiled."""
+        """Cancel all compilations."""
         tasks = list(self._compiling.values())
         for task in tasks:
             task.cancel()
@@ -275,7 +285,7 @@ class Guides:
         matcher = compiler().LLMatcher(
             self._tokenizer, grammar, log_level=0, limits=parser_limits()
         )
-        matcher.compute_bitmask()  # The first one fills tables that all copies share.
+        matcher.compute_bitmask()  # The first call fills tables shared by all copies.
         if matcher.is_error():
             raise schema_error(matcher.get_error())
         return matcher
@@ -297,12 +307,12 @@ class Guides:
         options = {"eos_token": ends, "slices": kind.json_slices()}
         try:
             return kind(text, n_vocab=self._vocab_tokens, **options)
-        except ValueError:  # It has more tokens than the model, which never chooses those.
+        except ValueError:  # The tokenizer has more tokens; the model never chooses them.
             return kind(text, **options)
 
 
 def _resume(guide: Guide, request: GenerateRequest) -> None:
-    """Tell a new guide what was generated before; an end may only stand at the end."""
+    """Feed the tokens generated before to a new guide; an end may only stand at the end."""
     for token in request.token_ids[-request.resumed_tokens :]:
         if guide.complete or (guide.take(token) and guide.error):
             raise RowLevelError(

@@ -1,7 +1,7 @@
 """Forward passes: whole steps, passes behind loads and blending passes.
 
-Used by the engine's loop only, in its thread. The batcher decides which tokens a pass computes;
-what the chosen tokens mean for a request is told to compute/engine/requests.py.
+Used by the engine's loop only, in the engine's thread. The batcher decides which tokens a pass
+computes; compute/engine/requests.py learns which tokens were chosen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave
 
 
 class ForwardPasses:
-    """Runs the model over chunks, and applies what comes of it to their requests.
+    """Runs the model over chunks, and applies the results to the chunks' requests.
 
     Attributes:
         steps: passes so far that chose tokens.
@@ -50,7 +50,7 @@ class ForwardPasses:
             self._model.pages.copy_part(copy.source, copy.target, copy.tokens)
 
     def run(self, chunks: Sequence[Chunk], fresh_pages: Sequence[int]) -> None:
-        """Compute a step's chunks, or begin the one that is computed behind its own load."""
+        """Compute a step's chunks, or begin a chunk behind a load."""
         if fresh_pages:
             self._model.pages.clear(fresh_pages)
         if chunks[0].loading:
@@ -59,7 +59,7 @@ class ForwardPasses:
             self._compute(chunks)
 
     def _compute(self, chunks: Sequence[Chunk]) -> None:
-        """Compute chunks together, save the blocks they fill, and apply the tokens that follow."""
+        """Compute chunks together, save newly full blocks, and apply the chosen tokens."""
         began = self._clock.now()
         batch = self._batch(chunks)
         saving = self._saves.begin(chunks)
@@ -94,7 +94,7 @@ class ForwardPasses:
                 return outputs
 
     def _choose(self, chunks: Sequence[Chunk], outputs: Outputs) -> list[int | None]:
-        """Choose a token per row, and read out what was asked about a prompt."""
+        """Choose a token per row, and read out the answers of requests about a prompt."""
         self.steps += 1
         for row, seq in enumerate(chunk.seq for chunk in chunks):
             if seq.request.reads_out:
@@ -107,10 +107,12 @@ class ForwardPasses:
         self._loads.behind[chunk.seq.seq_id].begin(chunk, steps, self._saves.begin([chunk]))
 
     def go_on_behind(self, loading: BehindLoad) -> None:
-        """Compute the layers that have arrived: like any step, at most one pass over the model.
+        """Compute the arrived layers behind a load: as in any step, at most one pass over the
+        model.
 
-        Messages wait for it as they wait for a step. To stop after each layer for them made the
-        first call of a batch the last to answer, one layer beside each step of the others.
+        Messages wait for the pass as for any step. Stopping after each layer to handle messages
+        made the first call of a batch the last to answer, at a layer per step of the remaining
+        calls.
         """
         while (chunk := loading.chunk) is not None and loading.can_go_on:
             outputs = loading.go_on()

@@ -1,7 +1,7 @@
-"""Requests inside the engine, each from its arrival to its last event.
+"""Requests inside the engine, each from arrival to last event.
 
-Used by the engine's loop only, in its thread. A computed chunk goes in, deliveries to callers come
-out. Each request ends exactly once: finished, failed or cancelled.
+Used by the engine's loop only, in the engine's thread. A computed chunk goes in, deliveries to
+callers come out. Each request ends exactly once: finished, failed or cancelled.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class LiveRequests:
-    """Sequences in the engine, and the deliveries that their callers have not got yet.
+    """Sequences in the engine, and deliveries not yet handed to callers.
 
     Attributes:
-        sequences: by number; the chunk in isolation is one of them while it is computed.
+        sequences: by number; includes the chunk in isolation while it is computed.
         computed_tokens: tokens whose KV was computed here, ever.
     """
 
@@ -52,7 +52,7 @@ class LiveRequests:
         return {*self.sequences, *self._handoffs.seq_ids}
 
     def take_deliveries(self) -> list[Delivery]:
-        """Return what callers should hear now, and forget it."""
+        """Return the deliveries for callers, and forget them."""
         deliveries = self._out.copy()
         self._out.clear()
         return deliveries
@@ -60,7 +60,7 @@ class LiveRequests:
     def begin(
         self, seq_id: int, request: GenerateRequest, arrival_s: float, form: AnswerForm | None
     ) -> None:
-        """Queue a request; one that asks for no token ends at once."""
+        """Queue a request; a request for no tokens ends at once."""
         seq = make_sequence(
             seq_id, request, arrival_s=arrival_s, block_tokens=self._config.block_tokens, form=form
         )
@@ -76,17 +76,17 @@ class LiveRequests:
         self._batcher.add(seq)
 
     def begin_background(self) -> None:
-        """Have the batcher compute chunks that no caller waits for, one after the other."""
+        """Have the batcher compute the wanted chunks in isolation, in turn."""
         current = self._isolation.current
         if current is not None and current.phase is Phase.ENDED:
-            self._isolation.put_back()  # Others needed its pages.
+            self._isolation.put_back()  # Callers' sequences needed the pages.
             self.drop(current)
         current = self._isolation.begin_next()
         if current is not None:
             self.sequences[current.seq_id] = current
 
     def advance(self, chunk: Chunk, tokens: tuple[int, ...], saving: PassSave) -> None:
-        """Apply a computed chunk: save full blocks, deliver what follows, end the sequence."""
+        """Apply a computed chunk: save full blocks, deliver new tokens, end the sequence."""
         seq = chunk.seq
         if chunk.samples and (error := refusal(seq, finite=bool(tokens))) is not None:
             self.fail(seq, error)
@@ -94,7 +94,7 @@ class LiveRequests:
         reads_out = chunk.samples and seq.request.reads_out
         outcome = self._batcher.computed(chunk, () if reads_out else tokens, self._stops(seq))
         if chunk.samples and (error := refusal(seq, finite=True)) is not None:
-            self.fail(seq, error)  # What was chosen does not fit its form after all.
+            self.fail(seq, error)  # The chosen token does not fit the form after all.
             return
         self.computed_tokens += seq.computed - chunk.start
         if not saving.keep(seq, outcome):
@@ -113,22 +113,24 @@ class LiveRequests:
     def _answer(
         self, seq: Sequence, new_tokens: tuple[int, ...], finish: FinishReason | None
     ) -> None:
-        """Deliver new tokens, with the last event if they end the answer."""
+        """Deliver new tokens, together with the last event if the answer ends here."""
         if new_tokens and finish in (None, FinishReason.HANDOFF):
             event = GenerateEvent(new_tokens, node_id=self._config.node_id)
             self._out.append(Delivery(seq.seq_id, event))
-            new_tokens = ()  # A handoff's last event waits for the pool, its token does not.
+            new_tokens = ()  # A handoff's last event waits for the pool; the token does not.
         if finish is not None:
             self._finish(seq, new_tokens, finish)
 
     def _stops(self, seq: Sequence) -> frozenset[int]:
-        """Return the tokens that end an answer; one held to a form ends where that allows it."""
+        """Return the tokens that end an answer; an answer held to a form ends where the form
+        allows.
+        """
         sampling = seq.request.sampling
         stops = frozenset(sampling.stop_token_ids)
         return stops if sampling.ignore_eos and seq.form is None else stops | self._eos
 
     def _finish(self, seq: Sequence, new_tokens: tuple[int, ...], reason: FinishReason) -> None:
-        """End a sequence with its last event; a handoff's waits for its blocks."""
+        """End a sequence with its last event; the last event of a handoff waits for the blocks."""
         event = last_event(
             seq,
             new_tokens,
@@ -151,10 +153,10 @@ class LiveRequests:
 
     @contextmanager
     def failing(self, chunks: Iterable[Chunk]) -> Iterator[None]:
-        """Fail the chunks' requests if computing them raises; the node lives on."""
+        """Fail the chunks' requests if computing the chunks raises; the node continues."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is these requests' end.
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises ends these requests.
             _log.exception("a step failed")
             for chunk in chunks:
                 if chunk.seq.seq_id in self.sequences:
@@ -162,18 +164,18 @@ class LiveRequests:
                     self.fail(chunk.seq, TierKVError(message))
 
     def cancel(self, seq_id: int) -> None:
-        """End a sequence as cancelled unless it has ended before."""
+        """End a sequence as cancelled; ignored if the sequence has ended before."""
         handed_over = self._handoffs.forget(seq_id)
         seq = self.sequences.get(seq_id) or handed_over
         if seq is not None:
             self._finish(seq, (), FinishReason.CANCELLED)
 
     def fail_all(self, error: TierKVError) -> None:
-        """Tell every caller that the engine is broken; its state is left as it is."""
+        """Tell every caller that the engine is broken, and change no other state."""
         self._out.extend(Delivery(seq_id, error) for seq_id in self.unfinished)
 
     def drop(self, seq: Sequence) -> None:
-        """Take a sequence out of everything that knows it, and give its pages back."""
+        """Take a sequence out of every part of the engine, and release the pages."""
         self.sequences.pop(seq.seq_id, None)
         self._loads.forget(seq.seq_id)
         self._blends.forget(seq.seq_id)

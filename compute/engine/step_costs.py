@@ -1,10 +1,10 @@
-"""What steps cost on this node: measured at its start, learnt from its steps, told in heartbeats.
+"""Costs of steps on this node: measured at the start, learnt from steps, told in heartbeats.
 
-Used by the engine only. When an engine starts it computes a few made-up prompts, because the steps
-of a statement's batch are all alike and can't tell cost per token from cost per step or per prompt
-(costing/fit.py); these prompts are chosen to differ. Kernels that a backend makes at their first
-use are made then as well, and not during the first answer. The scheduler reads the load in the
-heartbeat, and predicts with the formulas that this node decides with (costing/service_time.py,
+Used by the engine only. A starting engine computes a few made-up prompts, because the steps of a
+statement's batch are all alike and can't tell cost per token from cost per step or per prompt
+(costing/fit.py); the made-up prompts differ in size. Kernels made by a backend at first use are
+made during this time as well, and not during the first answer. The scheduler reads the load in the
+heartbeat and predicts with the formulas of this node's own decisions (costing/service_time.py,
 costing/node_cost.py).
 """
 
@@ -37,51 +37,57 @@ from tierkv.kvcore.node import NodeLoad
 _log = logging.getLogger(__name__)
 
 _LONGEST_S = 0.1
-"""A step that is expected to take longer is not tried: a large model starts hardly later."""
+"""A step expected to take longer is not tried, so that a large model starts hardly later."""
 _GROWTH = 8
-"""Each step is so many times the last one."""
+"""Ratio of the sizes of a step and of the step before."""
 _LEAST_SIZES = 3
 """Steps of few tokens can't tell cost per token from cost per step."""
 _PROMPTS = 8
-"""Steps of enough tokens are tried with one prompt and with so many."""
+"""Steps of enough tokens are tried with one prompt and with this many prompts."""
 _TRIES = 3
-"""The shortest of so many counts: a busy machine stops a step for longer than it takes."""
+"""The shortest of this many tries counts, because a busy machine interrupts single steps for a
+while.
+"""
 _TRIED_S = 0.03
-"""Steps that take longer together are not tried again: the first answer waits for this."""
+"""Steps that take longer than this in total are not tried again, because the first answer waits."""
 _OF_PARTS = 1.5
-"""A step takes at most so many times what its parts take one by one: they attend to each other."""
+"""Upper bound of a step's time over the total time of its parts computed alone; the parts attend to
+each other.
+"""
 _BUDGET_S = 0.4
-"""What is measured by then has to do."""
+"""Measuring stops after this time."""
 
 
 MeasuredStep = tuple[int, float, float, int]
-"""Tokens, pairs and seconds of a step, and the prompts in it."""
+"""Tokens, pairs and seconds of a step, and the number of its prompts."""
 
 
 def calibrate_steps(
     figures: LoadFigures, model: Decoder, pool: PagePool, config: ComputeConfig, clock: Clock
 ) -> None:
-    """Compute steps of 1, 8, 64 ... tokens of one prompt and of some, and fit their costs.
+    """Compute steps of 1, 8, 64 ... tokens of one prompt and of several prompts, and fit their
+    costs.
 
     Args:
-        figures: takes in what they cost.
-        model: what computes; nothing else uses it yet.
-        pool: gives spare pages and gets them back.
-        config: has the tokens of the longest step.
-        clock: what measures.
+        figures: stores the fitted costs.
+        model: the model, not in use yet.
+        pool: lends spare pages.
+        config: says how many tokens the longest step has.
+        clock: measures the steps.
     """
     try:
         with torch.inference_mode():
             steps = _measured(model, pool, config.max_batch_tokens, clock)
             figures.steps.calibrate(plausible(steps))
-    except Exception:  # noqa: BLE001 - whatever a kernel raises; requests will meet it, and tell.
+    except Exception:  # noqa: BLE001 - whatever a kernel raises; requests will show the error.
         _log.warning("measuring what steps cost failed: requests will tell", exc_info=True)
 
 
 def plausible(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Cut what a busy machine added to steps, where others show that it can't have been the step.
+    """Cut time added to steps by a busy machine, where the remaining steps show that the time is
+    implausible.
 
-    None takes longer than one of more tokens, nor much longer than its parts one by one.
+    No step takes longer than a step of more tokens, nor much longer than its parts in total.
     """
     alone = {tokens: seconds for tokens, _, seconds, prompts in steps if prompts == 1}
     sizes = sorted(alone)
@@ -107,7 +113,7 @@ def _measured(model: Decoder, pool: PagePool, max_tokens: int, clock: Clock) -> 
     tokens = 1
     end_s = clock.now() + _BUDGET_S
     sizes = 0
-    _step_s(model, pool, (tokens,), clock)  # The first one warms up.
+    _step_s(model, pool, (tokens,), clock)  # The first step warms up.
     while tokens <= context and (clock.now() < end_s or not samples):
         for prompts in (1, _PROMPTS) if tokens > _PROMPTS else (1,):
             each = tokens // prompts
@@ -125,7 +131,7 @@ def _measured(model: Decoder, pool: PagePool, max_tokens: int, clock: Clock) -> 
 def _shortest_s(
     model: Decoder, pool: PagePool, prompts: tuple[int, ...], clock: Clock, end_s: float
 ) -> float:
-    """Compute a step some times, or until ``end_s``, and return the least seconds."""
+    """Compute a step several times, or until ``end_s``, and return the least seconds."""
     took = [_step_s(model, pool, prompts, clock)]
     while len(took) < _TRIES and sum(took) < _TRIED_S and clock.now() < end_s:
         took.append(_step_s(model, pool, prompts, clock))
@@ -133,7 +139,7 @@ def _shortest_s(
 
 
 def _step_s(model: Decoder, pool: PagePool, prompts: tuple[int, ...], clock: Clock) -> float:
-    """Compute prompts of so many tokens and return the seconds it took."""
+    """Compute prompts of these lengths together and return the seconds."""
     block_tokens = model.pages.layout.block_tokens
     needed = [-(-tokens // block_tokens) for tokens in prompts]
     pages = pool.allocate(sum(needed))
@@ -158,12 +164,12 @@ _UNKNOWN = Line(0.0, 0.0)
 
 
 class LoadReport:
-    """Puts a NodeLoad together.
+    """Builds the NodeLoad for heartbeats.
 
     Attributes:
         prefill_rate: tokens per second in steps that were clearly prefill.
         decode_rate: tokens per second of one request in steps that only decoded.
-        decode_steps: such steps per second.
+        decode_steps: decoding steps per second.
     """
 
     def __init__(self, figures: LoadFigures, step_tokens: int) -> None:
@@ -174,12 +180,12 @@ class LoadReport:
         self._step_tokens = step_tokens
 
     def measured(self, chunks: Collection[Chunk], new_tokens: int, seconds: float) -> None:
-        """Learn from a step that only decoded, or that was clearly prefill; others teach nothing.
+        """Learn from a step that only decoded or was clearly prefill; ignore other steps.
 
         Args:
-            chunks: the step.
-            new_tokens: tokens that it gave.
-            seconds: its duration.
+            chunks: the chunks of the step.
+            new_tokens: tokens chosen in the step.
+            seconds: duration of the step.
         """
         tokens = sum(chunk.count for chunk in chunks)
         if tokens == len(chunks):
@@ -193,7 +199,7 @@ class LoadReport:
     def node_load(
         self, batcher: Batcher, pool: PagePool, loads: Loads, sequences: Iterable[EngineSequence]
     ) -> NodeLoad:
-        """Say how loaded the node is now; O(sequences and loads)."""
+        """Return the current load of the node; O(sequences and loads)."""
         l2, l3, l4 = (self._figures.path(tier) or _UNKNOWN for tier in (Tier.L2, Tier.L3, Tier.L4))
         steps_per_s = self.decode_steps.value
         return replace(

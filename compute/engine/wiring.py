@@ -1,8 +1,9 @@
-"""What an engine is made of, and what is wired to what.
+"""The parts of an engine, and the wiring between them.
 
 Called once, by compute/node.py; nothing here runs later. Each part knows only parts below it:
 
     Engine                       the loop and its thread
+      ForwardPasses              runs the model
       LiveRequests               what a computed chunk means for its caller
         Blends, Isolation        chunks of prompts, reused at other positions
           Loads, Prefetches, Saves, Handoffs
@@ -38,7 +39,7 @@ class EngineParts:
     """The parts of one engine. Other threads reach ``inbox`` and, in part, ``tiers``.
 
     Attributes:
-        out: deliveries that callers have not got yet, oldest first.
+        out: deliveries not yet handed to callers, oldest first.
     """
 
     config: ComputeConfig
@@ -64,11 +65,11 @@ def wire(
     """Make the parts of an engine.
 
     Args:
-        config: the node's.
-        model: computes; its pages are L1.
-        tiers: what is below L1.
-        clock: the node's.
-        blend_refusal: why this model's chunks are never blended; empty when they may be.
+        config: configuration of the node.
+        model: the model; its pages are L1.
+        tiers: the memory below L1.
+        clock: clock of the node.
+        blend_refusal: why this model's chunks are never blended; empty if blending is allowed.
     """
     out: list[Delivery] = []
     inbox = Inbox()

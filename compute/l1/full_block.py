@@ -1,7 +1,7 @@
-"""A block in an L1 page, as the batcher names it and the publisher saves it.
+"""A block in an L1 page, as named by the batcher and saved by the publisher.
 
 Made by the batcher, by blending and by saves; read by the tiers. A plain value: the page keeps the
-block only while the maker holds a reference on the page.
+block only while the maker of the value holds a reference on the page.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class FullBlock:
 
     Attributes:
         spec: the block, without its ranges, which depend on the codec.
-        page: where the block lies.
-        partial: the block is not full, as handoffs and demotions save it.
+        page: the page that holds the block.
+        partial: the block is not full; handoffs and preemptions save such blocks.
     """
 
     spec: BlockSpec

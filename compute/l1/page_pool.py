@@ -1,7 +1,7 @@
-"""Which L1 page holds what: references, prefix lookup, leaf-first eviction, leases.
+"""Which L1 page holds which block: references, prefix lookup, leaf-first eviction, leases.
 
 Pure bookkeeping over page numbers; the bytes are in compute/model/pages.py. Only the engine thread
-calls it. Which unused leaf goes is the eviction policy's choice (policies/); page 0 is the null
+calls the pool. The eviction policy (policies/) chooses which unused leaf goes; page 0 is the null
 page.
 """
 
@@ -24,26 +24,29 @@ from tierkv.policies.leaf_lru import LeafLru
 
 _NONE = 0
 _PARTIAL_SHARE = 16
-"""Where pages are short, at most this part of them holds unfinished blocks: full ones give more."""
+"""Where pages are short, unfinished blocks hold at most this part of the pages: full blocks spare
+more.
+"""
 
 
 class PagePool:
     """Pages of one node. Every page but 0 is in exactly one of three states.
 
     free (no reference, no key) -> used (referenced; may get a key by ``commit``) -> cached (no
-    reference, but a key: evictable, never before its children, while no lease holds it) -> free
-    or used.
+    reference, but a key: evictable, never before its children, while no lease holds the page) ->
+    free or used.
 
     Attributes:
         num_pages: pages including the null page.
         evicted_blocks: keyed pages whose content was given up, ever.
-        holds: pages under lease: at most half of all; requests that need pages win over them.
-        parts: what is in pages, token by token, for prompts that end inside a block; of a page
-            without a key while it is used.
-        _partial: pages whose key is that of an unfinished block, which only ``parts`` finds, that
-            of the oldest use first. They have no children, and nobody is told of them.
-        _offered: pages the policy may name; it drops those it named that may not go just then,
-            and they are offered again when they may.
+        holds: pages under lease, at most half of all; requests win over leases when pages are
+            short.
+        parts: content of pages token by token, for prompts ending inside a block; a page without a
+            key is listed only while in use.
+        _partial: pages with the key of an unfinished block, the oldest use first. Only ``parts``
+            finds these pages; they have no children and cause no events.
+        _offered: pages the policy may name. A named page may be unable to go just then: the policy
+            drops the page, and the pool offers the page again later.
     """
 
     def __init__(
@@ -57,8 +60,8 @@ class PagePool:
 
         Args:
             num_pages: pages including the null page.
-            policy: who goes first; None is leaf-LRU.
-            now: the engine's time, asked at uses and evictions.
+            policy: chooses the page to evict; None is leaf-LRU.
+            now: returns the engine's time, at uses and evictions.
         """
         if num_pages < 2:
             raise ValueError("a page pool needs the null page and at least one more")
@@ -82,12 +85,12 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that ``allocate`` could give, if no cached page is held up by a used child."""
+        """Pages ``allocate`` could give, if no cached page is blocked by a used child."""
         return len(self._free) + self._cached
 
     @property
     def used(self) -> int:
-        """Pages somebody holds."""
+        """Referenced pages."""
         return self.num_pages - 1 - self.available
 
     @property
@@ -110,12 +113,12 @@ class PagePool:
         return sum(1 for page in pages if self._references[page] == 0)
 
     def allocate(self, count: int, *, over_leases: bool = True) -> list[int] | None:
-        """Take ``count`` pages with one reference each, evicting old blocks; None: not enough.
+        """Take ``count`` pages, each with a reference, evicting old blocks; None: not enough pages.
 
         Args:
-            count: how many.
-            over_leases: whether leases give way, the one that ends first before others; those who
-                only load ahead or compute in the background can wait.
+            count: number of pages.
+            over_leases: leases give way, the lease with the earliest deadline first. Prefetches and
+                background work can wait, and pass False.
         """
         if count > self.available:
             return None
@@ -137,16 +140,16 @@ class PagePool:
             self._references[page] += 1
 
     def facts(self, pages: Sequence[int]) -> list[BlockFacts]:
-        """Return what is known of findable pages."""
+        """Return the facts about findable pages."""
         return [self._facts[page] for page in pages]
 
     def use(self, pages: Sequence[int], facts: Sequence[BlockFacts]) -> None:
-        """Note that a request uses findable pages, and what it knows about their future."""
+        """Record a use of findable pages, with the request's expectation of the next use."""
         now = whole_seconds(self._now())
         for page, known in zip(pages, facts, strict=True):
             outlook = known.outlook
             if outlook.expectation is Expectation.NONE and self._children[page] > 1:
-                # One caller's last use does not speak for others, who come where chains part.
+                # Chains part here: this caller's last use says nothing about the other chains.
                 known = replace(known, outlook=replace(outlook, expectation=Expectation.UNKNOWN))
             self._facts[page] = known
             self._policy.used(page, known, now)
@@ -154,7 +157,7 @@ class PagePool:
                 self._partial[page] = self._partial.pop(page)
 
     def release(self, pages: Sequence[int]) -> None:
-        """Drop one reference from each page of a chain, its end first."""
+        """Drop one reference from each page of a chain, from the end of the chain backwards."""
         for page in reversed(pages):
             assert self._references[page] > 0, f"page {page} was released twice"
             self._references[page] -= 1
@@ -172,9 +175,10 @@ class PagePool:
     ) -> int:
         """Make a full, used page findable and return the page to use from now on.
 
-        If another page has the key already, the caller's reference moves to that page and its own
-        page is released: one key, one page, and holders of a child always hold its parent. With
-        ``partial`` the block is not full: it has no children, and there are no events of it.
+        If another page has the key already, the caller's reference moves to the other page and the
+        caller's own page is released: a key has one page, and holders of a child always hold the
+        parent. With ``partial`` the block is not full: a partial block has no children and causes
+        no events.
         """
         assert self._references[page] > 0 and self._key[page] is None
         key, parent = block.key, block.parent
@@ -197,22 +201,23 @@ class PagePool:
         return page
 
     def is_shared(self, page: int) -> bool:
-        """Whether a used page has more than one reference."""
+        """Return whether a used page has more than one reference."""
         return self._references[page] > 1
 
     def is_spare_part(self, page: int) -> bool:
-        """Whether a page is an unfinished block that is in no use and can go at once."""
+        """Return whether a page is an unused, unfinished block and can go at once."""
         return page in self._partial and self._may_go(page)
 
     def give_up(self, page: int) -> None:
-        """Forget a cached page without children: what it holds is elsewhere by now."""
+        """Forget a cached page without children, because another page has its content."""
         self._forget(page, whole_seconds(self._now()))
         self.evicted_blocks -= 1  # Nothing was lost.
 
     def hold(self, order: HoldOrder) -> None:
-        """Carry out an order about a lease; blocks that are not here, or beyond half, are not held.
+        """Carry out an order about a lease; missing blocks, or blocks beyond half of L1, are not
+        held.
 
-        A page in use may be held too: it stays when its last request ends.
+        A page in use may be held as well: the page stays when its last request ends.
         """
         now = self._now()
         self._let_go(self.holds.expire(now))
@@ -226,14 +231,14 @@ class PagePool:
             self._let_go(self.holds.end(order.lease))
 
     def drop_unused(self) -> int:
-        """Forget every cached page nobody uses, leases or not; returns how many."""
+        """Forget every cached page, under lease or not; return the number of dropped pages."""
         before = self.evicted_blocks
         while self._cached and (self._evict_one() or self._leases_give_way()):
             pass
         return self.evicted_blocks - before
 
     def drain_events(self) -> list[BlockEvent]:
-        """Return what was stored and evicted since the last call, in order."""
+        """Return the blocks stored and evicted since the last call, in order."""
         events, self._events = self._events, []
         return events
 
@@ -251,7 +256,7 @@ class PagePool:
             self._policy.offer(page)
 
     def _evict_partial(self) -> bool:
-        """Free the unfinished block that was of no use for longest, if there are many of them."""
+        """Free the unfinished block with the oldest use, if there are many unfinished blocks."""
         if len(self._partial) <= self.num_pages // _PARTIAL_SHARE:
             return False
         page = next(iter(self._partial))
@@ -261,9 +266,9 @@ class PagePool:
         return False
 
     def _evict_one(self) -> bool:
-        """Free the unused leaf that is worth least; False if there is none.
+        """Free the unused leaf of least value; return False if no leaf is unused.
 
-        Amortised one question to the policy per page that was offered.
+        Cost: a question to the policy per offered page, amortised.
         """
         now = self._now()
         if self.holds:
@@ -278,7 +283,7 @@ class PagePool:
         return False
 
     def _leases_give_way(self) -> bool:
-        """End the lease that would end first; False when there is none."""
+        """End the lease with the earliest deadline; return False when there is no lease."""
         if not self.holds:
             return False
         self._let_go(self.holds.give_way())

@@ -1,9 +1,9 @@
-"""Finds the known block that begins as a prompt goes on: blocks by parent, sorted by their tokens.
+"""Finds the known block that begins like the rest of a prompt: blocks by parent, sorted by tokens.
 
-A pure index over token ids, without hashes; the batcher asks it about L1, and ``KnownBlocks``
-(thread-safe: the engine's thread adds, worker threads look up) about blocks that L1 no longer has.
-Of the blocks behind one parent the one with the longest common beginning is always a neighbour in
-sorted order, so a question costs two comparisons and a bisection, however many blocks there are.
+A pure index over token ids, without hashes. The batcher looks up pages of L1. ``KnownBlocks``
+(thread-safe: the engine's thread adds, worker threads look up) covers blocks evicted from L1. Among
+the blocks behind a parent, the block with the longest common beginning is always a neighbour in
+sorted order. A question costs two comparisons and a bisection, however many blocks are known.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 def scope_of(namespace: NamespaceKey, parent: BlockKey) -> bytes:
-    """Name the blocks that may follow a block; first blocks of different namespaces never mix."""
+    """Name the set of blocks that may follow a block; first blocks of different namespaces never
+    mix.
+    """
     return namespace if parent == ROOT_PARENT else parent
 
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[Item]):
-    """A block that shares its first ``tokens`` tokens with what was asked for."""
+    """A block, and how many leading tokens it shares with the tokens of a question."""
 
     item: Item
     tokens: int
 
 
 class PartIndex(Generic[Item]):
-    """Blocks by what stands before them. One entry per item; items are opaque.
+    """Blocks by the preceding tokens, one entry per item; items are opaque.
 
     Attributes:
         _children: by scope, entries ``(tokens as little-endian uint32, number)``, sorted.
@@ -57,7 +59,7 @@ class PartIndex(Generic[Item]):
         return item in self._entry
 
     def add(self, scope: bytes, tokens: bytes, item: Item) -> None:
-        """Say that an item's tokens follow a scope; replaces what was said of the item before."""
+        """Record the tokens of an item behind a scope; an earlier record of the item goes."""
         self.remove(item)
         self._numbers += 1
         self._entry[item] = (scope, tokens, self._numbers)
@@ -65,7 +67,7 @@ class PartIndex(Generic[Item]):
         insort(self._children.setdefault(scope, []), (tokens, self._numbers))
 
     def remove(self, item: Item) -> None:
-        """Forget an item; nothing happens if it is not known."""
+        """Forget an item; an unknown item is ignored."""
         entry = self._entry.pop(item, None)
         if entry is None:
             return
@@ -77,7 +79,9 @@ class PartIndex(Generic[Item]):
             del self._children[scope]
 
     def find(self, scope: bytes, tokens: bytes) -> Part[Item] | None:
-        """Return the item behind ``scope`` that shares most of the next tokens; None: not one."""
+        """Return the item behind ``scope`` that shares most of the next tokens; None if no item
+        shares any.
+        """
         children = self._children.get(scope)
         if not children:
             return None
@@ -90,7 +94,7 @@ class PartIndex(Generic[Item]):
         return Part(self._item[number], best) if best else None
 
     def shortened(self, scope: bytes, tokens: bytes) -> Item | None:
-        """Return an item whose tokens are the beginning of these, and not all of them."""
+        """Return an item whose tokens are a proper beginning of these tokens."""
         children = self._children.get(scope, [])
         at = bisect_left(children, (tokens, 0)) - 1
         if at >= 0 and tokens.startswith(children[at][0]):
@@ -102,7 +106,7 @@ class PartIndex(Generic[Item]):
         return self._entry[item][1]
 
     def check_invariants(self) -> None:
-        """Assert that all three tables tell the same; O(everything)."""
+        """Assert that all three tables agree; O(everything)."""
         for scope, children in self._children.items():
             assert children and children == sorted(children)
             for tokens, number in children:
@@ -119,11 +123,11 @@ def _common_tokens(one: bytes, other: bytes) -> int:
 
 
 MOST_KNOWN = 32_768
-"""Blocks that are remembered; with 64 tokens each about 20 MB."""
+"""Limit of remembered blocks; with 64 tokens each about 20 MB."""
 
 
 class KnownBlocks:
-    """Full blocks by tokens; those that were not of use for longest are forgotten first."""
+    """Full blocks by tokens; the least recently used blocks are forgotten first."""
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
         self._most = most

@@ -1,1 +1,1 @@
-"""Loads and saves of sequences: what runs, what waits for it, and what is handed over."""
+"""Loads, saves, prefetches and handoffs of sequences, between the batcher and the tiers."""

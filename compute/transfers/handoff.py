@@ -1,7 +1,7 @@
 """Handoffs whose last event waits until their blocks are in the pool.
 
-Used by the engine only, in its thread. The next node loads what is there by then; what is not, for
-whatever reason, it computes.
+Used by the engine only, in the engine's thread. The next node loads the blocks found in the pool by
+then and computes the rest.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tierkv.kvcore.request import GenerateEvent
 
 @dataclass(slots=True)
 class _Handoff:
-    """One sequence that is handed over; ``event`` is set when it has ended here.
+    """One sequence to hand over; ``event`` is set when the sequence has ended here.
 
     Attributes:
-        pending: for each job on its way, in order, how many leading tokens it completes.
+        pending: per job under way, in order, the number of leading tokens completed by the job.
     """
 
     seq: Sequence
@@ -31,9 +31,9 @@ class _Handoff:
 
 
 class Handoffs:
-    """Sequences with ``request.handoff`` from their arrival to their last event.
+    """Sequences with ``request.handoff``, from arrival to last event.
 
-    Their jobs are published in the order in which they were queued (compute/tiers/publisher.py).
+    The jobs of a sequence are published in the order of queueing (compute/tiers/publisher.py).
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Handoffs:
         """Make an empty set.
 
         Args:
-            clock: where deadlines come from.
+            clock: source of deadlines.
             timeout_s: longest wait for blocks after the sequence ended.
             deliver: takes the last events.
-            cache_errors: counts those that waited too long.
+            cache_errors: counts handoffs that waited too long.
         """
         self._clock = clock
         self._timeout_s = timeout_s
@@ -60,25 +60,25 @@ class Handoffs:
 
     @property
     def seq_ids(self) -> list[int]:
-        """Sequences that are to be handed over, ended ones included."""
+        """Sequences to hand over, ended ones included."""
         return list(self._handoffs)
 
     def begin(self, seq: Sequence) -> None:
-        """Take a new sequence in."""
+        """Add a new sequence."""
         self._handoffs[seq.seq_id] = _Handoff(seq)
 
     def forget(self, seq_id: int) -> Sequence | None:
-        """Drop a sequence that ended in another way; returns it if it was known."""
+        """Drop a sequence that ended in another way; return the sequence if it was known."""
         handoff = self._handoffs.pop(seq_id, None)
         return handoff.seq if handoff is not None else None
 
     def queued(self, seq_id: int, tokens: int) -> None:
-        """Take note that blocks up to a token of a sequence are on their way to the pool."""
+        """Record a job on its way to the pool, with blocks up to this token of a sequence."""
         if seq_id in self._handoffs:
             self._handoffs[seq_id].pending.append(tokens)
 
     def published(self, seq_id: int) -> None:
-        """Take note that a sequence's oldest job is done; tell how far it is, or hand it over."""
+        """Mark a sequence's oldest job as done: report progress, or hand the sequence over."""
         handoff = self._handoffs.get(seq_id)
         if handoff is None:
             return
@@ -90,7 +90,9 @@ class Handoffs:
             self._hand_over(handoff, handoff.event)
 
     def finish(self, seq_id: int, event: GenerateEvent) -> bool:
-        """Keep the last event until the blocks are out; False when nothing is pending."""
+        """Keep the last event until the blocks are in the pool; return False when no job is
+        pending.
+        """
         handoff = self._handoffs.get(seq_id)
         if handoff is None or not handoff.pending:
             return False
@@ -99,7 +101,7 @@ class Handoffs:
         return True
 
     def check_deadlines(self) -> None:
-        """Hand over what waited too long; the next node computes what it does not find."""
+        """Hand over sequences that waited too long; the next node computes the missing blocks."""
         now = self._clock.now()
         for handoff in list(self._handoffs.values()):
             if handoff.event is not None and handoff.deadline_s < now:

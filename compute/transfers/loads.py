@@ -1,8 +1,9 @@
 """Lookups and loads under way, the forward pass behind each load, and when to give up waiting.
 
-Used by the engine only, in its thread. The batcher decides what is loaded, the tiers load it, and
-the engine computes behind the load layer by layer. A pass stops where the KV of the next layer has
-not arrived and goes on later, so neither the batch nor a new request nor a cancellation waits.
+Used by the engine only, in the engine's thread. The batcher decides which blocks are loaded, the
+tiers load the blocks, and the engine computes behind the load layer by layer. A pass stops where
+the KV of the next layer has not arrived, and goes on later; meanwhile the pass delays neither the
+batch nor a new request nor a cancellation.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.location import Tier
 
 LayerSteps = Generator[int, None, Outputs]
-"""A forward pass: yields each layer's number before computing it, returns what it gives."""
+"""A forward pass: yields each layer's number before computing the layer, returns the outputs."""
 
 
 @dataclass(slots=True)
 class BehindLoad:
-    """A load, when to give up waiting for it, and what is computed behind it.
+    """A load, the deadline, and the tokens to compute behind the load.
 
     Attributes:
-        order: what is loaded, and for whom.
-        job: how far the loader is.
-        deadline_s: when the load counts as failed.
-        began_s: when it was ordered.
-        expected_s: when all is predicted to be there.
-        tier_bytes: what is loaded, by the tier it comes from.
-        chunk: the tokens computed behind it; None before that begins and after it was given up.
+        order: the blocks to load, and their sequence.
+        job: the loader's progress.
+        deadline_s: time at which the load counts as failed.
+        began_s: time at which the load was ordered.
+        expected_s: time at which all blocks are predicted to have arrived.
+        tier_bytes: bytes to load from each tier.
+        chunk: the tokens computed behind the load; None before the pass begins and after the pass
+            was given up.
     """
 
     order: LoadOrder
@@ -62,28 +64,28 @@ class BehindLoad:
 
     @property
     def layers_ready(self) -> int:
-        """How many layers have arrived."""
+        """Number of layers that have arrived."""
         return sum(ready.is_set() for ready in self.job.layer_ready)
 
     def bytes_left(self, tier: Tier) -> float:
-        """How many bytes from that tier have not arrived."""
+        """Return the bytes from a tier still to arrive."""
         if self.job.ended.is_set() or tier not in self.tier_bytes:
             return 0.0
         return self.tier_bytes[tier] * (1 - self.layers_ready / len(self.job.layer_ready))
 
     @property
     def whole(self) -> bool:
-        """Whether every block of what arrived so far is good."""
+        """True while every block is good as far as it has arrived."""
         return self.job.good == len(self.job.pages)
 
     @property
     def can_begin(self) -> bool:
-        """Whether layer 0 is there and nothing was begun yet."""
+        """True if layer 0 has arrived and no pass has begun."""
         return self.chunk is None and self.job.layer_ready[0].is_set() and self.whole
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the next layer of what was begun is there."""
+        """True if a pass has begun and the next layer has arrived."""
         return self.chunk is not None and self.job.layer_ready[self._next_layer].is_set()
 
     def begin(self, chunk: Chunk, steps: LayerSteps, saving: PassSave) -> None:
@@ -92,14 +94,16 @@ class BehindLoad:
         self._steps, self._next_layer = steps, next(steps)
 
     def take_saving(self) -> PassSave:
-        """Hand out what the pass saves, and forget it: who gives the pass up ends it unkept."""
+        """Return the pass's save and forget the save here; a caller who gives up the pass ends the
+        save.
+        """
         saving, self._saving = self._saving, NOTHING_SAVED
         return saving
 
     def go_on(self) -> Outputs | None:
-        """Compute one layer; returns the outputs after the last one. ``can_go_on`` must hold.
+        """Compute one layer; return the outputs after the last layer. ``can_go_on`` must hold.
 
-        A load that turned out short makes the pass void: it attends to blocks that are not there.
+        A short load makes the pass void, because the pass attends to missing blocks.
         """
         assert self._steps is not None
         if not self.whole:
@@ -118,14 +122,14 @@ class BehindLoad:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lookup:
-    """A question to the pool, and when its answer is no longer waited for."""
+    """A question to the pool, and the time at which the engine stops waiting for the answer."""
 
     seq: Sequence
     deadline_s: float
 
 
 class Loads:
-    """What is being looked up and loaded for which sequence.
+    """Lookups and loads in progress, by sequence.
 
     Attributes:
         behind: loads under way by sequence; the engine begins and continues passes behind them.
@@ -142,10 +146,10 @@ class Loads:
         """Make an empty set.
 
         Args:
-            batcher: is told what was found and loaded.
+            batcher: learns which blocks were found and loaded.
             tiers: looks up and loads in worker threads.
-            inbox: how those threads reach the engine's.
-            clock: where deadlines come from.
+            inbox: carries messages of the worker threads to the engine's thread.
+            clock: source of deadlines.
         """
         self.behind: dict[int, BehindLoad] = {}
         self._batcher = batcher
@@ -157,17 +161,17 @@ class Loads:
 
     @property
     def can_go_on(self) -> list[BehindLoad]:
-        """Loads whose next layer is there, for passes that began."""
+        """Loads with a pass that has begun and can compute the next layer."""
         return [
             load
             for load in self.behind.values()
-            # One in the background may have ended in this step: its pages are others' by now.
+            # A chunk in isolation may have ended in this step and lost its pages.
             if load.can_go_on and load.order.seq.phase is Phase.LOADING
         ]
 
     @property
     def can_begin(self) -> list[int]:
-        """Sequences whose first layer is there and that nothing was begun for."""
+        """Sequences with the first layer in place and no pass begun."""
         return [seq_id for seq_id, load in self.behind.items() if load.can_begin]
 
     def locate(self, seq: Sequence) -> None:
@@ -185,10 +189,10 @@ class Loads:
     def _located(
         self, lookup: _Lookup, found: list[tuple[Source, ...]], part: PoolPart | None
     ) -> None:
-        """Turn an answer of the pool into a load, or into computing."""
+        """Turn an answer of the pool into a load, or let the sequence compute."""
         seq = lookup.seq
         if self._locating.get(seq.seq_id) is not lookup:
-            return  # Too late: by now it may be looking for other blocks.
+            return  # Too late: by now the sequence may look for other blocks.
         del self._locating[seq.seq_id]
         if seq.phase is not Phase.LOCATING:
             return
@@ -223,7 +227,7 @@ class Loads:
         )
 
     def _wants(self, part: PoolPart, seq: Sequence, depth: int, found: int) -> bool:
-        """Whether a block behind those that are loaded is loaded for the part that counts."""
+        """Return whether to load a further block, of which only a part counts."""
         codec = self._tiers.codec_of(seq.request) or KvCodec.NONE
         start = (seq.num_pages + found) * seq.block_tokens
         return depth == found and self._tiers.worth_loading(
@@ -231,11 +235,11 @@ class Loads:
         )
 
     def queued_bytes(self, tier: Tier) -> int:
-        """Bytes of loads under way that have not arrived from a tier."""
+        """Return the bytes from a tier still to arrive, over all loads under way."""
         return int(sum(loading.bytes_left(tier) for loading in self.behind.values()))
 
     def _decide(self, seq: Sequence, found: list[tuple[Source, ...]]) -> LoadDecision:
-        """Choose how many of the found blocks to load, and take note of it."""
+        """Choose how many of the found blocks to load, and log the decision."""
         decision = self._tiers.decider.decide(
             found,
             self._tiers.codec_of(seq.request) or KvCodec.NONE,
@@ -249,7 +253,9 @@ class Loads:
         return decision
 
     def ahead_of(self, seq: Sequence) -> Ahead:
-        """Estimate what stands beside a sequence: others' tokens, and loads if all are busy."""
+        """Estimate the work ahead of a sequence: tokens of other sequences, and loads if all loader
+        threads are busy.
+        """
         now = self._clock.now()
         busy = [x.expected_s - now for x in self.behind.values() if not x.job.ended.is_set()]
         tokens, sequences, after = self._batcher.ahead_of(seq)
@@ -258,7 +264,7 @@ class Loads:
     def decided(
         self, seq: Sequence, decision: LoadDecision | BlendDecision, *, found: int, kind: str
     ) -> None:
-        """Log a decision; what it took is added when the sequence has ended."""
+        """Log a decision; the measured time is added when the sequence has ended."""
         record = self._tiers.log.decided(
             seq.request.request_id,
             kind=kind,
@@ -271,7 +277,7 @@ class Loads:
         self._decided[seq.seq_id] = (seq, record)
 
     def _log_end(self, seq_id: int) -> None:
-        """Complete the record of a decision; one that a preemption undid stays as it is."""
+        """Complete the record of a decision; after a preemption no measured time is added."""
         if (decided := self._decided.pop(seq_id, None)) is not None:
             seq, record = decided
             self._tiers.log.ended(record, -1.0 if seq.hits_final else seq.first_token_s)
@@ -280,19 +286,19 @@ class Loads:
         loading = self.behind.get(order.seq.seq_id)
         if loading is not None and loading.order is order:
             if loading.chunk is not None and loading.whole:
-                loading.deadline_s = math.inf  # All is there: what was begun only has to end.
+                loading.deadline_s = math.inf  # All has arrived: the pass only has to end.
             else:
                 self.settle(loading, job.good)
         self._batcher.load_ended(order)
 
     def settle(self, loading: BehindLoad, good: int) -> None:
-        """Keep the leading good blocks of a load and forget it."""
+        """Keep the leading good blocks of a load and forget the load."""
         del self.behind[loading.order.seq.seq_id]
         loading.take_saving().end()
         self._batcher.loaded(loading.order, tuple(loading.job.tiers[:good]))
 
     def forget(self, seq_id: int) -> None:
-        """Drop a sequence that ended; a load's own references go when its thread is done."""
+        """Drop a sequence that ended; the loader's own references go when the loader is done."""
         self._locating.pop(seq_id, None)
         self._log_end(seq_id)
         if (loading := self.behind.pop(seq_id, None)) is not None:
@@ -300,14 +306,17 @@ class Loads:
             loading.take_saving().end()
 
     def check_deadlines(self) -> None:
-        """Compute what took too long; the pages stay reserved until the late loader is done."""
+        """Give up overdue loads and lookups, and compute instead.
+
+        The pages of a load stay referenced until the late loader is done.
+        """
         now = self._clock.now()
         for loading in [x for x in self.behind.values() if x.deadline_s < now]:
             self._tiers.cache_errors["load_timeout"] += 1
             self._tiers.figures.gave_up(
                 loading.job.sources, now - loading.began_s, layers_ready=loading.layers_ready
             )
-            loading.job.given_up = True  # What is left would only take the line from others.
+            loading.job.given_up = True  # Reading on would only slow other loads down.
             self.settle(loading, 0)
         for lookup in list(self._locating.values()):
             if lookup.deadline_s < now:
@@ -317,4 +326,4 @@ class Loads:
 
 
 def _wake_up() -> None:
-    """Do nothing: that it is in the inbox makes the loop look at its loads."""
+    """Do nothing. The message in the inbox makes the loop look at its loads."""

@@ -1,7 +1,8 @@
-"""Blocks loaded ahead of the request that will want them, while another node still computes more.
+"""Blocks loaded ahead of an expected request, while another node still computes the prompt.
 
-Used by the engine only, in its thread. Best effort at the lowest priority: it takes at most half of
-the pages nobody needs, leaves the blocks behind as cached pages, and a failure is no blocks.
+Used by the engine only, in the engine's thread. Prefetching is best effort at the lowest priority:
+a prefetch takes at most half of the spare pages, leaves the blocks behind as cached pages, and
+loads no blocks if anything fails.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from tierkv.compute.transfers.prompt_lookups import lookup_of
 from tierkv.kvcore.request import GenerateRequest
 
 _MAX_PREFETCHES = 4
-"""Under way at once; more are refused, their requests load for themselves."""
+"""Prefetches under way at once. More are refused; their requests load blocks for themselves."""
 
 Answer = Callable[[int], None]
-"""Takes how many leading tokens of the prompt L1 holds now."""
+"""Takes the number of leading prompt tokens that L1 holds now."""
 
 
 @dataclass(slots=True, eq=False)
 class _Prefetch:
-    """One prompt whose blocks are wanted; ``seq`` never enters the batch.
+    """One prompt to prefetch; ``seq`` never enters the batch.
 
     Attributes:
         hits: pages of leading blocks that L1 had; one reference each.
@@ -75,14 +76,14 @@ class Prefetches:
         )
 
     def give_up(self) -> None:
-        """Answer everybody; what is being loaded goes nowhere."""
+        """Answer every open prefetch; blocks that are still loading are dropped."""
         for prefetch in self._open:
             prefetch.answer(prefetch.hit_tokens)
         self._open.clear()
 
     def _located(self, prefetch: _Prefetch, found: list[tuple[Source, ...]]) -> None:
         seq, pool = prefetch.seq, self._batcher.pool
-        found = found[: seq.usable_blocks - seq.num_pages]  # Whoever goes on takes a tail, not L1.
+        found = found[: seq.usable_blocks - seq.num_pages]  # L1 takes no tail ahead of a request.
         blocks = min(len(found), self._batcher.spare_pages // 2)
         pages = pool.allocate(blocks, over_leases=False) if blocks > 0 else None
         if not pages:
@@ -97,7 +98,7 @@ class Prefetches:
         )
 
     def _loaded(self, prefetch: _Prefetch, pages: list[int], job: LoadJob) -> None:
-        """Make the blocks that arrived findable; whoever had one meanwhile keeps its own page."""
+        """Make the arrived blocks findable; a block already in L1 by then keeps its page."""
         seq, pool = prefetch.seq, self._batcher.pool
         pool.release(pages[job.good :])
         kept = []

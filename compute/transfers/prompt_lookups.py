@@ -18,7 +18,8 @@ def lookup_of(
 
     Args:
         seq: the sequence.
-        codec: how its KV is stored below L1; None: not at all, so nothing is asked for.
+        codec: how the KV of the sequence is stored below L1; None: not at all, and no block is
+            asked for.
         part: what may be found in part (``part_wanted``).
     """
     return PromptLookup(
@@ -26,7 +27,7 @@ def lookup_of(
         start=seq.num_pages * seq.block_tokens,
         codec=codec,
         arrived_s=seq.arrival_s or None,  # 0.0: loaded ahead or computed in the background.
-        # The directory may not have heard yet of a block that was saved a moment ago.
+        # The directory may not know yet a block that was saved a moment ago.
         thorough=seq.request.resumed_tokens > 0 or seq.hits_final,
         part=part if codec is not None else None,
     )
@@ -37,7 +38,7 @@ def part_wanted(seq: Sequence, l1_tokens: int) -> PartWanted | None:
 
     Args:
         seq: the sequence.
-        l1_tokens: leading tokens of its next block that L1 holds.
+        l1_tokens: leading tokens of the next block, held by L1.
     """
     if seq.blend is not None or seq.is_background or not seq.request.use_cache:
         return None

@@ -1,9 +1,9 @@
-"""What of a step goes to the pool, and when: layer by layer behind a pass, or whole after it.
+"""Which blocks of a step go to the pool, and when: layer by layer behind a pass, or after the pass.
 
-Used by the engine only, in its thread. The publisher moves the bytes; here pages are kept alive
-for the publisher, and a handoff learns what it waits for. A full block that the pool could not take
-is *owed*: it is tried again until the pool has it or L1 has evicted it. An owed block takes no
-memory of its own.
+Used by the engine only, in the engine's thread. The publisher moves the bytes; saves keep pages
+alive for the publisher and tell handoffs about progress. A full block refused by the pool is
+*owed*: the save is tried again until the pool has the block or L1 has evicted the block. An owed
+block takes no memory of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import FinishReason
 
 NO_SEQUENCE: Final = 0
-"""Sequences count from 1: what is saved again belongs to none."""
+"""Sequences count from 1; a block that is saved again belongs to no sequence."""
 
 
 class OwedBlocks:
-    """Blocks by key, the oldest first, each in a job of its own without a sequence."""
+    """Blocks by key, the oldest first; each block has a job without a sequence."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -42,9 +42,10 @@ class OwedBlocks:
         return len(self._jobs)
 
     def note(self, job: PublishJob, blocks: Sequence[FullBlock]) -> None:
-        """Remember blocks of a job that are not in the pool; beyond the limit the oldest go.
+        """Remember blocks of a job missing from the pool; beyond the limit the oldest are dropped.
 
-        A partial block is left out: the one that would go on from it has computed it by then.
+        Partial blocks are left out: by the time of a retry, the request that could continue a
+        partial block has computed the tokens.
         """
         for block in blocks:
             if not block.partial:
@@ -56,11 +57,11 @@ class OwedBlocks:
             del self._jobs[key]
 
     def take(self, count: int, page_of: Callable[[BlockKey], int | None]) -> list[PublishJob]:
-        """Take up to ``count`` blocks out that L1 still has, and all older ones that it has not.
+        """Take out up to ``count`` blocks still in L1, and drop older blocks lost from L1.
 
         Args:
-            count: how many blocks.
-            page_of: where a block lies in L1 now.
+            count: most blocks to take.
+            page_of: returns the page of a block in L1; None if L1 lacks the block.
 
         Returns:
             jobs of one codec each.
@@ -80,13 +81,13 @@ class OwedBlocks:
 
 
 _MOST_OWED: Final = 4096
-"""Blocks that are remembered for another try."""
+"""Limit of remembered blocks."""
 _RETRY_PAUSE_S: Final = 10.0
-"""How long after a failure none is made unless the pool's nodes change."""
+"""Pause after a failure before the next retry, unless the pool's nodes change."""
 
 
 class PassSave:
-    """What one forward pass leaves in the pool: what was kept by its ``end``, else nothing."""
+    """The save of one forward pass: ``end`` publishes the kept blocks and gives up the rest."""
 
     def __init__(self, publication: Publication | None) -> None:
         self._publication = publication
@@ -94,16 +95,20 @@ class PassSave:
 
     @property
     def follows(self) -> bool:
-        """Whether anybody wants to know how far the pass is."""
+        """True if the pass must report its progress."""
         return self._publication is not None
 
     def computed(self, stop: int) -> None:
-        """Say that layers ``[0, stop)`` of the pass are computed."""
+        """Report layers ``[0, stop)`` of the pass as computed."""
         if self._publication is not None and stop:
             self._publication.computed(stop)
 
     def keep(self, seq: EngineSequence, outcome: ChunkOutcome) -> bool:
-        """Keep a sequence's blocks, for its chunk came out well; False: there are none here."""
+        """Keep a sequence's blocks after its chunk succeeded.
+
+        Returns:
+            False if the pass saves no full block of the sequence.
+        """
         jobs = self._publication.jobs if self._publication is not None else ()
         mine = [job for job in jobs if job.seq_id == seq.seq_id]
         for job in mine:
@@ -113,7 +118,7 @@ class PassSave:
         return any(not job.blocks[0].partial for job in mine)
 
     def end(self) -> None:
-        """Publish what was kept and give up the rest; does nothing the second time."""
+        """Publish the kept blocks and give up the rest; a second call does nothing."""
         publication, self._publication = self._publication, None
         if publication is not None:
             publication.end(self._kept)
@@ -123,7 +128,7 @@ NOTHING_SAVED = PassSave(None)
 
 
 class Saves:
-    """Blocks on their way to the pool; each job holds its own reference on their pages."""
+    """Blocks on their way to the pool; a job holds a reference on the page of each block."""
 
     def __init__(
         self,
@@ -143,7 +148,9 @@ class Saves:
         self._retry_at = 0.0
 
     def begin(self, chunks: Sequence[Chunk]) -> PassSave:
-        """Take the blocks that a pass over these chunks will fill; decodes are left for later."""
+        """Take the blocks that a pass over these chunks will fill; blocks filled by decoding come
+        later.
+        """
         if not self._enabled or not self._tiers.finder.nodes:
             return NOTHING_SAVED
         jobs = [job for chunk in chunks for job in self._jobs(chunk)]
@@ -169,7 +176,9 @@ class Saves:
         return [_job(chunk.seq, blocks, codec) for blocks in groups if blocks]
 
     def _tail(self, chunk: Chunk) -> tuple[FullBlock, ...]:
-        """The partial last block of a prompt that is handed over; the next node goes on in it."""
+        """Return the partial last block of a prompt to hand over; the next node continues in this
+        block.
+        """
         seq, tokens = chunk.seq, chunk.start + chunk.count
         partial = tokens % seq.block_tokens
         hands_over = seq.request.handoff and seq.request.use_cache and chunk.samples
@@ -178,7 +187,7 @@ class Saves:
         return (_end_of(seq, tokens),)
 
     def save(self, seq: EngineSequence, blocks: Sequence[FullBlock]) -> None:
-        """Take full blocks whose pages are complete."""
+        """Save full blocks whose pages are complete."""
         if not blocks or not self._enabled:
             return
         codec = self._tiers.codec_of(seq.request)
@@ -195,14 +204,15 @@ class Saves:
             seq.unsaved.extend(range(seq.committed - len(blocks), seq.committed))
 
     def _patience_s(self, job: PublishJob, context_tokens: int) -> float:
-        """Return how long room for a job may be waited for: what its blocks take to compute."""
+        """Return how long a job may wait for room: the time to compute the blocks again."""
         return len(job.blocks) * self._tiers.saving_patience_s(context_tokens, job.codec)
 
     def save_before_loss(self, seq: EngineSequence) -> None:
-        """Save what the pool lacks of a sequence that is about to lose its pages, if worth it.
+        """Save blocks of a sequence about to lose its pages, if the pool lacks them and saving is
+        worth it.
 
-        That is its partial last block, and full ones that found the queue full. They keep half its
-        pages at most until they are written: the others are needed at once.
+        Candidates are the partial last block, and full blocks that found the queue full. At most
+        half of the sequence's pages are kept for the save; the rest is needed at once.
         """
         unsaved, seq.unsaved, seq.tail_saved = seq.unsaved, [], False
         if not self._enabled or not self._tiers.finder.nodes or not seq.request.use_cache:
@@ -222,7 +232,7 @@ class Saves:
             seq.published_tokens += len(kept) * seq.block_tokens
 
     def _own_tail(self, seq: EngineSequence) -> FullBlock | None:
-        """Return the partial block of one that decodes, under the name it is looked for later."""
+        """Return the partial block of a decoding sequence, named as the later lookup names it."""
         partial = seq.computed % seq.block_tokens
         if not partial or seq.computed != seq.length - 1 or seq.computed > seq.findable_tokens:
             return None
@@ -236,15 +246,17 @@ class Saves:
         return True
 
     def _taken(self, job: PublishJob, tokens: int) -> None:
-        """Keep a job's pages; its end is posted to this thread and can't come before this."""
+        """Hold a job's pages. The end of the job is posted to this thread, and cannot run before
+        this call.
+        """
         self._batcher.pool.acquire([block.page for block in job.blocks])
         self._handoffs.queued(job.seq_id, tokens)
 
     def published(self, job: PublishJob, lost: Sequence[FullBlock]) -> None:
-        """Note that a job's blocks were published or given up; what is lost is saved again later.
+        """Release the pages of an ended job, and remember lost blocks for a retry.
 
-        A save that went well shows that the pool is there; one that did not, that it is better
-        left alone for a while.
+        After a successful save the pool is known to be reachable, and owed blocks are offered
+        again. After a failed save retries pause.
         """
         self._batcher.pool.release([block.page for block in job.blocks])
         self._handoffs.published(job.seq_id)
@@ -255,12 +267,12 @@ class Saves:
             self._retry()
 
     def pool_changed(self) -> None:
-        """Save at once what the pool's nodes of before could not take."""
+        """Save at once the blocks refused by the former pool nodes."""
         self._retry_at = 0.0
         self._retry()
 
     def _retry(self) -> None:
-        """Offer owed blocks, as many as leave the publisher room for new ones."""
+        """Offer owed blocks, as many as leave the publisher room for new blocks."""
         if not len(self._owed) or not self._tiers.finder.nodes:
             return
         if self._clock.now() < self._retry_at:
@@ -275,11 +287,11 @@ class Saves:
 
 def _job(seq: EngineSequence, blocks: Sequence[FullBlock], codec: KvCodec) -> PublishJob:
     request = seq.request
-    must = request.handoff or seq.is_background  # Of a chunk all blocks count, or none.
+    must = request.handoff or seq.is_background  # A chunk is of use only with all its blocks.
     return PublishJob(seq.seq_id, tuple(blocks), codec, must, handoff=request.handoff)
 
 
 def _end_of(seq: EngineSequence, stop: int) -> FullBlock:
-    """Return the partial last block of ``[0, stop)``; of its next use nothing is said."""
+    """Return the partial last block of ``[0, stop)``, without an outlook on the next use."""
     spec = replace(end_of(seq, stop), outlook=NO_OUTLOOK)
     return FullBlock(spec, int(seq.page_table[seq.num_pages - 1]), partial=True)
