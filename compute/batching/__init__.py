@@ -1,1 +1,1 @@
-"""Continuous batching: sequences, their pages of KV in L1, and what each step computes."""
+"""Continuous batching: sequences, their KV pages in L1, and the choice of each step's tokens."""

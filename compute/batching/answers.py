@@ -1,8 +1,8 @@
-"""What goes back to the caller of a request: events, read-outs of the prompt, usage, or an error.
+"""Answers to the caller of a request: events, read-outs of the prompt, usage, or an error.
 
 Called by the engine; pure functions over a Sequence. The last token of a prompt is always computed,
-never loaded, so a cached prefix serves requests for a read-out (chances of tokens, an embedding)
-exactly as it serves answers.
+never loaded. A cached prefix therefore serves requests for a read-out (probabilities of tokens, an
+embedding) exactly as it serves answers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, 
 
 
 def read_out(request: GenerateRequest, *, hidden: Tensor, logits: Tensor) -> Readout | None:
-    """Answer a request that ``reads_out``.
+    """Answer a request with ``reads_out``.
 
     Args:
-        request: what is asked.
+        request: the request.
         hidden: ``[hidden]`` after the last norm.
         logits: ``[vocab]`` float32.
 
     Returns:
-        readout: None when a number of it is not finite.
+        readout: None if any number of the read-out is not finite.
     """
     if request.embed:
         return _finite(Readout(embedding=_numbers(_unit(hidden.float()))))
@@ -53,7 +53,7 @@ def _finite(readout: Readout) -> Readout | None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Something for the caller of one request: an event, or the error that ended it."""
+    """A message for the caller of one request: an event, or the error that ended the request."""
 
     seq_id: int
     event: GenerateEvent | TierKVError
@@ -68,7 +68,7 @@ def last_event(
     now: float,
     codec: KvCodec = KvCodec.NONE,
 ) -> GenerateEvent:
-    """Sum a request up; what never happened (a first step, a first token) counts until now."""
+    """Sum up a request; a first step or first token that never happened counts until now."""
     resumed = seq.request.resumed_tokens
     started = seq.started_s if seq.started_s >= 0 else now
     first = seq.first_token_s if seq.first_token_s >= 0 else now
@@ -95,9 +95,10 @@ def last_event(
 
 
 def draw_for(seq: Sequence) -> Draw:
-    """Say how the sequence's next token is chosen.
+    """Return how the sequence's next token is chosen.
 
-    Where its form lets nothing follow, anything may be drawn: ``refusal`` says that it counts not.
+    If the sequence's form allows no token, any token may be drawn: ``refusal`` then rejects the
+    token.
     """
     sampling = seq.request.sampling
     return Draw(
@@ -110,11 +111,11 @@ def draw_for(seq: Sequence) -> Draw:
 
 
 def refusal(seq: Sequence, *, finite: bool) -> RowLevelError | None:
-    """Say why what a step chose for a sequence, or read out of it, can't be its answer.
+    """Return the error for a result that can't be a sequence's answer; None for a valid result.
 
     Args:
-        seq: whose step it was.
-        finite: its logits are finite.
+        seq: sequence of the computed step.
+        finite: the logits of the step are finite.
     """
     if not finite or (seq.request.reads_out and seq.readout is None):
         return RowLevelError(

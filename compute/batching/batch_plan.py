@@ -1,7 +1,7 @@
-"""What the batcher tells the engine: chunks to compute, blocks to load, blocks that became full.
+"""Values from the batcher to the engine: chunks to compute, blocks to load, newly full blocks.
 
-Plain values. Made by compute/batching/batcher.py, carried out by the engine and the loads and saves
-that work for the engine; nothing here decides.
+Plain values. Made by compute/batching/batcher.py, carried out by the engine with its loads and
+saves; nothing here decides.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tierkv.kvcore.request import FinishReason
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadOrder:
-    """Blocks to load for a sequence; the order holds its own reference on the pages.
+    """Blocks to load for a sequence; the order holds a reference on each page.
 
     Attributes:
         seq: the sequence.
-        first_block: index of the first of these blocks in the prompt.
-        pages: where the blocks go.
+        first_block: index of the first block to load in the prompt.
+        pages: destinations of the blocks.
         part_tokens: leading tokens of the last block that count; 0: the block is whole, or a tail.
     """
 
@@ -31,7 +31,7 @@ class LoadOrder:
 
     @property
     def stop(self) -> int:
-        """Leading tokens of the sequence that have KV when all blocks are there."""
+        """Leading tokens of the sequence with KV once all blocks have arrived."""
         blocks = self.first_block + len(self.pages)
         if self.part_tokens:
             return (blocks - 1) * self.seq.block_tokens + self.part_tokens
@@ -43,9 +43,9 @@ class Chunk:
     """Tokens ``[start, start + count)`` of a sequence to compute in this step.
 
     Attributes:
-        samples: the chunk reaches the last known token, so a new token is sampled.
+        samples: the chunk reaches the last known token, and a new token is sampled.
         loading: earlier KV is still being loaded; the result counts only if that load succeeds.
-        draft: guessed tokens behind a single known token, computed in the same step to check them.
+        draft: guessed tokens behind a single known token, computed in the same step as a check.
     """
 
     seq: Sequence
@@ -63,7 +63,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMiss:
-    """An admitted sequence and the tokens behind its L1 pages that only the pool may have."""
+    """An admitted sequence, and the number of tokens missing from L1 that the pool may have."""
 
     seq: Sequence
     tokens: int
@@ -71,7 +71,9 @@ class PrefixMiss:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """The first ``tokens`` tokens of page ``source`` go to page ``target``; its rest is zeroed."""
+    """The first ``tokens`` tokens of page ``source`` go to page ``target``; the rest of it is
+    zeroed.
+    """
 
     source: int
     target: int
@@ -83,13 +85,14 @@ class Plan:
     """What the engine should do now.
 
     Attributes:
-        copies: made first, in this order: a target may be the source of a later copy.
-        victim: a sequence that must lose its pages before the step can be chosen. The engine saves
-            what is worth saving, calls ``Batcher.preempt`` and plans again. Everything else but
-            ``copies`` is empty then.
+        copies: page copies to make first, in this order: a target may be the source of a later
+            copy.
+        victim: a sequence of low rank to preempt before the step can be chosen. The engine saves
+            valuable blocks of the victim, calls ``Batcher.preempt`` and plans again. Until then
+            everything but ``copies`` is empty.
         fresh_pages: pages to zero after the copies; they may hold garbage of a failed load.
         chunks: computed together in one forward pass.
-        chunk_lookups: sequences whose chunks behind their exact prefix should be looked up.
+        chunk_lookups: sequences with a complete exact prefix and chunks to look up.
     """
 
     copies: tuple[PageCopy, ...] = ()
@@ -101,7 +104,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkOutcome:
-    """What a computed chunk led to; ``finish`` ends the sequence."""
+    """The results of a computed chunk; ``finish`` ends the sequence."""
 
     new_tokens: tuple[int, ...]
     finish: FinishReason | None

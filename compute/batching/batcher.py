@@ -1,44 +1,44 @@
 """What to compute next: continuous batching with chunked prefill under a token budget.
 
-A pure core: the engine says what happened (a request came, a load ended, a chunk was computed) and
-carries out the values it gets back. The batcher calls nobody; it knows no tensors, threads or
-clocks.
+A pure core: the engine reports events (a request came, a load ended, a chunk was computed) and
+carries out the returned values. The batcher calls nothing outside this package and the page pool;
+it knows no tensors, threads or clocks.
 
-States of a sequence (``Phase``), and the calls that change them:
+States of a sequence (``Phase``), and the calls between them:
 
     WAITING --admit--> LOCATING --located--> LOADING --loaded--> RUNNING --end--> ENDED
        ^                   |                                       ^  |
        |                   +--plan, or located with no block-------+  |
        +---------------------------preempt----------------------------+
 
-A sequence whose request allows blending goes through CHUNKS before RUNNING: ``plan`` asks for its
+If a request allows blending, its sequence goes through CHUNKS before RUNNING: ``plan`` asks for the
 chunks, then ``begin_blend`` (BLENDING, until ``blended``) or ``compute_exactly``. ``end`` is legal
 in every state.
 
 One step of the engine:
 
-    misses = admit()           from the queue into the batch; L1 lacks blocks of these
-    plan = plan(now, ...)      copies, then chunks to compute or a victim that loses its pages
-      preempt(plan.victim)    ... and plan again, until no sequence must go
+    misses = admit()           from the queue into the batch; misses lack blocks in L1
+    plan = plan(now, ...)      page copies, then chunks to compute or a victim to preempt
+      preempt(plan.victim)     ... and plan again, until no victim is left
     computed(chunk, tokens)    once per chunk, after the forward pass
 
-Who owns pages. The pool (compute/l1/page_pool.py) counts references. A sequence holds one reference
-on each page in ``page_table[0, num_pages)``. A load order holds a second one on its pages until the
-loader's thread has ended (``load_ended``), because a load that was given up still writes. Saves
-hold theirs until the pool has the blocks. A page that is referenced by neither, but has a key, is
-cached.
+Page ownership. The pool (compute/l1/page_pool.py) counts references. A sequence holds a reference
+on each page in ``page_table[0, num_pages)``. A load order holds a second reference on the same
+pages until the loader's thread has ended (``load_ended``), because an abandoned load still writes.
+Saves hold references until the pool of the cluster has the blocks. A page with a key but no
+reference is cached.
 
-The races that shaped it:
+Races behind this design:
 
-- A load may end after its sequence was preempted or ended, or while it loads something else. So
-  ``loaded`` compares orders, not sequences, and the order's own reference keeps its pages from
-  getting another owner while a late loader still writes.
-- The engine may save what a victim holds, and then some of its pages stay in use. So the
-  number of sequences that must go is known only one by one: ``plan`` stops at each.
-- A copy reads a page that a later choice of the same plan may give away, and a save reads the page
-  that was copied to. So copies are made in their order, before anything else of a plan is done.
-- Two prompts that begin alike arrive together. The first one announces its blocks
-  (``BlockClaims``); the second one waits in the queue, then finds them in L1.
+- A load may end after its sequence was preempted or ended, or during a later load of the sequence.
+  ``loaded`` therefore compares orders, not sequences, and the order's reference keeps a page from a
+  new owner while a late loader still writes.
+- The engine may save blocks of a victim, and the saved pages stay in use for a while. How many
+  victims are needed is known only one at a time: ``plan`` stops at each victim.
+- A copy reads a page, and a later choice of the same plan may give this page away. A save reads the
+  target of a copy. The engine therefore makes the copies in order, before any other part of a plan.
+- Two prompts with a common beginning arrive together. The first prompt announces its blocks
+  (``BlockClaims``); the second prompt waits in the queue, then finds the blocks in L1.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from tierkv.compute.l1.part_index import KnownBlocks
 from tierkv.kvcore.location import Tier
 
 _SCAN_LIMIT = 512
-"""Waiting sequences looked at in one plan; more would cost more than the step saves."""
+"""Waiting sequences examined per admission; examining more would cost more than the step saves."""
 
 
 class Batcher:
@@ -67,7 +67,7 @@ class Batcher:
 
     Attributes:
         pool: the pages.
-        parts: of blocks, which sequences take over from each other.
+        parts: parts of blocks shared between sequences.
         preemptions: how often a sequence lost its pages.
     """
 
@@ -85,8 +85,8 @@ class Batcher:
             pool: the pages.
             max_batch_tokens: tokens of a step.
             max_running: sequences in the batch.
-            known: blocks by their tokens that L1 may have lost, shared with the tiers; None where
-                nothing is below L1.
+            known: blocks by tokens, shared with the tiers; L1 may have evicted a known block. None
+                without tiers.
         """
         self.pool = pool
         self.parts = PartReuse(pool, known)
@@ -104,35 +104,36 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Sequences in the queue that somebody waits for."""
+        """Sequences in the queue, without background work."""
         queued = self._background is not None and self._background.phase is Phase.WAITING
         return len(self._waiting) - queued
 
     @property
     def active(self) -> int:
-        """Sequences admitted and not ended that somebody waits for."""
+        """Sequences admitted and not ended, without background work."""
         background = self._background is not None and self._background.seq_id in self._active
         return len(self._active) - background
 
     def uncomputed_tokens(self) -> int:
-        """Tokens to compute that callers wait for, queued and running; O(sequences).
+        """Tokens to compute for callers, queued and running; O(sequences).
 
-        What is being loaded is none of them, or a node that loads long prefixes would look busy to
-        whoever chooses among nodes. What gives a load up counts again.
+        Tokens being loaded are excluded, because a node loading long prefixes would look busy to
+        the scheduler. Tokens of an abandoned load count again.
         """
         everyone = (*self._waiting, *self._active.values())
         return sum(seq.length - self._known(seq) for seq in everyone if not seq.is_background)
 
     def _known(self, seq: Sequence) -> int:
-        """Tokens that have KV, or will have when their load is over."""
+        """Return the tokens with KV, including tokens of a load under way."""
         order = self._loads.get(seq.seq_id)
         return seq.computed if order is None else order.stop
 
     def ahead_of(self, seq: Sequence) -> tuple[int, int, int]:
-        """What is computed beside a sequence, behind loads too; O(active).
+        """Count the work computed next to a sequence, including sequences that are loading;
+        O(active).
 
         Returns:
-            tokens and sequences that come before its own, and how many sequences come after it.
+            tokens and number of sequences of better rank, and number of sequences of worse rank.
         """
         others = [x for x in self._active.values() if x.phase in _COMPUTED_SOON and x is not seq]
         before = [x for x in others if x.rank < seq.rank and x.phase is not Phase.LOCATING]
@@ -140,17 +141,17 @@ class Batcher:
         return tokens, len(before), sum(x.rank > seq.rank for x in others)
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence; the caller has checked that it can ever fit.
+        """Queue a sequence; the caller has checked that the sequence can ever fit.
 
-        There may be one at a time in the background; it ends when others need its pages.
+        At most one sequence at a time is background work, and ends when callers need its pages.
         """
         if seq.is_background:
             assert self._background is None
             self._background = seq
-        insort(self._waiting, seq, key=_rank)
+        insort(self._waiting, seq, key=lambda one: one.rank)
 
     def end(self, seq: Sequence) -> None:
-        """Take a sequence out, whatever it was doing, and give its pages back."""
+        """Take a sequence out in any state, and release its pages."""
         if seq.phase is Phase.WAITING:
             self._waiting.remove(seq)
         elif seq.phase is not Phase.ENDED:
@@ -160,10 +161,10 @@ class Batcher:
             self._background = None
 
     def located(self, seq: Sequence, blocks: int, part_tokens: int = 0) -> LoadOrder | None:
-        """Take note that ``blocks`` more blocks can be loaded; answers the order to do so.
+        """Record that ``blocks`` more blocks can be loaded; return the order to load them.
 
-        With ``part_tokens`` the last of them is another prompt's, which begins with so many tokens
-        of this one.
+        With ``part_tokens`` the last block belongs to another prompt and shares only this many
+        leading tokens.
         """
         if seq.phase is not Phase.LOCATING:
             return None
@@ -179,13 +180,13 @@ class Batcher:
         return order
 
     def loaded(self, order: LoadOrder, tiers: tuple[Tier, ...]) -> None:
-        """Keep the leading blocks that arrived (one tier each); the rest will be computed."""
+        """Keep the leading blocks that arrived, with their tiers; the rest will be computed."""
         seq = order.seq
         if seq.phase is not Phase.LOADING or self._loads.get(seq.seq_id) is not order:
             return
         del self._loads[seq.seq_id]
         good = order.first_block + len(tiers)
-        if len(tiers) < len(order.pages):  # Else pages after them hold a chunk computed meanwhile.
+        if len(tiers) < len(order.pages):  # Else later pages hold a chunk computed meanwhile.
             surplus = seq.pages[good:]
             seq.num_pages = good
             self.pool.release(surplus)
@@ -199,25 +200,25 @@ class Batcher:
         self._commit(seq)
 
     def load_ended(self, order: LoadOrder) -> None:
-        """Take back the order's own reference: nobody writes into its pages any more."""
+        """Release the order's own reference: the loader no longer writes into the pages."""
         self.pool.release(order.pages)
 
     def _prefix_ends(self, seq: Sequence) -> None:
-        """Take note that the exact prefix is complete: compute the rest, or ask for chunks."""
+        """End the search for the exact prefix: compute the rest, or ask for chunks."""
         seq.phase = Phase.RUNNING
         if seq.wants_chunks:
             seq.phase = Phase.CHUNKS
             self._chunk_lookups.append(seq)
 
     def begin_blend(self, seq: Sequence, load_blocks: int) -> list[int] | None:
-        """Give a sequence pages for its whole prompt, to be computed by a blending pass.
+        """Give a sequence pages for the whole prompt, to be computed by a blending pass.
 
-        What follows its exact prefix will be approximate: it is never made findable, and nobody
-        waits for it. Blending may not take pages that others in the batch need.
+        KV behind the exact prefix will be approximate: it is never made findable, and no sequence
+        waits for it. Blending may not take pages needed by the batch.
 
         Returns:
-            pages: ``load_blocks`` pages to load chunks into, one reference each, which the caller
-            releases; None when pages are short, and nothing has changed.
+            pages: ``load_blocks`` pages to load chunks into, with a reference each to be released
+                by the caller; None when pages are short, and then nothing has changed.
         """
         assert seq.phase is Phase.CHUNKS
         pages = self.pool.allocate(load_blocks) if load_blocks <= self.spare_pages else None
@@ -234,13 +235,13 @@ class Batcher:
         return pages
 
     def blended(self, seq: Sequence) -> None:
-        """Take note that a blending pass is done; its tokens are ``computed`` next."""
+        """Record the end of a blending pass; its tokens are ``computed`` next."""
         assert seq.phase is Phase.BLENDING
         seq.blend = None
         seq.phase = Phase.RUNNING
 
     def compute_exactly(self, seq: Sequence) -> None:
-        """Give blending up; pages that may hold parts of it are not kept."""
+        """Abandon blending; pages that may hold blended KV are released."""
         assert seq.phase in (Phase.CHUNKS, Phase.BLENDING)
         kept = seq.computed // seq.block_tokens
         surplus = seq.pages[kept:]
@@ -257,14 +258,14 @@ class Batcher:
         *,
         lookups: Collection[Sequence] = (),
     ) -> Plan:
-        """Choose the next step's chunks, or name a sequence that must lose its pages first.
+        """Choose the next step's chunks, or name a victim to preempt first.
 
         Args:
             now: the engine's clock.
-            ready_loads: ids of loading sequences whose first layer has arrived and that have not
-                begun; one of them begins behind its own load when nothing else could run.
-            lookups: sequences of ``admit``'s misses whose blocks the engine looks up; other misses
-                are computed.
+            ready_loads: ids of loading sequences with the first layer in place and no pass begun; a
+                pass begins behind its own load when nothing else could run.
+            lookups: sequences from ``admit``'s misses to be looked up by the engine; all other
+                misses are computed.
         """
         self._begin_entered(lookups)
         if self._choice is None:
@@ -272,10 +273,10 @@ class Batcher:
                 self._active, self.pool, self.parts, budget=self._max_batch_tokens
             )
         choice = self._choice
-        while (victim := choice.go_on()) is not None:
+        while victim := choice.go_on():
             if not victim.is_background:
                 return Plan(choice.take_copies(), victim)
-            self.end(victim)  # What it computed is not worth saving.
+            self.end(victim)  # A chunk in isolation begins again later; nothing is saved.
         self._choice = None
         chunks = choice.chunks or self._choose_loading(ready_loads, choice.fresh)
         for chunk in chunks:
@@ -293,10 +294,10 @@ class Batcher:
     def computed(
         self, chunk: Chunk, tokens: tuple[int, ...], stop_ids: Collection[int]
     ) -> ChunkOutcome:
-        """Take note that a chunk's KV is in its pages, and of the tokens that follow it.
+        """Record a computed chunk, and the tokens behind it.
 
-        All of them but the last were guessed, so that their KV is there as well. KV of wrong
-        guesses counts as never computed: the next chunk writes over it.
+        All tokens but the last were guessed, and have KV as well. KV of wrong guesses counts as
+        never computed: the next chunk overwrites it.
         """
         seq = chunk.seq
         assert seq.phase is Phase.RUNNING and seq.computed == chunk.start
@@ -310,7 +311,7 @@ class Batcher:
         return ChunkOutcome(tokens[:taken], finish, full)
 
     def filling(self, chunk: Chunk) -> tuple[FullBlock, ...]:
-        """Name the blocks that computing a chunk makes full, for those who save them meanwhile."""
+        """Return the blocks that become full when a chunk is computed, to save during the pass."""
         seq = chunk.seq
         if not seq.request.use_cache:
             return ()
@@ -321,7 +322,9 @@ class Batcher:
         return tuple(blocks)
 
     def _commit(self, seq: Sequence) -> tuple[FullBlock, ...]:
-        """Make newly full blocks findable; another sequence's equal page replaces ours."""
+        """Make newly full blocks findable; if another page has the same block, that page replaces
+        ours.
+        """
         if not seq.request.use_cache:
             return ()
         blocks = []
@@ -337,10 +340,10 @@ class Batcher:
         return tuple(blocks)
 
     def admit(self) -> tuple[PrefixMiss, ...]:
-        """Move sequences from the queue into the batch while there is room, in rank order.
+        """Move sequences from the queue into the batch while room is left, in rank order.
 
         Returns:
-            those that L1 lacks blocks of; the next ``plan`` must be told which are looked up.
+            sequences with blocks missing from L1; the next ``plan`` is told which are looked up.
         """
         misses: list[PrefixMiss] = []
         if not self._waiting or self.active >= self._max_running:
@@ -359,7 +362,7 @@ class Batcher:
             if needed > spare:
                 if self._background is not None and self._background.rank > seq.rank:
                     self.end(self._background)
-                break  # Nobody overtakes a request that waits for pages: it could starve.
+                break  # A request that waits for pages is not overtaken: it could starve.
             spare -= needed
             self._enter(seq, hits)
             if (tokens := self.parts.below_l1(seq)) > 0:
@@ -369,13 +372,13 @@ class Batcher:
 
     @property
     def spare_pages(self) -> int:
-        """Pages that nobody in the batch needs for the tokens it has now."""
+        """Pages not needed by the batch for the tokens known now."""
         return self.pool.available - sum(
             max(0, seq.pages_for(seq.length) - seq.num_pages) for seq in self._active.values()
         )
 
     def _enter(self, seq: Sequence, hits: list[int]) -> None:
-        """Put a sequence into the batch with the pages of its blocks in L1."""
+        """Put a sequence into the batch, with the pages of the blocks found in L1."""
         self.pool.acquire(hits)
         self.pool.use(hits, facts_of_hits(seq, self.pool.facts(hits)))
         seq.add_pages(hits)
@@ -389,14 +392,14 @@ class Batcher:
         seq.phase = Phase.LOCATING
 
     def _begin_entered(self, lookups: Collection[Sequence]) -> None:
-        """Let sequences that were admitted go on, but for those that are looked up."""
+        """Start the sequences admitted last, except those being looked up."""
         for seq in self._entered:
             if seq not in lookups and seq.phase is Phase.LOCATING:
                 self._prefix_ends(seq)
         self._entered.clear()
 
     def _leave(self, seq: Sequence) -> None:
-        """Take a sequence out of the batch and release its pages and claims."""
+        """Take a sequence out of the batch; release all its pages and claims."""
         del self._active[seq.seq_id]
         self._loads.pop(seq.seq_id, None)
         self._claims.withdraw_all(seq)
@@ -406,7 +409,7 @@ class Batcher:
         seq.part_sought = False
 
     def _choose_loading(self, ready: Collection[int], fresh: list[int]) -> list[Chunk]:
-        """Begin one sequence behind its own load; pages it gets are added to ``fresh``."""
+        """Begin one sequence behind its own load; new pages are added to ``fresh``."""
         for seq_id, order in self._loads.items():
             start = order.stop
             count = min(order.seq.length - start, self._max_batch_tokens)
@@ -420,9 +423,9 @@ class Batcher:
         return []
 
     def preempt(self, seq: Sequence) -> None:
-        """Send a running sequence back to the queue; what it computed stays while it can.
+        """Send a running sequence back to the queue; computed blocks stay cached while pages last.
 
-        What was blended is computed exactly next time.
+        Blended tokens are computed exactly next time.
         """
         self.preemptions += 1
         self._leave(seq)
@@ -445,7 +448,3 @@ class Batcher:
 
 
 _COMPUTED_SOON: Final = (Phase.LOCATING, Phase.LOADING, Phase.RUNNING)
-
-
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank

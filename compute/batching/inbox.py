@@ -1,7 +1,7 @@
-"""A thread's inbox: other threads put actions in, the owner runs them between its own work.
+"""A thread's inbox: any thread posts actions, the owner runs them between its own work.
 
-Used by the engine. Actions run in the order they came; one that raises ends the owner's loop, so
-they must not fail on anything a caller can cause.
+Used by the engine. Actions run in the order of posting. An action that raises ends the owner's
+loop, and must therefore not fail on anything a caller can cause.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Action = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class _Posted:
-    """An action, and what happens instead when its owner ended."""
+    """An action, and the action to run instead if the owner has ended."""
 
     run: _Action
     refused: _Action | None
@@ -42,11 +42,11 @@ class Inbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether something was posted that did not run yet."""
+        """Whether a posted action has not run yet."""
         return not self._actions.empty()
 
     def post(self, action: _Action, *, refused: _Action | None = None) -> None:
-        """Have the owner run an action soon; ``refused`` runs instead if it never will."""
+        """Have the owner run an action soon; ``refused`` runs instead if the action never will."""
         posted = _Posted(action, refused)
         with self._lock:
             if not self._closed:
@@ -55,7 +55,7 @@ class Inbox:
         posted.refuse()
 
     def call(self, function: Callable[[], _T]) -> Future[_T]:
-        """Have the owner run a function and hand its result over.
+        """Have the owner run a function and return the result in a future.
 
         The future fails with TransportError when the owner ends first.
         """
@@ -63,10 +63,10 @@ class Inbox:
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
-                return  # Whoever waited is gone; a result would raise in the owner's loop.
+                return  # The caller has left; setting a result would raise in the owner's loop.
             try:
                 future.set_result(function())
-            except Exception as error:  # noqa: BLE001 - handed to whoever waits for the future.
+            except Exception as error:  # noqa: BLE001 - passed to the caller by the future.
                 future.set_exception(error)
 
         def refused() -> None:
@@ -77,7 +77,7 @@ class Inbox:
         return future
 
     def close(self) -> None:
-        """Refuse what is still queued and everything that comes; the owner's last act."""
+        """Refuse queued and future actions; the owner's last act."""
         with self._lock:
             self._closed = True
         with suppress(queue.Empty):
@@ -85,7 +85,7 @@ class Inbox:
                 self._actions.get_nowait().refuse()
 
     def run_pending(self, *, wait: bool, timeout_s: float | None) -> None:
-        """Run everything posted; with ``wait``, first wait for something up to ``timeout_s``."""
+        """Run all posted actions; with ``wait``, first wait for an action up to ``timeout_s``."""
         try:
             if wait:
                 self._actions.get(timeout=timeout_s).run()

@@ -1,16 +1,17 @@
 """Token-exact reuse in L1: a prompt takes over the common part of a partly equal block.
 
-Used by the batcher only, in the engine's thread. Whole blocks are shared, parts of them are copied:
-the first tokens of a known page go to a page of the sequence's own, which it then fills. So pages
-can be large without a prompt losing the block in which it parts from all others:
+Used by the batcher only, in the engine's thread. Whole blocks are shared, parts of blocks are
+copied: the first tokens of a known page go to a page owned by the sequence, and the sequence then
+fills the page. Pages can be large, and a prompt still reuses most of the first block that differs
+from all known blocks:
 
-    known   |aaaaaaaa|bbbbbbbb|        what one asked before
+    known   |aaaaaaaa|bbbbbbbb|        an earlier prompt
     prompt  |aaaaaaaa|bbbbbcc          shares the first page, copies 5 tokens, computes from c on
 
-A known page is a full block, the beginning of a running sequence's last block once its prompt is
-computed (``open_end``), or the unfinished last block of a sequence that ended (``keep_end``). A
-prompt that is being computed is announced (``BlockClaims``), so that a prompt that would compute
-the same blocks, or much of one, waits for it.
+A known page is a full block, the beginning of a running sequence's last block once the prompt is
+computed (``open_end``), or the unfinished last block of an ended sequence (``keep_end``). A prompt
+is announced while its blocks are computed (``BlockClaims``); a prompt with the same next block, or
+much of the same block, waits.
 """
 
 from __future__ import annotations
@@ -28,37 +29,41 @@ from tierkv.kvcore.location import Tier
 from tierkv.policies.eviction import NO_FACTS
 
 _WORTH_WAITING = 4
-"""A sequence waits for another one's block if it would take over such a part of a block more."""
+"""A sequence waits for an announced block if waiting spares at least this part (a quarter) of a
+block.
+"""
 
 
 class PartReuse:
-    """The parts of blocks that sequences of one page pool give and take."""
+    """The parts of blocks exchanged between the sequences of one page pool."""
 
     def __init__(self, pool: PagePool, known: KnownBlocks | None = None) -> None:
         """Begin with nothing.
 
         Args:
             pool: the pages.
-            known: is told of full blocks, for parts of those that L1 has no more.
+            known: records full blocks, to find parts of blocks evicted from L1.
         """
         self._pool = pool
         self._known = known
 
     def take(self, seq: Sequence) -> PageCopy | None:
-        """Take over what is known of the block in which a sequence goes on; it has a page for that.
+        """Take over the known part of a sequence's next block; the sequence has a page for the
+        block.
 
-        The tokens count as computed from now on, so the copy must be made before anything reads
+        The taken tokens count as computed from now on: the copy must be made before anything reads
         the page.
 
         Returns:
-            the copy to make into its next page, which then needs no clearing; None: nothing known.
+            the copy to make into the sequence's next page, which then needs no clearing; None if no
+            part is known.
         """
         seq.part_sought = True
         block = seq.computed // seq.block_tokens
         part = _find(self._pool.parts, seq, block)
         if part is None:
             return None
-        tokens = min(part.tokens, seq.block_tokens - 1)  # At least one is computed in this page.
+        tokens = min(part.tokens, seq.block_tokens - 1)  # At least one token is computed here.
         copy = PageCopy(part.item, int(seq.page_table[block]), tokens)
         facts = self._pool.facts([part.item])
         if facts[0] is not NO_FACTS:
@@ -69,7 +74,7 @@ class PartReuse:
         return copy
 
     def known_tokens(self, seq: Sequence, block: int) -> int:
-        """Return how much of a block of a sequence L1 has."""
+        """Return how many leading tokens of a sequence's block L1 has."""
         part = _find(self._pool.parts, seq, block)
         return part.tokens if part is not None else 0
 
@@ -85,7 +90,7 @@ class PartReuse:
         return part.tokens - self.known_tokens(seq, block) if part is not None else 0
 
     def committed(self, seq: Sequence, block: int, page: int) -> None:
-        """Let others take parts of a block that became findable as a whole."""
+        """Offer parts of a newly findable full block."""
         start = block * seq.block_tokens
         stop = start + seq.block_tokens
         self._add(seq, block, page, stop)
@@ -94,16 +99,16 @@ class PartReuse:
             self._known.note(_scope(seq, block), seq.token_bytes(start, stop), key)
 
     def open_end(self, seq: Sequence) -> None:
-        """Let others take parts of a computed prompt's last block, which the answer goes on in."""
+        """Offer parts of a computed prompt's last block, in which the answer continues."""
         stop = min(seq.computed, seq.prompt_length, seq.findable_tokens)
         if seq.request.use_cache and stop > seq.committed * seq.block_tokens:
             self._add(seq, seq.committed, int(seq.page_table[seq.committed]), stop)
 
     def keep_end(self, seq: Sequence) -> None:
-        """Make the unfinished last block of a sequence findable, for it is about to leave.
+        """Make the unfinished last block of a leaving sequence findable.
 
-        Not while somebody saves it: the blocks before it could not be evicted, which may be needed
-        at once.
+        A block that is being saved is left out: the saved page would keep the preceding blocks from
+        eviction, and their pages may be needed at once.
         """
         block = seq.committed
         start, stop = block * seq.block_tokens, min(seq.computed, seq.findable_tokens)
@@ -115,14 +120,14 @@ class PartReuse:
         self._pool.parts.remove(page)
         known = self._pool.parts.find(_scope(seq, block), tokens)
         if known is not None and known.tokens == stop - start:
-            return  # Others have as much.
+            return  # Another page has as much.
         seq.page_table[block] = self._pool.commit(
             page, end_of(seq, stop), prompt_blocks=prompt_blocks(seq), partial=True
         )
         self._add(seq, block, int(seq.page_table[block]), stop)
 
     def _add(self, seq: Sequence, block: int, page: int, stop: int) -> None:
-        """Make a page findable by its tokens, in place of one with the first of these tokens."""
+        """Make a page findable by its tokens; a page with fewer of the same tokens is replaced."""
         scope, tokens = _scope(seq, block), seq.token_bytes(block * seq.block_tokens, stop)
         parts = self._pool.parts
         if page in parts and parts.tokens_of(page) == tokens:
@@ -134,10 +139,10 @@ class PartReuse:
 
 
 class BlockClaims:
-    """Blocks that sequences of the batch are going to compute: other sequences wait for them.
+    """Blocks about to be computed by sequences of the batch: waiting sequences wait for them.
 
-    A block is announced once, by the first sequence that lacks it, until it is findable in L1 or
-    will not be computed after all.
+    A block is announced once, by the first sequence that lacks the block. The announcement ends
+    when the block is findable in L1 or will not be computed after all.
     """
 
     def __init__(self, parts: PartReuse) -> None:
@@ -152,7 +157,7 @@ class BlockClaims:
         return key in self._owner
 
     def announce(self, seq: Sequence, first: int) -> None:
-        """Announce a prompt's blocks from ``first`` on, the last one even if it is partial."""
+        """Announce a prompt's blocks from ``first`` on, including a partial last block."""
         if seq.is_background or not seq.request.use_cache:
             return
         missing = seq.keys[first:]
@@ -168,21 +173,21 @@ class BlockClaims:
             self._index.add(_scope(seq, block), seq.token_bytes(start, stop), key)
 
     def withdraw(self, seq: Sequence, key: BlockKey) -> None:
-        """Take back one block if this sequence announced it."""
+        """Take back an announcement if this sequence made it."""
         if self._owner.get(key) == seq.seq_id:
             del self._owner[key]
             self._index.remove(key)
 
     def withdraw_all(self, seq: Sequence) -> None:
-        """Take back what a sequence has announced."""
+        """Take back all announcements of a sequence."""
         for key in seq.claims:
             self.withdraw(seq, key)
         seq.claims = []
 
     def worth_waiting_for(self, seq: Sequence, block: int) -> BlockKey | None:
-        """Return an announced block that holds the next block of a sequence, or much of it.
+        """Return an announced block equal to a sequence's next block, or sharing much of it.
 
-        Much is a quarter of a block more than L1 has.
+        Sharing much means a quarter of a block more than L1 has.
         """
         if block < seq.usable_blocks and seq.keys[block] in self._owner:
             return seq.keys[block]

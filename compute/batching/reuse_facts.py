@@ -1,7 +1,7 @@
-"""What is known about when a block of a request will be wanted again, for eviction.
+"""Facts about the next use of a request's blocks, for eviction.
 
-Pure; used by the batcher for L1 and by the savers for the pool. It translates the request's hint
-(kvcore/request.py) into the facts that policies understand (policies/eviction.py).
+Pure; used by the batcher for L1 and by the savers for the pool. The request's hint
+(kvcore/request.py) is translated into the facts of eviction policies (policies/eviction.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from tierkv.policies.eviction import BlockFacts
 
 _NOTHING_SAID: Final = (Expectation.UNKNOWN, None)
 _FAR_S: Final = 1e9
-"""Later is as good as this: pool nodes refuse a time that makes no sense, and all with it."""
+"""Upper bound of an expected time: pool nodes refuse an implausible time together with all blocks
+of the call.
+"""
 
 
 def block_of(seq: Sequence, block: int) -> BlockSpec:
-    """Describe a full block of a request, with what the request knows about the next use."""
+    """Describe a full block of a request, with the request's expectation of the next use."""
     key, parent = seq.key_and_parent(block)
     expectation, expected_in_s = _future(seq, (block + 1) * seq.block_tokens)
     outlook = Outlook(expectation, expected_in_s, block, tail=block == _tail(seq))
@@ -38,7 +40,7 @@ def end_of(seq: Sequence, stop: int) -> BlockSpec:
 
 
 def owner_of(seq: Sequence) -> Owner:
-    """Return whose blocks a request makes."""
+    """Return the owner of a request's blocks."""
     return shared_owner(seq.request.model, seq.request.tenant, seq.session)
 
 
@@ -48,12 +50,12 @@ def prompt_blocks(seq: Sequence) -> int:
 
 
 def facts_of_hits(seq: Sequence, known: Iterable[BlockFacts]) -> list[BlockFacts]:
-    """Say the same of the request's first blocks, of which others knew something before.
+    """Update the facts of a request's leading blocks, known from earlier requests.
 
     Args:
         seq: the request.
-        known: of its leading blocks; what does not change is not made again, for there may be
-            thousands.
+        known: facts of the leading blocks; unchanged facts are not made again, because a prompt may
+            have thousands.
     """
     tail = _tail(seq)
     facts = []
@@ -85,9 +87,10 @@ def _future(seq: Sequence, end: int) -> tuple[Expectation, float | None]:
 def expectation_of(hint: ReuseHint, end: int) -> Expectation:
     """Return what a hint expects of a block that ends at token ``end``.
 
-    A block that only this call of a statement has is done with, unless its session goes on; so is
-    all of a session's last answer. With the last call of a statement (``pending_calls`` 0) what its
-    calls shared is what any other block is: another statement may come.
+    A block used by a single call of a statement is done with, unless the call's session continues;
+    the same holds for all of a session's last answer. In the last call of a statement
+    (``pending_calls`` 0) blocks shared by the calls have no known next use: another statement may
+    come.
     """
     if hint.pending_tokens and end <= hint.pending_tokens:
         return Expectation.ROWS if hint.pending_calls else Expectation.UNKNOWN

@@ -1,7 +1,7 @@
 """From logits to tokens: greedy, or temperature with nucleus sampling.
 
-Called once per step by the engine. A sampled token depends on its request's seed and on how many
-tokens were generated before it, never on batch mates, preemption or the node that computes it.
+Called once per step by the engine. A sampled token depends on the request's seed and on the number
+of tokens generated before, never on batch mates, preemption or the computing node.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Draw:
     Attributes:
         temperature: 0.0 is greedy.
         top_p: nucleus mass in (0, 1].
-        seed: of the request.
-        index: completion tokens generated before this one, resumed ones included.
-        allowed: ``[vocab]``, True for tokens that may be chosen, at least one; None: all.
+        seed: seed of the request.
+        index: completion tokens generated before this token, including resumed tokens.
+        allowed: ``[vocab]``, True for allowed tokens, of which at least one exists; None: all.
     """
 
     temperature: float
@@ -40,14 +40,14 @@ class Draw:
 
 
 def request_seed(request: GenerateRequest) -> int:
-    """Return the request's seed, or one derived from its unguessable id."""
+    """Return the request's seed, or a seed derived from the unguessable request id."""
     if request.sampling.seed is not None:
         return request.sampling.seed
     return int.from_bytes(blake2b(request.request_id.encode(), digest_size=8).digest(), "little")
 
 
 class Sampler:
-    """Chooses tokens; keeps one CPU generator that is seeded anew for each draw."""
+    """Chooses tokens; keeps a CPU generator, seeded anew for each draw."""
 
     def __init__(self) -> None:
         self._generator = torch.Generator()
@@ -60,7 +60,7 @@ class Sampler:
             draws: one per row.
 
         Returns:
-            tokens: None for a row with a logit that is not finite.
+            tokens: None for a row with a non-finite logit.
         """
         finite = torch.isfinite(logits).all(dim=-1).tolist()
         logits = _masked(logits, draws)
@@ -76,12 +76,12 @@ class Sampler:
         return tokens
 
     def _draw(self, logits: Tensor, draw: Draw) -> int:
-        """Invert the nucleus' cumulative distribution at one uniform number."""
+        """Invert the nucleus' cumulative distribution at a uniform random number."""
         chances, ids = torch.softmax(logits / draw.temperature, dim=-1).sort(
             descending=True, stable=True
         )
         mass = chances.cumsum(dim=-1)
-        # What has no chance is never chosen, however the last bits are rounded.
+        # A token of probability 0 is never chosen, however the last bits are rounded.
         kept = int(((mass - chances < draw.top_p) & (chances > 0)).sum())
         self._generator.manual_seed((draw.seed * 0x9E3779B97F4A7C15 + draw.index) % _SEEDS)
         uniform = torch.rand((), generator=self._generator, dtype=torch.float64)
@@ -91,7 +91,7 @@ class Sampler:
 
 
 def _masked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return the logits with those of tokens that may not be chosen at minus infinity."""
+    """Return the logits with minus infinity for forbidden tokens."""
     rows = [row for row, draw in enumerate(draws) if draw.allowed is not None]
     if not rows:
         return logits

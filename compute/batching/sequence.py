@@ -1,7 +1,7 @@
-"""One request inside the engine: its tokens, its pages and how far it is.
+"""One request inside the engine: tokens, pages and progress.
 
-A Sequence is mutated only by the batcher. Token ids and page table are preallocated arrays, so a
-step slices them instead of walking the prompt.
+A Sequence is mutated by the batcher, and in a few fields by the engine's thread around it. Token
+ids and page table are preallocated arrays: a step slices the arrays instead of walking the prompt.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from tierkv.kvcore.request import Blend, FinishReason, GenerateRequest, HitToken
 Int64Array = NDArray[np.int64]
 _NAME = re.compile(limits.NAME_PATTERN)
 PRIORITY_ARRIVALS = 1_000
-"""A request goes before those of one step more of priority that came so many arrivals earlier."""
+"""A request overtakes a request of one step lower priority that arrived up to this many arrivals
+earlier.
+"""
 
 
 class Phase(StrEnum):
-    """Where a sequence is in its life; ``ENDED`` is final.
+    """State of a sequence; ``ENDED`` is final.
 
-    ``LOCATING`` and ``LOADING`` are about its exact prefix; in ``CHUNKS`` its other chunks are
-    looked up and in ``BLENDING`` they are loaded and blended, which computes all of the prompt.
+    ``LOCATING`` and ``LOADING`` concern the exact prefix. In ``CHUNKS`` the remaining chunks are
+    looked up, and in ``BLENDING`` the chunks are loaded and blended, which computes the whole
+    prompt.
     """
 
     WAITING = "waiting"
@@ -46,7 +49,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlendedTokens:
-    """What blending spared: hit tokens by tier, and reused tokens that were computed again."""
+    """Savings of blending: hit tokens by tier, and reused tokens that were computed again."""
 
     hits: HitTokens
     recomputed: int
@@ -54,7 +57,7 @@ class BlendedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """What a request asked about its prompt; see GenerateEvent for both."""
+    """The answer to a question about a prompt; see GenerateEvent for both fields."""
 
     scores: tuple[float, ...] = ()
     embedding: tuple[float, ...] = ()
@@ -64,60 +67,63 @@ class AnswerForm(Protocol):
     """Holds an answer to a form, token by token (compute/engine/guides.py).
 
     Attributes:
-        complete: nothing may follow any more.
-        error: why the answer can't go on; empty while it can.
+        complete: the answer has ended; no token may follow.
+        error: why the answer can't continue; empty while it can.
     """
 
     complete: bool
     error: str
 
     def allowed(self) -> NDArray[np.bool_] | None:
-        """Return ``[vocab]``, True for what may come next; None, with ``error`` set, if nothing."""
+        """Return ``[vocab]``, True for tokens that may come next; None, with ``error`` set, if no
+        token may.
+        """
         ...
 
     def take(self, token: int) -> bool:
-        """Take note of the next token; True when it ends the answer."""
+        """Accept the next token; return True when the token ends the answer."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request's state; ``[0, computed)`` of its tokens have KV in its pages.
+    """A request's state; tokens ``[0, computed)`` have KV in the sequence's pages.
 
     Attributes:
         seq_id: number in order of arrival; breaks ties of priority.
-        request: what was asked.
-        arrival_s: when it came.
+        request: the request.
+        arrival_s: time of arrival; 0.0 if no caller waits.
         block_tokens: tokens per block.
         tokens: known token ids, ``[0, length)`` valid, room for the whole answer.
         length: known tokens.
         max_length: ``length`` at which the answer is as long as allowed.
-        keys: names of the full blocks known so far, prompt first.
+        keys: keys of the full blocks known by now, prompt first.
         page_table: pages of blocks ``[0, num_pages)``.
         computed: tokens with KV.
-        committed: leading blocks whose pages are findable (stays 0 without cache).
+        committed: leading blocks with findable pages (stays 0 without cache).
         phase: see Phase.
-        hit_tiers: tier of each leading prompt block that was not recomputed, at first admission.
-        part_tokens: leading tokens of the block behind those that were not recomputed either.
-        part_tier: where they came from.
-        part_sought: what is known of the block it goes on in was looked for.
-        claims: block keys this sequence has announced to compute.
-        blocked_on: key another sequence is computing, for which this one waits.
-        started_s: when its first step was planned; negative until then.
-        first_token_s: when its first token was sampled; negative until then.
+        hit_tiers: tier of each leading prompt block not recomputed, at first admission.
+        part_tokens: leading tokens of the next block that were not recomputed either.
+        part_tier: tier of the part.
+        part_sought: the known part of the next block was looked for already.
+        claims: keys of blocks announced by this sequence.
+        blocked_on: key of an announced block for which this sequence waits in the queue.
+        started_s: time at which the first step was planned; negative until then.
+        first_token_s: time at which the first token was sampled; negative until then.
         published_tokens: tokens handed to the pool.
-        hits_final: set by the first preemption; what is found again later is no saving.
-        unsaved: committed blocks that the pool did not take when they became full.
-        tail_saved: its partial last block was saved at its last preemption.
-        blend: leave to blend chunks; None once that was done, given up or never given.
-        blended: what blending spared; None if nothing was blended.
-        findable_tokens: blocks that end behind this never become findable: their KV is approximate.
-        session: the request's session where that is a name, else empty; goes with its blocks.
-        raw_start: position of the chunk that is computed in isolation here, the end of ``tokens``;
-            negative for everything that has a caller.
-        raw_pages: where that chunk's KV goes a second time, free of position.
-        form: what the answer is held to; None: nothing. It has seen every token of the answer.
-        readout: what was read out instead of an answer; None until then.
+        hits_final: set by the first preemption; blocks found again later count as no saving.
+        unsaved: committed blocks that the pool refused when the blocks became full.
+        tail_saved: the partial last block was saved at the last preemption.
+        blend: permission to blend chunks; None once used, abandoned or never given.
+        blended: savings of blending; None if no chunk was blended.
+        findable_tokens: blocks ending behind this token never become findable: their KV is
+            approximate.
+        session: the request's session if it is a valid name, else empty; stored with the blocks.
+        raw_start: position of the chunk computed in isolation here, at the end of ``tokens``;
+            negative for every caller's sequence.
+        raw_pages: second destination of that chunk's KV, free of position.
+        form: the form of the answer, which has seen every token of the answer; None: free text.
+        readout: the read-out made instead of an answer; None until then.
     """
 
     seq_id: int
@@ -156,15 +162,16 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key: smaller runs earlier and is preempted later.
+        """Sort key: a smaller rank runs earlier and is preempted later.
 
-        A step of priority is worth so many arrivals, so nobody is overtaken for ever.
+        A step of priority counts as a fixed number of arrivals, and no request is overtaken for
+        ever.
         """
         return (self.seq_id + self.request.priority * PRIORITY_ARRIVALS, self.seq_id)
 
     @property
     def prompt_length(self) -> int:
-        """Tokens that came with the request (resumed ones included)."""
+        """Tokens in the request, resumed tokens included."""
         return len(self.request.token_ids)
 
     @property
@@ -174,19 +181,19 @@ class Sequence:
 
     @property
     def is_background(self) -> bool:
-        """Whether nobody waits for it: it computes a chunk in isolation."""
+        """Whether no caller waits: the sequence computes a chunk in isolation."""
         return self.raw_start >= 0
 
     @property
     def wants_chunks(self) -> bool:
-        """Whether chunks behind what is computed may be blended."""
+        """Whether chunks behind the computed tokens may be blended."""
         return self.blend is not None and self.blend.chunks[-1][1] > self.computed
 
     @property
     def reusable_tokens(self) -> int:
-        """Tokens whose KV may be reused: at least the last one must be computed for logits.
+        """Tokens whose KV may be reused: at least the last token must be computed for logits.
 
-        All tokens of a chunk in isolation must be computed, for its keys before rope.
+        A chunk in isolation must be computed whole, to get its keys before rope.
         """
         return self.raw_start if self.is_background else self.length - 1
 
@@ -197,19 +204,19 @@ class Sequence:
 
     @property
     def wants_part(self) -> bool:
-        """Whether a part of the block that it goes on in may be taken over from another one."""
+        """Whether the sequence may take over a part of the next block from another sequence."""
         ends_with_block = self.computed == self.num_pages * self.block_tokens
         may = self.request.use_cache and not self.part_sought
         return may and ends_with_block and self.computed < self.reusable_tokens
 
     @property
     def pages(self) -> list[int]:
-        """The pages it holds, in order."""
+        """The sequence's pages, in order."""
         held: list[int] = self.page_table[: self.num_pages].tolist()
         return held
 
     def pages_for(self, tokens: int) -> int:
-        """Pages needed for KV of that many tokens."""
+        """Return the pages needed for KV of this many tokens."""
         return -(-tokens // self.block_tokens)
 
     def add_pages(self, pages: list[int]) -> None:
@@ -220,7 +227,11 @@ class Sequence:
     def extend(
         self, tokens: tuple[int, ...], stop_ids: Collection[int]
     ) -> tuple[int, FinishReason | None]:
-        """Append chosen tokens one by one until something ends it; returns how many, and what."""
+        """Append chosen tokens until the answer ends.
+
+        Returns:
+            number of appended tokens, and why the answer ended; None while it continues.
+        """
         for taken, token in enumerate(tokens):
             if token in stop_ids:
                 return taken, FinishReason.STOP
@@ -235,11 +246,13 @@ class Sequence:
         return len(tokens), None
 
     def token_bytes(self, start: int, stop: int) -> bytes:
-        """Return tokens ``[start, stop)`` as they are compared (compute/l1/part_index.py)."""
+        """Return tokens ``[start, stop)`` as bytes for comparison (compute/l1/part_index.py)."""
         return self.tokens[start:stop].astype("<u4").tobytes()
 
     def key_and_parent(self, block: int) -> tuple[BlockKey, BlockKey]:
-        """Name a full block, extending the chain by one when it was just generated."""
+        """Return the keys of a full block and of its parent; a just generated block extends the
+        chain.
+        """
         if block == len(self.keys):
             ids = self.tokens[block * self.block_tokens : (block + 1) * self.block_tokens]
             parent = self.keys[-1] if self.keys else ROOT_PARENT
@@ -248,31 +261,33 @@ class Sequence:
 
     @property
     def wants_tail(self) -> bool:
-        """Whether the last, partial block of what was computed may be in the pool.
+        """Whether the last, partial block of the computed tokens may be in the pool.
 
-        Another node left it there, whose request continues here, or a preemption did: then the
-        pool may have KV of all tokens but the newest.
+        The block was left in the pool by a handoff to this node or by a preemption: then the pool
+        may have KV of all tokens but the newest.
         """
         resumed = self.request.use_cache and self.request.resumed_tokens > 0
         left = self.tail_saved or (resumed and self.generated == 0)
         return left and (self.length - 1) % self.block_tokens > 0
 
     def tail(self, tokens: int) -> tuple[BlockKey, BlockKey]:
-        """Name the partial last block of ``[0, tokens)`` and its parent."""
+        """Return the keys of the partial last block of ``[0, tokens)`` and of the parent block."""
         block = tokens // self.block_tokens
         parent = self.key_and_parent(block - 1)[0] if block else ROOT_PARENT
         ids = self.tokens[block * self.block_tokens : tokens].tolist()
         return tail_key(self.request.namespace_key, parent, ids), parent
 
     def missing_keys(self) -> list[BlockKey]:
-        """Names of what could be loaded behind its pages: full blocks, then perhaps a tail."""
+        """Return the keys of blocks to load behind the present pages: full blocks, then perhaps a
+        tail.
+        """
         keys = self.keys[self.num_pages : self.usable_blocks]
         if self.wants_tail and self.num_pages <= self.usable_blocks:
             keys.append(self.tail(self.length - 1)[0])
         return keys
 
     def loaded_tokens(self, blocks: int) -> int:
-        """Tokens in its leading blocks once they are loaded; the last may be a tail."""
+        """Return the tokens in the leading blocks after a load; the last block may be a tail."""
         return min(blocks * self.block_tokens, self.length - 1)
 
     def hit_tokens(self) -> HitTokens:

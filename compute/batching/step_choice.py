@@ -1,13 +1,13 @@
-"""The chunks of one step while the batcher chooses them; the choice can stop and go on.
+"""The chunks of a step while the batcher chooses; the choice can stop and continue.
 
-Part of the batcher (compute/batching/batcher.py) and used by nothing else; a module of its own
-because a choice has a state of its own. When pages are short a sequence must lose its pages, and
-the engine may first save what they hold, which keeps some of the pages in use. So how many
-sequences must go is known only one by one: the choice stops at each, and goes on once the sequence
+Part of the batcher (compute/batching/batcher.py) and used by nothing else; a separate module
+because a choice has state. When pages are short a sequence must lose its pages. The engine may
+first save blocks of the victim, and the saved pages stay in use for a while. How many victims are
+needed is known only one at a time: the choice stops at each victim, and continues once the victim
 has left the batch.
 
-    go_on() -> victim      the caller takes it out of the batch, then
-    go_on() -> victim      ... perhaps another one, then
+    go_on() -> victim      the caller takes the victim out of the batch, then
+    go_on() -> victim      ... perhaps another victim, then
     go_on() -> None        chunks, fresh and copies are complete
 """
 
@@ -22,15 +22,15 @@ from tierkv.compute.batching.sequence import Phase, Sequence
 from tierkv.compute.l1.page_pool import PagePool
 
 _BACKGROUND_SHARE = 8
-"""A chunk in isolation gets at most this part of a step that callers' sequences share with it."""
+"""A chunk in isolation gets at most this part of a step shared with callers' sequences."""
 
 
 class StepChoice:
     """Decodes, then prefill chunks, in rank order until the token budget is used.
 
     Attributes:
-        fresh: pages that were given out and may hold garbage.
-        copies: parts of blocks to copy, in order; ``take_copies`` empties it.
+        fresh: newly allocated pages, which may hold garbage.
+        copies: parts of blocks to copy, in order; ``take_copies`` empties the list.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class StepChoice:
         """Begin the choice of a step.
 
         Args:
-            active: the batch, as it changes while the choice is under way.
+            active: live view of the batch, which changes during the choice.
             pool: the pages.
-            parts: what is known of blocks in which sequences go on.
+            parts: known parts of blocks.
             budget: tokens of the step.
         """
         self.fresh: list[int] = []
@@ -57,19 +57,19 @@ class StepChoice:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """The chunks chosen so far, in the order in which they were chosen."""
+        """The chosen chunks, in order of choice."""
         return list(self._chosen.values())
 
     def take_copies(self) -> tuple[PageCopy, ...]:
-        """Return the copies to make before anything else happens, and forget them."""
+        """Return the copies to make before anything else happens, and forget the copies here."""
         copies, self.copies = tuple(self.copies), []
         return copies
 
     def go_on(self) -> Sequence | None:
-        """Choose until a sequence must leave the batch first (that one) or all is chosen (None)."""
+        """Choose until all is chosen (None) or a victim must leave the batch first (the victim)."""
         while self._ahead and self._left:
             seq = self._ahead[0]
-            if seq.phase is Phase.RUNNING:  # Else it lost its pages to one of higher rank.
+            if seq.phase is Phase.RUNNING:  # Else the sequence was a victim itself.
                 victim = self._choose(seq)
                 if victim is not None:
                     self._chosen.pop(victim.seq_id, None)
@@ -78,9 +78,10 @@ class StepChoice:
         return None
 
     def _choose(self, seq: Sequence) -> Sequence | None:
-        """Choose a sequence's chunk; returns a sequence whose pages are needed for it.
+        """Choose a sequence's chunk; return a victim if pages are short.
 
-        May be called again for the same sequence: what was done for it before is not done twice.
+        May be called again for the same sequence after the victim has left; finished parts of the
+        work are not repeated.
         """
         if seq.wants_part:
             victim = self._provide_pages(seq, seq.computed + 1)
@@ -97,18 +98,18 @@ class StepChoice:
         return victim
 
     def _begin_block(self, seq: Sequence) -> None:
-        """Fill a sequence's new page with what is known of that block."""
+        """Fill a sequence's new page with the known part of the block."""
         copy = self._parts.take(seq)
         if copy is not None:
             self.copies.append(copy)
-            # A sequence that lost its pages in this step may have had the same page.
+            # A victim of this step may have had the same page.
             self.fresh = [page for page in self.fresh if page != copy.target]
 
     def _provide_pages(self, seq: Sequence, tokens: int) -> Sequence | None:
-        """Give a sequence pages for ``tokens``; returns who must give up pages if there are none.
+        """Give a sequence pages for ``tokens``; return a victim if pages are short.
 
-        That is the running sequence of lowest rank, which may be this one. A chunk in isolation
-        takes no pages of others.
+        The victim is the running sequence of lowest rank, perhaps the sequence itself. A chunk in
+        isolation takes no pages from callers' sequences: the chunk itself is the victim.
         """
         missing = seq.pages_for(tokens) - seq.num_pages
         if missing <= 0:

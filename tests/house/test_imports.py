@@ -27,6 +27,7 @@ MAY_LOAD = {
     "tierkv.metaserver.directory.directory": (),
     "tierkv.scheduler.requests.state": (),
     "tierkv.scheduler.dispatcher": (),
+    "tierkv.compute.batching.batcher": (),
     "tierkv.compute.client": (),
     "tierkv.integrations.pool_door": (),
     "tierkv.cli": (),
