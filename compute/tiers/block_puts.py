@@ -1,9 +1,9 @@
-"""Blocks on their way to pool nodes: slots that fill layer by layer, and frames that are put whole.
+"""Blocks on their way to pool nodes: slots filled layer by layer, and frames that are put whole.
 
-Only the publisher's thread touches these. A node that fails takes out its own blocks only; a block
-becomes visible when ``close`` seals it. Entropy-coded blocks are encoded whole and put after a
-pass, because their size is not known before. The first block of a prompt holds the attention sinks
-and is always stored at the finest level; ``adaptive`` stores the other blocks at two levels.
+Only the publisher's thread calls this file. A failing node takes out its own blocks only; ``close``
+seals a block and so makes it visible. Entropy-coded blocks are encoded whole and put after a pass,
+because their size is not known before. The first block of a prompt holds the attention sinks and is
+always stored at the finest level; ``adaptive`` stores all later blocks at two levels.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tierkv.kvcore.layout import BlockLayout, KvCodec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishJob:
-    """Blocks of one sequence that are published, or given up, together.
+    """Blocks of one sequence, published or given up together.
 
     Attributes:
-        seq_id: whose blocks.
+        seq_id: number of the sequence.
         blocks: in chain order; the job's owner holds a reference on their pages.
-        codec: how they are stored.
-        must: queue it even when the queue is full (a handoff waits for it).
-        handoff: another node reads the blocks as soon as they are there.
+        codec: how the blocks are stored.
+        must: queue the job even when the queue is full (a handoff waits for the job).
+        handoff: another node reads the blocks as soon as they are sealed.
     """
 
     seq_id: int
@@ -43,15 +43,15 @@ class PublishJob:
 
 
 SaveDone = Callable[[PublishJob, Sequence[FullBlock]], None]
-"""Takes a job that has ended and those of its blocks whose pool node was away or failed."""
+"""Takes an ended job and the blocks lost because their pool node was away or failed."""
 
 ReadRanges = Callable[[int, Sequence[int], KvCodec], list[memoryview]]
-"""One layer of some pages as ranges (``L1Pages.read_ranges``)."""
+"""One layer of several pages as ranges (``L1Pages.read_ranges``)."""
 
 
 @dataclass(slots=True)
 class _NodePuts:
-    """What goes to one node; ``failed`` ends it early."""
+    """The blocks for one node; ``failed`` ends the puts early."""
 
     node: PoolNode
     blocks: list[tuple[FullBlock, PublishJob]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class _NodePuts:
 
 
 class BlockPuts:
-    """The blocks of some jobs, from reserve to seal; only those of a codec of fixed size."""
+    """The blocks of several jobs, from reserve to seal; only blocks of a codec of fixed size."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class BlockPuts:
         self._layers = 0
 
     def reserve(self) -> None:
-        """Ask for a slot per block; a block that the pool has, or is being given, gets none."""
+        """Ask for a slot per block; a block that the pool has, or is receiving, gets no slot."""
         by_node: dict[NodeId, _NodePuts] = {}
         for job in self._jobs:
             for block in job.blocks if job.codec.has_fixed_size else ():
@@ -106,7 +106,7 @@ class BlockPuts:
         return put_request(block, job, self._layout, range_bytes)
 
     def write(self, stop: int, read_ranges: ReadRanges) -> None:
-        """Write layers up to ``stop`` that were not written yet, one layer in memory at a time."""
+        """Write the layers up to ``stop`` not written yet, with one layer in memory at a time."""
         for layer in range(self._layers, stop):
             for puts in self._nodes:
                 if puts.granted and not puts.failed:
@@ -126,7 +126,7 @@ class BlockPuts:
             puts.failed = puts.failed or not attempt.ok
 
     def close(self, kept: Sequence[PublishJob]) -> int:
-        """Seal the blocks of the jobs that are kept, give the others up.
+        """Seal the blocks of kept jobs, abort the blocks of all other jobs.
 
         Returns:
             bytes in sealed slots.
@@ -149,7 +149,7 @@ class BlockPuts:
         return sealed_bytes
 
     def lost(self) -> set[BlockKey]:
-        """Return the blocks whose node was away or failed; those that it refused are not lost."""
+        """Return the blocks whose node was away or failed; refused blocks are not lost."""
         failed = (block.spec.key for puts in self._nodes if puts.failed for block, _ in puts.blocks)
         return {*self._homeless, *failed}
 
@@ -157,7 +157,7 @@ class BlockPuts:
 def put_request(
     block: FullBlock, job: PublishJob, layout: BlockLayout, range_bytes: int
 ) -> BlockSpec:
-    """Return what a pool node has to know about a block; rows of a handoff read it at once."""
+    """Describe a block to a pool node; the rows of a handoff read the block at once."""
     spec, ranges = block.spec, shared_ranges(range_bytes, layout.layers)
     if not job.handoff:
         return replace(spec, ranges=ranges)
@@ -175,14 +175,16 @@ def _by_codec(
 
 
 _BATCH_BLOCKS = 16
-"""Blocks that are encoded in memory at a time."""
+"""Blocks encoded in memory at a time."""
 
 _Frame = tuple[PublishJob, FullBlock, BlockKey, CodecLevel]
 
 
 @dataclass(frozen=True, slots=True)
 class FramesPut:
-    """What came of it: bytes in sealed slots, and blocks whose node was away or failed."""
+    """The result of ``put_frames``: bytes in sealed slots, and blocks whose node was away or
+    failed.
+    """
 
     sealed_bytes: int
     lost: set[BlockKey]
@@ -195,7 +197,7 @@ def put_frames(
     *,
     absorb: Absorb,
 ) -> FramesPut:
-    """Encode and store the blocks of jobs; what the pool has already is not encoded again."""
+    """Encode and store the blocks of jobs; blocks already in the pool are not encoded again."""
     lost: set[BlockKey] = set()
     by_node: dict[NodeId, tuple[PoolNode, list[_Frame]]] = {}
     for frame in (frame for job in jobs for frame in _frames(job)):

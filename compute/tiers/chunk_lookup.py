@@ -1,7 +1,7 @@
-"""Chunks of a prompt by name, and which of them the pool has as a whole.
+"""Chunks of a prompt by name, and which chunks the pool has as a whole.
 
-Used by the engine's blending stage; looking up runs in the tiers' worker threads. A chunk of which
-one block is missing counts as missing.
+Used by the engine's blending stage; lookups run in the tiers' worker threads. A chunk with a
+missing block counts as missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_MISSES = 32
 """Questions to the pool that may end at a missing chunk, per request."""
 
 Find = Callable[[Sequence[BlockKey]], list[tuple[Source, ...]]]
-"""Sources of the longest prefix of some keys that the pool holds (compute/tiers/finder.py)."""
+"""Sources of the longest prefix of these keys in the pool (compute/tiers/finder.py)."""
 
 FoundChunks = dict[BlockKey, list[tuple[Source, ...]]]
 """Sources of every block of a chunk, by the chunk's name."""
@@ -31,7 +31,8 @@ class PromptChunk:
     """A reusable span of a prompt, ``[start, stop)``.
 
     Attributes:
-        keys: of its blocks, which are counted from its first token; the last one may be partial.
+        keys: keys of the chunk's blocks, counted from its first token; the last block may be
+            partial.
     """
 
     start: int
@@ -40,11 +41,11 @@ class PromptChunk:
 
     @property
     def name(self) -> BlockKey:
-        """Equal for equal tokens after an equal isolation prefix, and for nothing else."""
+        """Equal for equal tokens after an equal isolation prefix, and different otherwise."""
         return self.keys[0]
 
     def parent(self, block: int) -> BlockKey:
-        """Return the key of the block before."""
+        """Return the key of the preceding block."""
         return self.keys[block - 1] if block else ROOT_PARENT
 
     def block(self, block: int, tokens: int, owner: Owner) -> BlockSpec:
@@ -53,7 +54,7 @@ class PromptChunk:
 
 
 def isolation_prefix(request: GenerateRequest) -> tuple[int, ...]:
-    """Return the tokens that every chunk of a request is computed after: what precedes them all."""
+    """Return the tokens before all chunks of a request; each chunk is computed after them."""
     assert request.blend is not None
     return request.token_ids[: request.blend.chunks[0][0]]
 
@@ -73,10 +74,11 @@ def prompt_chunks(request: GenerateRequest, *, block_tokens: int) -> tuple[Promp
 
 
 def find_chunks(chunks: Sequence[PromptChunk], find: Find) -> FoundChunks:
-    """Find the chunks that the pool holds as a whole.
+    """Find the chunks stored completely in the pool.
 
-    Asks about as many as possible in one call, and once more behind each one that is missing. After
-    ``MOST_MISSES`` of those the others count as missing too: the request waits for the answers.
+    A question covers as many chunks as fit, and a further question is asked behind each missing
+    chunk. After ``MOST_MISSES`` missing chunks the rest counts as missing too, because the request
+    waits for the answers.
     """
     found: FoundChunks = {}
     rest, misses = list(chunks), 0
@@ -95,7 +97,7 @@ def find_chunks(chunks: Sequence[PromptChunk], find: Find) -> FoundChunks:
 
 
 def _fitting(chunks: Sequence[PromptChunk]) -> list[PromptChunk]:
-    """Return the leading chunks whose keys fit one question; never none."""
+    """Return the leading chunks whose keys fit one question; at least one chunk."""
     fitting, blocks = [chunks[0]], len(chunks[0].keys)
     for chunk in chunks[1:]:
         blocks += len(chunk.keys)

@@ -1,7 +1,8 @@
 """Where the pool holds a chain of blocks, best source first.
 
-Used by loader threads (to read) and by the publisher (to place). Asks the meta server once for
-the whole chain; what it does not know, the home node and rendezvous hashing may.
+Used by loader threads (to read) and by the publisher (to place). A lookup asks the meta server once
+for the whole chain; for blocks unknown to the meta server, the home node and the rendezvous nodes
+are asked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tierkv.metaserver.client import LocateReply
 
 @dataclass(slots=True)
 class Attempt:
-    """What came of a guarded piece of cache work; ``error`` is None when it went well."""
+    """The outcome of guarded cache work; ``error`` is None on success."""
 
     error: CacheError | None = None
 
@@ -39,8 +40,7 @@ Directory = Callable[[Sequence[BlockKey]], LocateReply]
 
 
 Promote = Callable[[PoolNode, Sequence[BlockKey]], Sequence[Location | None]]
-"""Has a node bring blocks from its disk into memory; guarded and measured (compute/tiers/tiers.py).
-"""
+"""Has a node bring blocks from disk into memory; guarded and measured (compute/tiers/tiers.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Source:
     """One copy of a block.
 
     Attributes:
-        node: who has it.
-        location: where it can be read; None while it rests on the node's disk or archive, which
-            the loader promotes only when loading is found worth it.
-        tier: as seen from here.
-        key: the block, for a copy that rests or rested.
+        node: the pool node with the copy.
+        location: where the copy can be read; None while the copy rests on the node's disk or
+            archive. The loader promotes a resting copy only when loading was found worth the time.
+        tier: the tier as seen from here.
+        key: key of the block, for a copy that rests or rested.
     """
 
     node: PoolNode
@@ -62,10 +62,10 @@ class Source:
 
 
 class BlockFinder:
-    """Knows the connected pool nodes and asks them, and the directory, about blocks.
+    """Knows the connected pool nodes, and asks the nodes and the directory about blocks.
 
     Attributes:
-        directory: the meta server, or None where there is none.
+        directory: the meta server; None without a meta server.
         archive: tier L4 outside the DMP nodes; asked last, None by default.
     """
 
@@ -96,20 +96,20 @@ class BlockFinder:
 
     @property
     def home(self) -> PoolNode | None:
-        """The pool node of this host, if there is one."""
+        """The pool node of this host, or None."""
         return next((n for n in self._nodes.values() if n.host == self._host), None)
 
     def place(self, key: BlockKey) -> PoolNode | None:
-        """Return the node a new block is written to: the home node, else the rendezvous node."""
+        """Return the node to write a new block to: the home node, else the rendezvous node."""
         return self.home or self._rendezvous(key)
 
     def find(self, keys: Sequence[BlockKey], *, thorough: bool) -> list[tuple[Source, ...]]:
-        """Return the sources of the longest prefix of ``keys`` that the pool holds.
+        """Return the sources of the longest prefix of ``keys`` in the pool.
 
         Args:
-            keys: a chain, or the rest of one.
-            thorough: ask every node about what the directory does not know (after a handoff,
-                when the directory may not have heard of the newest blocks yet).
+            keys: a chain, or the rest of a chain.
+            thorough: ask every node about blocks unknown to the directory (after a handoff, when
+                the directory may not know the newest blocks yet).
         """
         keys = keys[: limits.MAX_CHAIN_BLOCKS]
         found, answered = self._from_directory(keys)
@@ -148,10 +148,10 @@ class BlockFinder:
     def _from_nodes(
         self, keys: Sequence[BlockKey], *, everywhere: bool, by_rendezvous: bool
     ) -> list[tuple[Source, ...]]:
-        """Ask nodes themselves: always the home node, others only when there is a reason.
+        """Ask the nodes directly: always the home node, further nodes only with a reason.
 
-        Without the directory (``by_rendezvous``) nobody knows what rests on disks, and the nodes
-        are asked to promote it.
+        Without the directory (``by_rendezvous``) no process knows which blocks rest on disks, and
+        the nodes are asked to promote missing blocks.
         """
         known: dict[BlockKey, list[Source]] = {key: [] for key in keys}
         if self.home is not None:
@@ -198,7 +198,7 @@ class BlockFinder:
 
     def _rendezvous(self, key: BlockKey) -> PoolNode | None:
         nodes = self._nodes
-        # Equal weights: every reader and writer must rank alike, whatever it knows of capacities.
+        # Equal weights: every reader and writer must rank alike, with or without known capacities.
         ranked = rank_nodes(key, [(node_id, 1.0) for node_id in nodes])
         return nodes[ranked[0]] if ranked else None
 

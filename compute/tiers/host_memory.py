@@ -1,8 +1,8 @@
-"""Pins the pool's memory of this host for the GPU, so that blocks go to it without a bounce.
+"""Pins this host's pool memory for the GPU: blocks then reach the GPU without a bounce buffer.
 
-Called by compute/node.py whenever its pool nodes change. A segment that is mapped here is
-registered once with CUDA and let go when its node is; without a GPU nothing happens. The CUDA calls
-themselves were never run by this project's tests: a refusal is logged and copies just stay slower.
+Called by compute/node.py whenever the pool nodes change. A segment mapped here is registered once
+with CUDA and unregistered when its node goes; without a GPU nothing happens. This project's tests
+never ran the CUDA calls themselves: a refusal is logged and copies merely stay slower.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Unregister = Callable[[int], int]
 
 @runtime_checkable
 class Mapped(Protocol):
-    """A pool node whose memory this process maps."""
+    """A pool node whose memory is mapped into this process."""
 
     def mapped(self) -> memoryview: ...
 
@@ -35,7 +35,7 @@ class HostMemory:
     """Registered segments.
 
     Attributes:
-        pinned: size by address of what is registered now.
+        pinned: size by address of the registered segments.
     """
 
     def __init__(self, register: Register, unregister: Unregister) -> None:
@@ -47,7 +47,7 @@ class HostMemory:
     def keep(self, nodes: Sequence[PoolNode]) -> None:
         """Have exactly the mapped memory of these nodes registered; blocks while pages are pinned.
 
-        Memory of a node that was taken out is let go here, so this comes before the node is closed.
+        Memory of a removed node is unregistered here; call this before closing the node.
         """
         wanted = dict(_place(node.mapped()) for node in nodes if isinstance(node, Mapped))
         for address in self.pinned.keys() - wanted.keys():
@@ -67,7 +67,7 @@ class HostMemory:
 
 
 def host_memory() -> HostMemory | None:
-    """Return what registers with this machine's CUDA; None where there is none."""
+    """Return the registration with this machine's CUDA; None without CUDA."""
     if not torch.cuda.is_available():
         return None
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -1,9 +1,9 @@
-"""Chains that are stored at two levels (codec ``adaptive``): finds both, picks one level per block.
+"""Chains stored at two levels (codec ``adaptive``): finds both, picks a level per block.
 
 Used by the tiers' worker threads. Leading blocks are loaded fine first, because every later token
-attends to them. The result is a chain like any other: each frame names its level, so a load may
-mix levels. How deep to load, or whether to compute, is decided afterwards
-(costing/load_controller.py). Source: CacheGen, arXiv 2310.07240, there per chunk of 1,500 tokens.
+attends to them. The result is an ordinary chain: each frame names its level, and a load may mix
+levels. How deep to load, or whether to compute, is decided afterwards (costing/load_controller.py).
+Source: CacheGen, arXiv 2310.07240, there per chunk of 1,500 tokens.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tierkv.kvcore.layout import BlockLayout, KvCodec
 Copies = tuple[Source, ...]
 
 _SHARE_OF_COMPUTING = 0.5
-"""Without a budget loading may take so much of the time that computing would."""
+"""Without a budget, loading may take this share of the time of computing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A chain, or the rest of one.
+    """A chain, or the rest of a chain.
 
     Attributes:
-        keys: of its blocks, as they are named at the fine level.
-        start: tokens before the first of them.
-        left_s: seconds left until the first token should be out; None: no budget.
+        keys: keys of the blocks at the fine level.
+        start: tokens before the first block.
+        left_s: seconds left until the first token is due; None: no budget.
     """
 
     keys: Sequence[BlockKey]
@@ -41,7 +41,7 @@ class Wanted:
 
 
 class LevelPicker:
-    """Picks levels by what this node measured."""
+    """Picks levels by this node's measurements."""
 
     def __init__(self, finder: BlockFinder, figures: LoadFigures, layout: BlockLayout) -> None:
         self._finder = finder
@@ -49,17 +49,17 @@ class LevelPicker:
         self._layout = layout
 
     def pick(self, wanted: Wanted, fine: list[Copies], *, thorough: bool) -> list[Copies]:
-        """Return a chain of the better level per block that time allows.
+        """Return a chain with the best level per block within the time allowed.
 
         Args:
-            wanted: what was looked for.
-            fine: what was found of it at the fine level.
+            wanted: the wanted chain.
+            fine: the found blocks of the fine level.
             thorough: as in BlockFinder.find.
         """
         skipped = 0 if wanted.start else 1  # A prompt's first block is stored at one level only.
         names = [coarse_key(key) for key in wanted.keys[skipped:]]
         if len(fine) < skipped:
-            return fine  # Whatever else there is begins behind a block that nobody has.
+            return fine  # The first block is missing, and coarse blocks begin behind it.
         coarse = self._finder.find(names, thorough=thorough) if names else []
         coarse = [*fine[:skipped], *coarse]
         both = list(zip(fine, coarse, strict=False))
@@ -75,7 +75,9 @@ class LevelPicker:
         return BlockSizes(self._size(fine), self._size(coarse))
 
     def _size(self, copies: Copies) -> int:
-        """A copy that rests on a disk does not say how long it is: at most this."""
+        """Return a copy's size. A copy resting on a disk has no known length: the upper bound
+        counts.
+        """
         at = copies[0].location
         return at.length if at is not None else self._layout.stored_bytes
 
@@ -93,6 +95,6 @@ class LevelPicker:
             return max(0.0, wanted.left_s)
         cost = self._figures.steps.cost
         if cost is None:
-            return float("inf")  # Nothing was computed yet: nothing says that time is short.
+            return float("inf")  # No measured step yet, and no reason to hurry.
         tokens = blocks * self._layout.block_tokens
         return _SHARE_OF_COMPUTING * cost.seconds(tokens, causal_pairs(wanted.start, tokens))

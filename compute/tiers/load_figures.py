@@ -1,7 +1,8 @@
-"""What loading and computing cost on this node, as loaders and steps measured it.
+"""Measured costs of loading and computing on this node.
 
-Loader threads and the engine feed it, the loading controller reads it. A path that is avoided is
-not measured any more, so it is probed now and then: a bounded read for which no request waits.
+Loader threads and the engine add measurements, the loading controller reads them. An avoided path
+gets no measurements any more; a probe measures the path now and then by a bounded read for which no
+request waits.
 """
 
 from __future__ import annotations
@@ -21,25 +22,28 @@ from tierkv.kvcore.layout import BlockLayout, KvCodec
 from tierkv.kvcore.location import Location, Tier
 
 ASSUMED = {Tier.L2: Line(0.0, 2e9), Tier.L3: Line(0.0, 5e8), Tier.L4: Line(0.0, 2e8)}
-"""Until measured: optimistic, so that the first load happens and is measured."""
+"""Assumed before any measurement: optimistic, to have a first load happen and be measured."""
 PROBE_REFUSALS = 8
 PROBE_PAUSE_S = 5.0
-"""A path is probed after so many refusals, or so long, without a measurement."""
+"""A path is probed after this many refusals, or this long, without a measurement."""
 PROBE_BYTES = 1 << 20
 PROBE_S = 0.05
-"""What a probe reads at most, in bytes and in predicted seconds; one layer of one block at least.
+"""Upper bounds of a probe in bytes and in predicted seconds; at least one layer of one block is
+read.
 """
 BLEND_ASSUMED = 1.5
-"""How many times what steps cost a blended pass is taken to take, until one was measured."""
+"""Assumed time of a blended pass relative to steps, until a pass was measured."""
 BLEND_PROBE_REFUSALS = 64
-"""One pass in so many refusals is tried all the same: what is avoided is not measured."""
+"""After this many refusals a pass is tried all the same: an avoided pass is not measured."""
 _FORGET_PESSIMISM = 1.05
-"""Decoding can't be probed: each refusal raises its assumed rate a little, until it is tried."""
+"""Decoding can't be probed: each refusal raises the assumed rate by this factor, until decoding is
+tried.
+"""
 
 
 @dataclass(slots=True)
 class _Path:
-    """Reads of one kind, and how often they were avoided since the last one."""
+    """Reads of one kind, and the number of refusals since the last read."""
 
     fit: LineFit
     overlap: Overlap = field(default_factory=Overlap)
@@ -49,7 +53,7 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a copy is reached: blocks with equal ones are loaded by the same calls."""
+    """How a copy is reached: blocks with an equal way are loaded by the same calls."""
 
     node: NodeId
     tier: Tier
@@ -61,21 +65,21 @@ class LoadFigures:
     """Figures of one node. Each assignment is whole under the interpreter lock.
 
     Attributes:
-        meters: what was looked for in and loaded from each tier, for the views.
-        steps: what computing costs.
-        blend_slower: how many times as long a blended pass takes, per second of what steps cost.
+        meters: tokens looked up in, and bytes loaded from, each tier; for the views.
+        steps: cost of computing.
+        blend_slower: measured time of a blended pass per second predicted from steps.
     """
 
     def __init__(
         self, layout: BlockLayout, *, host: HostId, clock: Clock, read_bytes: int = 0
     ) -> None:
-        """Make figures of which nothing was measured.
+        """Make figures without measurements.
 
         Args:
-            layout: of the node's blocks.
-            host: whose pool nodes are L2.
-            clock: when things were measured.
-            read_bytes: one read brings as many layers as fit into this, one at least.
+            layout: layout of the node's blocks.
+            host: host whose pool nodes are L2.
+            clock: dates measurements.
+            read_bytes: one read brings as many layers as fit into this size, at least one.
         """
         self.meters = {tier: TierMeter() for tier in Tier}
         self.steps = StepCostFit()
@@ -94,13 +98,13 @@ class LoadFigures:
     ) -> None:
         """Learn from the duration of a blended pass.
 
-        A pass never costs less than the same tokens in steps. If it took less, then steps got
-        faster while only passes ran: no step was measured, and passes would be chosen for ever.
+        A pass never costs less than the same tokens in steps. A shorter pass shows that steps got
+        faster while only passes ran: without a measured step, passes would be chosen for ever.
 
         Args:
-            expected_s: what the pass was predicted to take, from the cost of steps.
+            expected_s: predicted duration of the pass, from the cost of steps.
             seconds: measured duration.
-            scale: ``steps.scale`` when the prediction was made.
+            scale: ``steps.scale`` at the time of the prediction.
             to_the_end: True if ``seconds`` include the computing itself, not only its launch.
         """
         self.blend_slower.add(seconds, expected_s * self.steps.scale / scale)
@@ -110,31 +114,32 @@ class LoadFigures:
             self.blend_slower.value = 1.0
 
     def blend_refused(self) -> bool:
-        """Count a pass that was not worth it; True: this one should be tried, to be measured.
+        """Count a pass that was not worth its time; True: try this pass nevertheless, to measure
+        it.
 
-        One pass at a time: a statement's calls are decided together, before any of them ends.
+        One pass at a time: a statement's calls are decided together, before any call ends.
         """
         self._blend_refusals += 1
         return self._blend_refusals % BLEND_PROBE_REFUSALS == 0
 
     def read(self, tier: Tier, size_bytes: int, seconds: float, *, layers: int = 1) -> None:
-        """Take in that one read brought ``layers`` layers of some blocks."""
+        """Record a read of ``layers`` layers of several blocks."""
         self.meters[tier].read(size_bytes, seconds)
         whole = layers == self._layout.layers
         self._learn(self._reads[tier], size_bytes, seconds, whole=whole)
 
     def lost(self, tier: Tier, size_bytes: int, seconds: float) -> None:
-        """Take in that a read took this long and came to nothing."""
+        """Record the duration of a failed read."""
         self._learn(self._reads[tier], size_bytes, seconds, whole=True, certain=True)
 
     def probed(self, source: Source, size_bytes: int, seconds: float) -> None:
-        """Take in what a probe of a copy's path measured."""
+        """Record the measurement of a probe of a copy's path."""
         self._learn(self._path(source), size_bytes, seconds, whole=True, certain=True)
 
     def gave_up(
         self, sources: Sequence[tuple[Source, ...]], seconds: float, *, layers_ready: int
     ) -> None:
-        """Take in that a load did not end in ``seconds``, in which so many layers arrived."""
+        """Record an abandoned load: ``layers_ready`` layers arrived in ``seconds``."""
         ways: dict[int, tuple[_Path, int]] = {}
         for copies in sources:
             if copies:
@@ -147,26 +152,26 @@ class LoadFigures:
             self._learn(path, size * together, read_s, whole=True, certain=True)
 
     def layers_together(self, layer_bytes: int) -> int:
-        """Return how many layers one read brings, each of so many bytes for all blocks."""
+        """Return how many layers one read brings, given the bytes of a layer over all blocks."""
         return min(max(1, self._read_bytes // max(1, layer_bytes)), self._layout.layers)
 
     def _read_size(self, source: Source) -> int:
-        """Return what one read moves of a block: all that rests, one layer of what does not."""
+        """Return the bytes moved by one read of a block: all of a resting block, else one layer."""
         if source.location is None:
             return self._layout.stored_bytes
         return self.layer_bytes(source.location)
 
     def stored_bytes(self, source: Source) -> int:
-        """Return the size of a block as a copy is stored."""
+        """Return the stored size of a copy of a block."""
         return self._layout.stored_bytes if source.location is None else source.location.length
 
     def promoted(self, size_bytes: int, seconds: float) -> None:
-        """Take in that blocks were brought from a node's disk into its memory."""
+        """Record a transfer of blocks from a node's disk into the node's memory."""
         self.meters[Tier.L4].read(size_bytes, seconds)
         self._learn(self._promotions, size_bytes, seconds)
 
     def decoded(self, codec: KvCodec, size_bytes: int, seconds: float) -> None:
-        """Take in that stored bytes were decoded, or copied to where the pages are."""
+        """Record that stored bytes were decoded, or copied to the pages."""
         self._decodes.setdefault(codec, Rate()).add(size_bytes, seconds)
 
     def _learn(
@@ -184,13 +189,13 @@ class LoadFigures:
         path.refusals = 0
 
     def line(self, tier: Tier) -> Line:
-        """Return what one read of layers of some blocks costs."""
+        """Return the cost of one read of layers of several blocks."""
         return self._reads[tier].fit.line or ASSUMED[tier]
 
     def path(self, tier: Tier) -> Line | None:
-        """Return what loading from a tier costs however many loads share its path.
+        """Return the cost of loading from a tier, however many loads share the path.
 
-        Decoding of the layout's own codec is a part of it; None until measured.
+        Decoding of the layout's own codec is included; None until measured.
         """
         path = self._promotions if tier is Tier.L4 else self._reads[tier]
         line = path.fit.line
@@ -203,7 +208,7 @@ class LoadFigures:
         return Line(line.latency_s, 1 / per_byte_s)
 
     def level(self, codec: KvCodec, sources: Sequence[tuple[Source, ...]]) -> Level:
-        """Describe the form in which some blocks are stored, by the lengths they say they have."""
+        """Describe the stored form of blocks, by the lengths of their copies."""
         sizes = [self.layer_bytes(at) for copies in sources if (at := copies[0].location)]
         size = sum(sizes) / len(sizes) if sizes else self._layout.stored_layer_bytes
         rate = self._decodes.get(codec)
@@ -215,7 +220,7 @@ class LoadFigures:
         return location.length // self._layout.layers or self._layout.stored_layer_bytes
 
     def runs(self, sources: Sequence[tuple[Source, ...]]) -> list[Run]:
-        """Group a chain by where the best copy of each block is."""
+        """Group a chain by the place of each block's best copy."""
         groups = groupby((copies[0] for copies in sources), self.way)
         return [self._run(way, len(list(copies))) for way, copies in groups]
 
@@ -225,15 +230,18 @@ class LoadFigures:
         return Run(way.tier, blocks, self.line(way.read), promote, place)
 
     def way(self, source: Source) -> Way:
-        """A copy that rests, or did until a moment ago, is read in its node's memory."""
+        """Return how a copy is reached.
+
+        A copy that rests, or rested a moment ago, is read in its node's memory.
+        """
         in_memory = Tier.L2 if source.node.host == self._host else Tier.L3
         read = source.tier if source.key is None else in_memory
         return Way(source.node.node_id, source.tier, read, source.location is None)
 
     def refused(self, sources: Sequence[tuple[Source, ...]]) -> bool:
-        """Take note that these blocks were not worth loading; True: the first is to be probed.
+        """Record blocks that were not worth loading; True: the first block is to be probed.
 
-        Whoever probes it says what that took (``probed``), and that it ended (``probe_ended``).
+        The prober reports the measurement (``probed``) and the end of the probe (``probe_ended``).
         """
         source = sources[0][0]
         for rate in self._decodes.values():
@@ -247,7 +255,7 @@ class LoadFigures:
         return True
 
     def probe_ended(self, source: Source) -> None:
-        """Take note that a copy's path may be probed again."""
+        """Allow the next probe of a copy's path."""
         path = self._path(source)
         path.refusals = 0
         path.probing = False

@@ -1,4 +1,4 @@
-"""What the loading controller chose, what it predicted, and what came of it.
+"""Decisions of the loading controller, with predictions and outcomes.
 
 The engine's thread writes; reports and people read. The last decisions are kept, all are counted.
 """
@@ -15,7 +15,7 @@ from tierkv.kvcore.node import LoadChoiceStats
 _log = logging.getLogger(__name__)
 _KEPT = 256
 _LATE_AT_MOST = 8.0
-"""An answer that took still longer, times what was planned, was held up by something else."""
+"""Upper bound of a lateness to learn from, relative to the plan; more has another cause."""
 _NEW_SHARE = 0.2
 _AT_LEAST = 0.5
 """A prediction is never below this share of the plan."""
@@ -26,16 +26,16 @@ class LoadRecord:
     """One decision.
 
     Attributes:
-        request_id: for whom.
+        request_id: the request.
         kind: ``load``, ``part`` or ``compute``; ``blend`` when chunks are blended.
         choice: the plan, as in ``alternatives``.
         found_blocks: blocks that could have been loaded.
-        planned_s: seconds from the decision to the first token, by what it is made of; 0.0 while
-            nothing is measured.
-        predicted_s: the same, and what plans of its kind took longer lately.
-        alternatives: what was predicted for the other plans.
+        planned_s: seconds from the decision to the first token, by the measured costs; 0.0 before
+            any measurement.
+        predicted_s: ``planned_s`` plus the recent lateness of plans of the same kind.
+        alternatives: predictions for the rejected plans.
         decided_at_s: the engine's clock.
-        actual_s: what it took; NaN until known, and for good when there was no first token.
+        actual_s: measured seconds; NaN until known, and for good without a first token.
     """
 
     request_id: str
@@ -81,7 +81,7 @@ class LoadLog:
         alternatives: tuple[tuple[str, float], ...],
         now: float,
     ) -> LoadRecord:
-        """Take a decision in, and predict from it when the first token comes."""
+        """Record a decision, and predict the time of the first token."""
         late_s = self._late_s.get(kind, 0.0) if planned_s else 0.0
         predicted_s = max(_AT_LEAST * planned_s, planned_s + late_s)
         record = LoadRecord(
@@ -92,7 +92,7 @@ class LoadLog:
         return record
 
     def ended(self, record: LoadRecord, first_token_s: float) -> None:
-        """Take in when the first token came; negative: never."""
+        """Record the time of the first token; negative: never."""
         if first_token_s >= 0.0:
             record.actual_s = first_token_s - record.decided_at_s
         if record.predicted_s > 0.0 and not math.isnan(record.actual_s):

@@ -2,8 +2,7 @@
 
 Runs in the tiers' worker threads; on a GPU each thread copies in a CUDA stream of its own. Layer l
 of all blocks arrives before layer l + 1, and an event per layer lets the engine compute behind the
-load; small loads bring several layers, or all, in one read. A block that cannot be read shortens
-the load.
+load; small loads bring several layers, or all, in one read. An unreadable block shortens the load.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from tierkv.kvcore.location import Location, Tier
 
 @contextmanager
 def copies_beside(device: torch.device) -> Iterator[None]:
-    """Queue this thread's GPU work on a new stream; what it wrote counts once it was waited for.
+    """Queue this thread's GPU work on a new stream; ``wait_for_copies`` completes the writes.
 
-    The stream begins behind what is queued on the default stream now: kernels there may still read
-    the pages that are about to be written.
+    The stream begins behind the work queued on the default stream now: kernels of that work may
+    still read the pages about to be written.
     """
     if device.type != "cuda":
         yield
@@ -43,31 +42,31 @@ def copies_beside(device: torch.device) -> Iterator[None]:
 
 
 def wait_for_copies(device: torch.device) -> None:
-    """Wait until what this thread queued on its stream is done; other threads run meanwhile."""
+    """Wait until the work queued on this thread's stream is done; meanwhile further threads run."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 _HOLD_TTL_S = 30.0
 Held = list[tuple[PoolNode, list[Location]]]
-"""What must be released after a load."""
+"""Copies to release after a load."""
 _Targets = Mapping[int, Sequence[memoryview]]
-"""By layer, where the range of each block goes."""
+"""By layer, the destination of each block's range."""
 
 
 @dataclass(slots=True, eq=False)
 class LoadJob:
-    """One load in progress; the loader writes it, the engine looks at its events.
+    """One load in progress; the loader writes the job, the engine watches the events.
 
     Attributes:
-        pages: where blocks go, in order.
-        sources: per block, copies to try; the first is the best.
-        layer_ready: set when that layer is in the pages (or never will be).
-        good: leading blocks that are complete so far; final once ``ended`` is set.
-        tiers: tier each of the leading blocks came from.
-        codec: what the blocks' ranges are.
+        pages: destinations of the blocks, in order.
+        sources: per block, copies to try, the best first.
+        layer_ready: set when the layer is in the pages (or never will be).
+        good: leading blocks complete as far as loaded; final once ``ended`` is set.
+        tiers: tier of each leading block's copy.
+        codec: how the blocks' ranges are stored.
         ended: set when no thread writes into the pages any more.
-        given_up: nobody wants it any more; the loader stops before the next layer.
+        given_up: the load is no longer wanted; the loader stops before the next layer.
     """
 
     pages: tuple[int, ...]
@@ -113,14 +112,14 @@ class Loader:
         self._figures = figures
 
     def run(self, job: LoadJob, *, arrived: Callable[[], None]) -> None:
-        """Load all layers, saying so after each; always ends with every event set."""
+        """Load all layers, calling ``arrived`` after each; always ends with every event set."""
         held: Held = []
         try:
             self._prepare(job, held)
             with copies_beside(self._pages.kv.device):
                 self._read_layers(job, arrived)
         except BaseException:
-            job.good = 0  # Before the events: who sees them reads it at once.
+            job.good = 0  # Before the events: the engine reads it as soon as an event is set.
             raise
         finally:
             for ready in job.layer_ready:
@@ -130,7 +129,7 @@ class Loader:
                     node.release(locations)
 
     def _read_layers(self, job: LoadJob, arrived: Callable[[], None]) -> None:
-        """Read layer after layer; several at once where they are small, for a call costs more."""
+        """Read layer after layer; several small layers at once, because calls are costly."""
         layers = len(job.layer_ready)
         together = self._figures.layers_together(sum(job.sizes[: job.good]))
         for first in range(0, layers, together):
@@ -145,7 +144,7 @@ class Loader:
                 arrived()
 
     def _prepare(self, job: LoadJob, held: Held) -> None:
-        """Bring up what rests, keep the best copies from eviction, drop those that are gone."""
+        """Promote resting copies, hold the best copies against eviction, drop lost copies."""
         pending = list(range(len(job.sources)))
         while pending:
             self._promote(job, pending)
@@ -157,10 +156,11 @@ class Loader:
             job.sizes.append(_place(copies[0]).length // len(job.layer_ready))
 
     def _readable(self, copies: tuple[Source, ...], codec: KvCodec) -> tuple[Source, ...]:
-        """Leave out copies that rest or that can't be KV of this layout, whatever their key says.
+        """Leave out copies that rest, or that can't be KV of this layout, whatever their key says.
 
-        Keys of other layouts differ (kvcore/block_key.py); this is for whoever got a key wrong.
-        Copies of an entropy-coded block are read into room of one size, that of the best.
+        Keys of different layouts differ (kvcore/block_key.py); this check is for a writer with a
+        wrong key. Copies of an entropy-coded block are read into room for one size, the size of the
+        best copy.
         """
         readable: list[Source] = []
         for source in copies:
@@ -187,7 +187,7 @@ class Loader:
             )
 
     def _promote(self, job: LoadJob, blocks: Sequence[int]) -> None:
-        """Have nodes read the blocks whose best copy rests (tier L4) into their memory."""
+        """Have nodes read blocks into memory if the best copy rests (tier L4)."""
         resting = [b for b in blocks if job.sources[b] and job.sources[b][0].location is None]
         for some in _by_node(job, resting).values():
             keys = [job.sources[b][0].key for b in some]
@@ -209,7 +209,9 @@ class Loader:
             self._promote(job, again)
 
     def _hold(self, job: LoadJob, blocks: Sequence[int], held: Held) -> list[int]:
-        """Hold the best copies of blocks; answers those whose best was gone, now without it."""
+        """Hold the best copies of blocks; return the blocks whose best copy was gone, now without
+        it.
+        """
         gone: list[int] = []
         for some in _by_node(job, blocks).values():
             node = job.sources[some[0]][0].node
@@ -227,7 +229,7 @@ class Loader:
         return gone
 
     def _read_some(self, job: LoadJob, layers: range) -> int:
-        """Read layers of all blocks, one call per node; returns how many blocks are good."""
+        """Read layers of all blocks, one call per node; return how many leading blocks are good."""
         good = job.good
         pages, sizes = job.pages[:good], job.sizes[:good]
         windows = [self._pages.window(layer, pages, job.codec, sizes) for layer in layers]
@@ -240,7 +242,7 @@ class Loader:
         return good
 
     def _commit(self, window: LayerWindow, count: int, codec: KvCodec) -> int:
-        """Move what was read into the pages; returns how many blocks are good."""
+        """Move the read bytes into the pages; return the number of good leading blocks."""
         began = self._clock.now()
         with self._absorb():
             window.commit(count)
@@ -264,7 +266,7 @@ class Loader:
             source.node.read_ranges(reads)
         if isinstance(attempt.error, TransportError):
             job.lost_nodes.add(source.node.node_id)
-        if source.key is None:  # Else promoting was measured instead.
+        if source.key is None:  # Else the promotion was measured instead.
             size = sum(len(read.destination) for read in reads)
             seconds = self._clock.now() - began
             if attempt.ok:
@@ -274,7 +276,7 @@ class Loader:
         return attempt.ok
 
     def _read_singly(self, job: LoadJob, blocks: Sequence[int], targets: _Targets) -> int:
-        """Find the first block that no copy can give; the blocks before it are good."""
+        """Find the first block that no copy can give; the preceding blocks are good."""
         for block in blocks:
             if not self._read_one(job, block, targets):
                 return block
@@ -298,7 +300,7 @@ class Loader:
 
 
 def _by_node(job: LoadJob, blocks: Iterable[int]) -> dict[tuple[NodeId, Tier], list[int]]:
-    """Group blocks by where their best copy is, so that each group is one call."""
+    """Group blocks by the place of the best copy, to read each group in one call."""
     groups: dict[tuple[NodeId, Tier], list[int]] = {}
     for block in blocks:
         best = job.sources[block][0]

@@ -1,9 +1,9 @@
 """Takes the beginning of a pool block where a prompt's chain of whole blocks ends.
 
 Used by the tiers' worker threads, and by the engine to decide. A block is one range per layer with
-one checksum, so it is read whole, into a page of the sequence's own, and counts as far as its
-tokens agree; what follows in the page is computed over it. That costs one look-up more per prompt,
-and is done only where it spares more than that.
+one checksum. A partly matching block is therefore read whole, into a page owned by the sequence,
+and counts as far as the tokens agree; the rest of the page is computed over. This costs one more
+lookup per prompt, made only where it spares more than its own time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.layout import KvCodec
 
 Find = Callable[[Sequence[BlockKey], int], list[tuple[Source, ...]]]
-"""Looks a chain that begins at a token up in the pool."""
+"""Looks up a chain in the pool; the number is the position of the chain's first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPart:
-    """Copies of a block whose first ``tokens`` tokens a prompt goes on with."""
+    """Copies of a block that matches a prompt's next ``tokens`` tokens."""
 
     copies: tuple[Source, ...]
     tokens: int
@@ -39,14 +39,14 @@ def find_part(
     find: Find,
     worth_asking: Callable[[int, int], bool],
 ) -> PoolPart | None:
-    """Look for a block that begins as the prompt goes on behind ``found`` whole blocks.
+    """Look for a block that begins like the rest of the prompt behind ``found`` whole blocks.
 
     Args:
         wanted: the prompt.
-        found: whole blocks that the pool has.
-        known: blocks of which the tokens are known here.
-        find: asks the pool; called once at most.
-        worth_asking: whether so many tokens, the first of them at a position, pay for that.
+        found: number of whole blocks found in the pool.
+        known: blocks whose tokens are known here.
+        find: asks the pool; called at most once.
+        worth_asking: says whether this many tokens, from this position, pay for a lookup.
     """
     block = wanted.first_block + found
     if block > len(wanted.keys):
@@ -68,14 +68,14 @@ def find_part(
 def worth_loading(
     part: PoolPart, codec: KvCodec, figures: LoadFigures, *, start: int, alone: bool
 ) -> bool:
-    """Whether reading a block is faster than computing what it has of a prompt.
+    """Return whether reading a block is faster than computing its common part with a prompt.
 
     Args:
         part: the block.
-        codec: how it is stored.
-        figures: what both cost.
-        start: tokens before it.
-        alone: nothing else is loaded, so it is charged the latency as well.
+        codec: how the block is stored.
+        figures: costs of reading and computing.
+        start: tokens before the block.
+        alone: no other block is loaded, so the latency counts for this block.
     """
     cost = figures.steps.cost
     if cost is None:

@@ -1,8 +1,8 @@
 """Writes blocks to the pool behind the computation, layer by layer while a pass runs.
 
-One thread carries out what the engine posts. Where too many blocks are in flight the engine waits
-a little if that is expected to be worth it, else some are simply not published; a pool that is slow
-or silent is not waited for. The pages of a job stay referenced until it is done.
+One thread carries out the engine's posts. If too many blocks are in flight, the engine waits a
+little where the wait is expected to pay off, and otherwise leaves blocks unpublished; the engine
+never waits for a slow or silent pool. The pages of a job stay referenced until the job is done.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tierkv.kvcore.ids import BlockKey
 _log = logging.getLogger(__name__)
 _Work = Callable[[], None]
 _PATIENCE_MARGIN = 2.0
-"""A wait that is expected to be worth it may take so many times as long; then it is given up."""
+"""A wait may take this many times the expected patience; then the wait is given up."""
 
 
 class Publication:
-    """Jobs on their way to the pool, as the engine's thread sees them.
+    """Jobs on their way to the pool, as seen by the engine's thread.
 
-    ``computed`` after each layer, or once for many; then ``end``, exactly once.
+    Call ``computed`` after each layer, or once for many; then ``end``, exactly once.
 
     Attributes:
-        jobs: those that were taken; each is passed to ``done`` after ``end``.
+        jobs: the accepted jobs; each is passed to the done callback after ``end``.
     """
 
     def __init__(self, publisher: Publisher, jobs: tuple[PublishJob, ...], puts: BlockPuts) -> None:
@@ -42,11 +42,11 @@ class Publication:
         self._puts = puts
 
     def computed(self, stop: int) -> None:
-        """Say that layers ``[0, stop)`` of the blocks' pages hold what they will hold."""
+        """Report layers ``[0, stop)`` of the blocks' pages as complete."""
         self._publisher.post_write(self._puts, stop)
 
     def end(self, kept: Collection[PublishJob]) -> None:
-        """Make the blocks of some jobs readable and give the others up: they leave no trace."""
+        """Make the blocks of kept jobs readable and give up all other jobs, without a trace."""
         self._publisher.post_end(self.jobs, self._puts, [job for job in self.jobs if job in kept])
 
 
@@ -88,17 +88,17 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="tierkv-publish", daemon=True)
 
     def start(self, done: SaveDone) -> None:
-        """Start the thread, which calls ``done`` once for each job that has ended."""
+        """Start the thread, which calls ``done`` once per ended job."""
         self._done = done
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish what is queued, then end the thread; open publications must have ended."""
+        """Publish the queued blocks, then end the thread; open publications must have ended."""
         self._work.put(None)
         self._thread.join()
 
     def offer(self, job: PublishJob, *, patience_s: float = 0.0) -> bool:
-        """Queue blocks whose pages are complete; False when too many are in flight."""
+        """Queue blocks with complete pages; return False when too many are in flight."""
         publication = self.begin([job], patience_s=patience_s)
         if publication is None:
             return False
@@ -107,13 +107,13 @@ class Publisher:
         return True
 
     def begin(self, jobs: Sequence[PublishJob], *, patience_s: float = 0.0) -> Publication | None:
-        """Take blocks whose pages are being computed; None when none of them can be taken.
+        """Take blocks whose pages are being computed; return None when no job can be taken.
 
-        Jobs beyond the bound are dropped, but for those that are a must.
+        Jobs beyond the bound are dropped, except jobs with ``must``.
 
         Args:
-            jobs: whose blocks.
-            patience_s: wait for room if it is expected to take no longer.
+            jobs: jobs to publish.
+            patience_s: wait for room if the wait is expected to take no longer.
         """
         self._await_room(sum(len(job.blocks) for job in jobs), patience_s)
         taken = tuple(job for job in jobs if self._admit(job))
@@ -124,7 +124,9 @@ class Publisher:
         return Publication(self, taken, puts)
 
     def post_write(self, puts: BlockPuts, stop: int) -> None:
-        """Have layers written; on CUDA behind the kernels that compute them, and no later ones."""
+        """Have layers written; on CUDA behind the kernels computing these layers, and no later
+        kernels.
+        """
         event = None
         if self._copies is not None:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -134,36 +136,36 @@ class Publisher:
     def post_end(
         self, jobs: Sequence[PublishJob], puts: BlockPuts, kept: Sequence[PublishJob]
     ) -> None:
-        """Have blocks sealed or aborted, and their owner told."""
+        """Have blocks sealed or aborted, then the done callback called."""
         with self._idle:
             self._ending_blocks += sum(len(job.blocks) for job in jobs)
         self._work.put(lambda: self._end(jobs, puts, kept))
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much is queued that what nobody waits for should wait."""
+        """True when the queue is more than half full: background work should pause."""
         return self._pending_blocks > self._queue_blocks // 2
 
     @property
     def spare_blocks(self) -> int:
-        """How many blocks can be queued before it is behind."""
+        """Number of blocks that can be queued before ``is_behind``."""
         return max(0, self._queue_blocks // 2 - self._pending_blocks)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything offered so far is published or given up; False on timeout."""
+        """Wait until all blocks offered so far are published or given up; False on timeout."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending_blocks == 0, timeout_s)
 
     def _await_room(self, blocks: int, patience_s: float) -> None:
-        """Wait until so many blocks more are within the bound, or nothing is in flight.
+        """Wait until this many more blocks are within the bound, or no block is in flight.
 
-        A wait that was in vain is the last one until something was published.
+        After a wait in vain no further wait is made until blocks were published.
         """
         most = max(0, self._queue_blocks - blocks)
         surplus = self._pending_blocks - most
         if surplus <= 0 or self._came_late or not self._pace.value:
             return
-        # Of a pass that has not ended nothing leaves while its engine waits here.
+        # Blocks of a pass under way cannot leave the queue while the engine waits here.
         if surplus > self._ending_blocks or surplus / self._pace.value > patience_s:
             return
         with self._idle:
@@ -218,11 +220,11 @@ class Publisher:
                 self._idle.notify_all()
 
     def _put_frames(self, kept: Sequence[PublishJob]) -> FramesPut:
-        """Write what could not go out layer by layer: its size shows when all layers are there."""
+        """Write blocks of variable size, which is known only after all layers are computed."""
         jobs = [job for job in kept if not job.codec.has_fixed_size]
         if not jobs:
             return FramesPut(0, set())
-        with torch.cuda.stream(self._copies):  # None, where there is no GPU, changes nothing.
+        with torch.cuda.stream(self._copies):  # Without a GPU this is None and changes nothing.
             return put_frames(jobs, self._pages, self._finder, absorb=self._absorb)
 
     def _timed(self, work: _Work) -> None:
@@ -232,6 +234,6 @@ class Publisher:
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Make a stream for copies that wait for one layer, not for all that was queued since."""
+    """Make a stream for copies that wait for a layer, not for all work queued since."""
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return stream

@@ -1,4 +1,4 @@
-"""Tier L4 as the loader sees it: a BlockStore read like a pool node.
+"""Tier L4 as seen by the loader: a BlockStore read like a pool node.
 
 Made by the composition root when a node has an archive; blocks are only read here (DMP nodes write
 L4). A location's slot is simply the block key as a number.
@@ -52,7 +52,7 @@ class StoreReader(PoolNode):
         return [self._store.exists(_key(location)) for location in locations]
 
     def release(self, locations: Sequence[Location]) -> None:
-        """Do nothing: a store does not evict what it was given to keep."""
+        """Do nothing: a store does not evict blocks."""
 
     def reserve(
         self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
@@ -66,7 +66,7 @@ class StoreReader(PoolNode):
         return [None] * len(grants)
 
     def abort(self, grants: Sequence[PutGrant]) -> None:
-        """Do nothing: nothing was granted."""
+        """Do nothing: no grants exist."""
 
     def stats(self) -> PoolNodeStats:
         return PoolNodeStats(TierStats(Tier.L4, blocks_used=len(self._store.blocks())))

@@ -1,7 +1,7 @@
-"""L1 misses become loads from L2, L3 or L4, or recomputation: the one place where that is decided.
+"""L1 misses become loads from L2, L3 or L4, or recomputation: the one place of this decision.
 
-The engine asks here where blocks are and hands over what to load and publish; worker threads do
-it. On the node side CacheError is caught in this file only: counted by kind, never passed on.
+The engine asks here for the places of blocks, and hands over loads and saves; worker threads carry
+them out. On the node side CacheError is caught in this file only: counted by kind, never passed on.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from tierkv.kvcore.request import GenerateRequest, HitTokens
 
 _log = logging.getLogger(__name__)
 LocateAnswer = Callable[[list[tuple[Source, ...]], PoolPart | None], None]
-"""Takes whole blocks in a row, and perhaps one behind them that counts in part."""
+"""Takes whole blocks in a row, and perhaps a further block that counts in part."""
 
 
 class Tiers:
-    """The memory hierarchy below L1, as the engine uses it.
+    """The memory hierarchy below L1, as used by the engine.
 
     Attributes:
-        cache_errors: count by kind (``CacheError.code``); each one was a recompute.
-        figures: what loading and computing cost here.
-        decider: chooses what is loaded and what is computed, from the figures.
-        log: what it chose.
+        cache_errors: count by kind (``CacheError.code``); each error was a recompute.
+        figures: measured costs of loading and computing.
+        decider: chooses from the figures what is loaded and what is computed.
+        log: decisions of the decider.
         finder: knows the pool nodes.
         publisher: the write-behind thread.
-        known: blocks by their tokens, which prompts take in part.
+        known: blocks by tokens, to be taken in part by prompts.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class Tiers:
         self.publisher.start(published)
 
     def stop(self) -> None:
-        """Finish what is queued and end all threads."""
+        """Finish queued saves and running loads, and end all threads."""
         self.publisher.stop()
         self._workers.shutdown(wait=True, cancel_futures=True)
 
     @contextmanager
     def absorb(self) -> Iterator[Attempt]:
-        """Guard cache work: a CacheError is counted and means "miss", nothing more."""
+        """Guard cache work: a CacheError is counted and means a miss, nothing more."""
         attempt = Attempt()
         try:
             yield attempt
@@ -125,7 +125,7 @@ class Tiers:
             _log.debug("cache error, recomputing: %s", error)
 
     def _promote(self, node: PoolNode, keys: Sequence[BlockKey]) -> Sequence[Location | None]:
-        """Have a node read blocks from its disk; what that took is what L4 costs."""
+        """Have a node read blocks from disk; the measured time is the cost of L4."""
         found: Sequence[Location | None] = ()
         began = self._clock.now()
         with self.absorb():
@@ -136,16 +136,16 @@ class Tiers:
 
     @property
     def meters(self) -> dict[Tier, TierMeter]:
-        """What was looked for in and loaded from each tier."""
+        """Tokens looked up in, and bytes loaded from, each tier."""
         return self.figures.meters
 
     @property
     def reachable(self) -> bool:
-        """Whether there is anything below L1."""
+        """Whether any tier exists below L1."""
         return bool(self.finder.nodes) or self.finder.archive is not None
 
     def wants_locate(self, missing_tokens: int, prefill_rate: float) -> bool:
-        """Whether asking where blocks are can pay off at all."""
+        """Return whether a lookup can pay off at all."""
         if self._policy is LoadPolicy.NEVER or not self.reachable:
             return False
         if self._policy is LoadPolicy.ALWAYS or not prefill_rate or not self._locate_s.value:
@@ -155,13 +155,14 @@ class Tiers:
         now = self._clock.now()
         if now < self._locate_again_s:
             return False
-        self._locate_again_s = now + PROBE_PAUSE_S  # One asks all the same: it may have got faster.
+        self._locate_again_s = now + PROBE_PAUSE_S  # Asks all the same: lookups may be faster now.
         return True
 
     def codec_of(self, request: GenerateRequest) -> KvCodec | None:
-        """Return how a request's KV is stored below L1; None where it can't be, so it is not.
+        """Return how a request's KV is stored below L1; None if the KV cannot be stored.
 
-        That is an entropy codec on a node without tables: told once, and the answers stay exact.
+        None means an entropy codec on a node without tables: logged once, and the answers stay
+        exact.
         """
         codec = request.kv_codec or self._layout.codec
         if self._pages.codecs.has(codec):
@@ -177,12 +178,12 @@ class Tiers:
         return None
 
     def locate(self, lookup: PromptLookup, answer: LocateAnswer) -> None:
-        """Find the blocks that follow a prompt's L1 pages; ``answer`` runs in a worker thread."""
+        """Find the blocks behind a prompt's L1 pages; ``answer`` runs in a worker thread."""
         wanted = Wanted(lookup.keys, lookup.start, self._left_s(lookup.arrived_s))
         self._workers.submit(self._locate, lookup, wanted, answer)
 
     def _left_s(self, arrived_s: float | None) -> float | None:
-        """Return what is left of the time to the first token; None without a budget."""
+        """Return the time left to the first token; None without a budget."""
         if not self._budget_s:
             return None
         return self._budget_s - (0.0 if arrived_s is None else self._clock.now() - arrived_s)
@@ -215,14 +216,14 @@ class Tiers:
         return self._levels.pick(wanted, found, thorough=lookup.thorough)
 
     def _worth_asking(self, tokens: int, start: int) -> bool:
-        """Whether computing some tokens takes longer than a look-up."""
+        """Return whether computing these tokens takes longer than a lookup."""
         cost, per_s = self.figures.steps.cost, self._locate_s.value
         if self._policy is LoadPolicy.ALWAYS or cost is None or not per_s:
             return True
         return cost.spared_s(1.0 / per_s, start=start, tokens=tokens) > 0.0
 
     def worth_loading(self, part: PoolPart, codec: KvCodec, *, start: int, alone: bool) -> bool:
-        """Whether a block is loaded for what counts of it (compute/tiers/pool_parts.py)."""
+        """Return whether a partly matching block is worth loading (compute/tiers/pool_parts.py)."""
         if self._policy is LoadPolicy.ALWAYS:
             return True
         return worth_loading(part, codec, self.figures, start=start, alone=alone)
@@ -230,7 +231,7 @@ class Tiers:
     def locate_chunks(
         self, chunks: Sequence[PromptChunk], answer: Callable[[FoundChunks], None]
     ) -> None:
-        """Find chunks that the pool holds as a whole; ``answer`` runs in a worker thread."""
+        """Find chunks stored completely in the pool; ``answer`` runs in a worker thread."""
         self._workers.submit(self._locate_chunks, chunks, answer)
 
     def _locate_chunks(
@@ -245,13 +246,13 @@ class Tiers:
         answer(found)
 
     def worth_saving(self, tokens: int, context_tokens: int, codec: KvCodec) -> bool:
-        """Whether a block that is about to go is loaded faster than these tokens are computed."""
+        """Return whether loading a block later is faster than computing these tokens again."""
         return self.decider.worth_saving(
             self._saves_to, codec, tokens=tokens, context_tokens=context_tokens
         )
 
     def saving_patience_s(self, context_tokens: int, codec: KvCodec) -> float:
-        """Return how long a full block's way to the pool may be waited for: what it spares once."""
+        """Return how long to wait for room to save a full block: the time spared by one load."""
         return self.decider.spared_s(
             self._saves_to,
             codec,
@@ -264,14 +265,14 @@ class Tiers:
         return Tier.L2 if self.finder.home is not None else Tier.L3
 
     def avoided(self, sources: Sequence[tuple[Source, ...]]) -> None:
-        """Take note that these blocks were found and not worth loading; probe them when due."""
+        """Record blocks that were found but not worth loading; probe the path when due."""
         if self._policy is LoadPolicy.AUTO and sources and self.figures.refused(sources):
             self._workers.submit(self._probe, list(sources))
 
     def _probe(self, sources: list[tuple[Source, ...]]) -> None:
         try:
             probe(sources, self.figures, absorb=self.absorb, clock=self._clock)
-        except Exception:  # noqa: BLE001 - worker's outermost frame; nobody waits for a probe.
+        except Exception:  # noqa: BLE001 - worker's outermost frame; no request waits for a probe.
             self.cache_errors["internal"] += 1
             _log.exception("probing a tier failed")
         self.figures.probe_ended(sources[0][0])
@@ -288,7 +289,7 @@ class Tiers:
         """Start loading blocks of a request into pages; the callbacks run in a worker thread.
 
         Args:
-            request: the request; its namespace says how its blocks are stored.
+            request: the request; its namespace says how blocks are stored.
             pages: one page per block.
             sources: per block, copies to try.
             arrived: called after each layer.
@@ -313,7 +314,7 @@ class Tiers:
         ended(job)
 
     def count_prompt(self, prompt_tokens: int, hits: HitTokens) -> None:
-        """Count one request's prompt: each tier was asked for what the nearer ones lacked."""
+        """Count a request's prompt: each tier was asked for the tokens missing in nearer tiers."""
         left = prompt_tokens
         for tier, hit in zip(Tier, (hits.l1, hits.l2, hits.l3, hits.l4), strict=True):
             self.meters[tier].query_tokens += left
