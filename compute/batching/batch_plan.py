@@ -71,9 +71,7 @@ class PrefixMiss:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """The first ``tokens`` tokens of page ``source`` go to page ``target``; the rest of it is
-    zeroed.
-    """
+    """The first ``tokens`` tokens of page ``source`` go to page ``target``, padded with zeros."""
 
     source: int
     target: int

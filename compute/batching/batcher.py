@@ -129,8 +129,7 @@ class Batcher:
         return seq.computed if order is None else order.stop
 
     def ahead_of(self, seq: Sequence) -> tuple[int, int, int]:
-        """Count the work computed next to a sequence, including sequences that are loading;
-        O(active).
+        """Count the work computed next to a sequence, including loading sequences; O(active).
 
         Returns:
             tokens and number of sequences of better rank, and number of sequences of worse rank.
@@ -322,9 +321,7 @@ class Batcher:
         return tuple(blocks)
 
     def _commit(self, seq: Sequence) -> tuple[FullBlock, ...]:
-        """Make newly full blocks findable; if another page has the same block, that page replaces
-        ours.
-        """
+        """Make newly full blocks findable; a page with the same block replaces ours."""
         if not seq.request.use_cache:
             return ()
         blocks = []

@@ -48,8 +48,7 @@ class PartReuse:
         self._known = known
 
     def take(self, seq: Sequence) -> PageCopy | None:
-        """Take over the known part of a sequence's next block; the sequence has a page for the
-        block.
+        """Take over the known part of a sequence's next block, for which it has a page.
 
         The taken tokens count as computed from now on: the copy must be made before anything reads
         the page.

@@ -75,8 +75,9 @@ class AnswerForm(Protocol):
     error: str
 
     def allowed(self) -> NDArray[np.bool_] | None:
-        """Return ``[vocab]``, True for tokens that may come next; None, with ``error`` set, if no
-        token may.
+        """Return ``[vocab]``, True for tokens that may come next.
+
+        None, with ``error`` set, if no token may come next.
         """
         ...
 
@@ -250,9 +251,7 @@ class Sequence:
         return self.tokens[start:stop].astype("<u4").tobytes()
 
     def key_and_parent(self, block: int) -> tuple[BlockKey, BlockKey]:
-        """Return the keys of a full block and of its parent; a just generated block extends the
-        chain.
-        """
+        """Return the keys of a full block and its parent; a new block extends the chain."""
         if block == len(self.keys):
             ids = self.tokens[block * self.block_tokens : (block + 1) * self.block_tokens]
             parent = self.keys[-1] if self.keys else ROOT_PARENT
@@ -278,9 +277,7 @@ class Sequence:
         return tail_key(self.request.namespace_key, parent, ids), parent
 
     def missing_keys(self) -> list[BlockKey]:
-        """Return the keys of blocks to load behind the present pages: full blocks, then perhaps a
-        tail.
-        """
+        """Return the keys of blocks to load behind the pages: full blocks, then perhaps a tail."""
         keys = self.keys[self.num_pages : self.usable_blocks]
         if self.wants_tail and self.num_pages <= self.usable_blocks:
             keys.append(self.tail(self.length - 1)[0])

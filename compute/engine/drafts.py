@@ -37,10 +37,10 @@ _HOPE = 0.7
 
 
 class NgramIndex:
-    """For each run of three and of two tokens of a growing sequence: where the run was last
-    followed by another token.
+    """The latest end of each run of two and of three tokens in a growing sequence.
 
-    One dictionary entry per token and size; adding a token and looking up are O(1).
+    A run counts once another token follows. One dictionary entry per token and size; adding a token
+    and looking up are O(1).
     """
 
     def __init__(self) -> None:

@@ -117,9 +117,7 @@ class Engine:
         self.inbox.post(lambda: self.pool.hold(order))
 
     def cancel(self, seq_id: int) -> None:
-        """End a request within a step, with finish reason CANCELLED unless the request ended
-        before.
-        """
+        """End a request within a step as CANCELLED; ignored if the request has ended."""
         self.inbox.post(lambda: self._requests.cancel(seq_id))
 
     def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None:

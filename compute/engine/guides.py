@@ -171,8 +171,9 @@ class Guide:
         self._eos = [token for token in eos_token_ids if token < vocab_tokens]
 
     def allowed(self) -> BoolArray | None:
-        """Return ``[vocab]``, True for tokens that may come next; None, with ``error`` set, if no
-        token may.
+        """Return ``[vocab]``, True for tokens that may come next.
+
+        None, with ``error`` set, if no token may come next.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         known = np.unpackbits(bits, bitorder="little")[: self._vocab_tokens]
@@ -186,9 +187,7 @@ class Guide:
         return allowed
 
     def take(self, token: int) -> bool:
-        """Accept the next token; return True when the token ends the answer, well or with
-        ``error``.
-        """
+        """Accept the next token; return True if the answer ends, well or with ``error``."""
         if not self._matcher.consume_token(token):
             self._fail(f"token {token} does not fit")
         self.complete = bool(self._matcher.is_stopped())
@@ -211,11 +210,10 @@ class Guides:
         self._turn = asyncio.Lock()
 
     async def guide(self, request: GenerateRequest) -> Guide | None:
-        """Return the guide of a request, advanced to the end of the known answer; None for free
-        text.
+        """Return the guide of a request, advanced to the end of the known answer.
 
-        A schema is compiled once, in a thread; later requests take a copy, which takes
-        microseconds.
+        None for free text. A schema is compiled once, in a thread; later requests take a copy,
+        which takes microseconds.
 
         Raises:
             UdfArgumentError: the schema can't be followed.

@@ -107,8 +107,7 @@ class ForwardPasses:
         self._loads.behind[chunk.seq.seq_id].begin(chunk, steps, self._saves.begin([chunk]))
 
     def go_on_behind(self, loading: BehindLoad) -> None:
-        """Compute the arrived layers behind a load: as in any step, at most one pass over the
-        model.
+        """Compute the arrived layers behind a load, at most one pass over the model as in any step.
 
         Messages wait for the pass as for any step. Stopping after each layer to handle messages
         made the first call of a batch the last to answer, at a layer per step of the remaining

@@ -122,9 +122,7 @@ class LiveRequests:
             self._finish(seq, new_tokens, finish)
 
     def _stops(self, seq: Sequence) -> frozenset[int]:
-        """Return the tokens that end an answer; an answer held to a form ends where the form
-        allows.
-        """
+        """Return the tokens that end an answer; with a form these always include the end token."""
         sampling = seq.request.sampling
         stops = frozenset(sampling.stop_token_ids)
         return stops if sampling.ignore_eos and seq.form is None else stops | self._eos

@@ -65,8 +65,7 @@ MeasuredStep = tuple[int, float, float, int]
 def calibrate_steps(
     figures: LoadFigures, model: Decoder, pool: PagePool, config: ComputeConfig, clock: Clock
 ) -> None:
-    """Compute steps of 1, 8, 64 ... tokens of one prompt and of several prompts, and fit their
-    costs.
+    """Compute steps of 1, 8, 64 ... tokens, of one prompt and of several, and fit their costs.
 
     Args:
         figures: stores the fitted costs.
@@ -84,8 +83,7 @@ def calibrate_steps(
 
 
 def plausible(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Cut time added to steps by a busy machine, where the remaining steps show that the time is
-    implausible.
+    """Cut time that a busy machine added to steps and that contradicts other steps.
 
     No step takes longer than a step of more tokens, nor much longer than its parts in total.
     """

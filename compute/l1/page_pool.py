@@ -214,8 +214,8 @@ class PagePool:
         self.evicted_blocks -= 1  # Nothing was lost.
 
     def hold(self, order: HoldOrder) -> None:
-        """Carry out an order about a lease; missing blocks, or blocks beyond half of L1, are not
-        held.
+        """Carry out an order about a lease; missing blocks, and blocks beyond half of L1, are
+        skipped.
 
         A page in use may be held as well: the page stays when its last request ends.
         """

@@ -23,9 +23,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 def scope_of(namespace: NamespaceKey, parent: BlockKey) -> bytes:
-    """Name the set of blocks that may follow a block; first blocks of different namespaces never
-    mix.
-    """
+    """Name the blocks that may follow a block; first blocks of two namespaces never mix."""
     return namespace if parent == ROOT_PARENT else parent
 
 
@@ -79,9 +77,7 @@ class PartIndex(Generic[Item]):
             del self._children[scope]
 
     def find(self, scope: bytes, tokens: bytes) -> Part[Item] | None:
-        """Return the item behind ``scope`` that shares most of the next tokens; None if no item
-        shares any.
-        """
+        """Return the item behind ``scope`` that shares most of the next tokens; None: no match."""
         children = self._children.get(scope)
         if not children:
             return None

@@ -182,9 +182,7 @@ _Frame = tuple[PublishJob, FullBlock, BlockKey, CodecLevel]
 
 @dataclass(frozen=True, slots=True)
 class FramesPut:
-    """The result of ``put_frames``: bytes in sealed slots, and blocks whose node was away or
-    failed.
-    """
+    """Bytes in sealed slots, and blocks whose node was away or failed (``put_frames``)."""
 
     sealed_bytes: int
     lost: set[BlockKey]

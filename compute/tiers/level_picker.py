@@ -75,9 +75,7 @@ class LevelPicker:
         return BlockSizes(self._size(fine), self._size(coarse))
 
     def _size(self, copies: Copies) -> int:
-        """Return a copy's size. A copy resting on a disk has no known length: the upper bound
-        counts.
-        """
+        """Return a copy's size; the upper bound for a copy on a disk, whose size is unknown."""
         at = copies[0].location
         return at.length if at is not None else self._layout.stored_bytes
 

@@ -114,10 +114,10 @@ class LoadFigures:
             self.blend_slower.value = 1.0
 
     def blend_refused(self) -> bool:
-        """Count a pass that was not worth its time; True: try this pass nevertheless, to measure
-        it.
+        """Count a pass that was not worth its time; True: try this pass all the same.
 
-        One pass at a time: a statement's calls are decided together, before any call ends.
+        The trial measures blending. One pass at a time: a statement's calls are decided together,
+        before any call ends.
         """
         self._blend_refusals += 1
         return self._blend_refusals % BLEND_PROBE_REFUSALS == 0

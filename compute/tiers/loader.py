@@ -209,8 +209,8 @@ class Loader:
             self._promote(job, again)
 
     def _hold(self, job: LoadJob, blocks: Sequence[int], held: Held) -> list[int]:
-        """Hold the best copies of blocks; return the blocks whose best copy was gone, now without
-        it.
+        """Hold the best copies of blocks; return blocks whose best copy was gone and is now
+        removed.
         """
         gone: list[int] = []
         for some in _by_node(job, blocks).values():

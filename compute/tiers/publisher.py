@@ -124,9 +124,7 @@ class Publisher:
         return Publication(self, taken, puts)
 
     def post_write(self, puts: BlockPuts, stop: int) -> None:
-        """Have layers written; on CUDA behind the kernels computing these layers, and no later
-        kernels.
-        """
+        """Have layers written; on CUDA the write waits for the kernels of these layers only."""
         event = None
         if self._copies is not None:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -90,9 +90,7 @@ class Handoffs:
             self._hand_over(handoff, handoff.event)
 
     def finish(self, seq_id: int, event: GenerateEvent) -> bool:
-        """Keep the last event until the blocks are in the pool; return False when no job is
-        pending.
-        """
+        """Keep the last event until the blocks are in the pool; False if no job is pending."""
         handoff = self._handoffs.get(seq_id)
         if handoff is None or not handoff.pending:
             return False

@@ -94,9 +94,7 @@ class BehindLoad:
         self._steps, self._next_layer = steps, next(steps)
 
     def take_saving(self) -> PassSave:
-        """Return the pass's save and forget the save here; a caller who gives up the pass ends the
-        save.
-        """
+        """Return the pass's save and forget it; a caller who gives up the pass ends the save."""
         saving, self._saving = self._saving, NOTHING_SAVED
         return saving
 
@@ -253,9 +251,7 @@ class Loads:
         return decision
 
     def ahead_of(self, seq: Sequence) -> Ahead:
-        """Estimate the work ahead of a sequence: tokens of other sequences, and loads if all loader
-        threads are busy.
-        """
+        """Estimate the work ahead of a sequence: tokens, and loads if all loaders are busy."""
         now = self._clock.now()
         busy = [x.expected_s - now for x in self.behind.values() if not x.job.ended.is_set()]
         tokens, sequences, after = self._batcher.ahead_of(seq)

@@ -148,8 +148,8 @@ class Saves:
         self._retry_at = 0.0
 
     def begin(self, chunks: Sequence[Chunk]) -> PassSave:
-        """Take the blocks that a pass over these chunks will fill; blocks filled by decoding come
-        later.
+        """Take the blocks that a pass over these chunks will fill, except blocks filled by
+        decoding.
         """
         if not self._enabled or not self._tiers.finder.nodes:
             return NOTHING_SAVED
@@ -176,9 +176,7 @@ class Saves:
         return [_job(chunk.seq, blocks, codec) for blocks in groups if blocks]
 
     def _tail(self, chunk: Chunk) -> tuple[FullBlock, ...]:
-        """Return the partial last block of a prompt to hand over; the next node continues in this
-        block.
-        """
+        """Return the partial last block of a prompt to hand over; the next node continues it."""
         seq, tokens = chunk.seq, chunk.start + chunk.count
         partial = tokens % seq.block_tokens
         hands_over = seq.request.handoff and seq.request.use_cache and chunk.samples
@@ -208,8 +206,7 @@ class Saves:
         return len(job.blocks) * self._tiers.saving_patience_s(context_tokens, job.codec)
 
     def save_before_loss(self, seq: EngineSequence) -> None:
-        """Save blocks of a sequence about to lose its pages, if the pool lacks them and saving is
-        worth it.
+        """Save blocks that the pool lacks of a sequence about to lose its pages, if worth the time.
 
         Candidates are the partial last block, and full blocks that found the queue full. At most
         half of the sequence's pages are kept for the save; the rest is needed at once.
@@ -246,9 +243,7 @@ class Saves:
         return True
 
     def _taken(self, job: PublishJob, tokens: int) -> None:
-        """Hold a job's pages. The end of the job is posted to this thread, and cannot run before
-        this call.
-        """
+        """Hold a job's pages until its end, which is posted to this thread and so runs later."""
         self._batcher.pool.acquire([block.page for block in job.blocks])
         self._handoffs.queued(job.seq_id, tokens)
 
