@@ -92,12 +92,7 @@ class Tiers:
         self._clock = clock
         self._locate_s = Rate()
         self._locate_again_s = 0.0
-        self._loader = Loader(
-            pages,
-            absorb=self.absorb,
-            clock=clock,
-            figures=self.figures,
-        )
+        self._loader = Loader(pages, absorb=self.absorb, clock=clock, figures=self.figures)
         self._workers = ThreadPoolExecutor(config.load_threads, thread_name_prefix="tierkv-load")
 
     def start(self, published: SaveDone) -> None:
