@@ -134,10 +134,16 @@ class Batcher:
         Returns:
             tokens and number of sequences of better rank, and number of sequences of worse rank.
         """
-        others = [x for x in self._active.values() if x.phase in _COMPUTED_SOON and x is not seq]
-        before = [x for x in others if x.rank < seq.rank and x.phase is not Phase.LOCATING]
-        tokens = sum(x.length - self._known(x) for x in before)
-        return tokens, len(before), sum(x.rank > seq.rank for x in others)
+        tokens = before = after = 0
+        for other in self._active.values():
+            if other is seq or other.phase not in _COMPUTED_SOON:
+                continue
+            if other.rank > seq.rank:
+                after += 1
+            elif other.phase is not Phase.LOCATING:
+                before += 1
+                tokens += other.length - self._known(other)
+        return tokens, before, after
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence; the caller has checked that the sequence can ever fit.

@@ -125,6 +125,8 @@ class Sequence:
         raw_pages: second destination of that chunk's KV, free of position.
         form: the form of the answer, which has seen every token of the answer; None: free text.
         readout: the read-out made instead of an answer; None until then.
+        rank: sort key; a smaller rank runs earlier and is preempted later. A step of priority
+            counts as a fixed number of arrivals, so no request is overtaken for ever.
     """
 
     seq_id: int
@@ -160,15 +162,11 @@ class Sequence:
     raw_pages: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     form: AnswerForm | None = None
     readout: Readout | None = None
+    rank: tuple[int, int] = field(init=False)
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Sort key: a smaller rank runs earlier and is preempted later.
-
-        A step of priority counts as a fixed number of arrivals, and no request is overtaken for
-        ever.
-        """
-        return (self.seq_id + self.request.priority * PRIORITY_ARRIVALS, self.seq_id)
+    def __post_init__(self) -> None:
+        later = self.request.priority * PRIORITY_ARRIVALS
+        self.rank = (self.seq_id + later, self.seq_id)
 
     @property
     def prompt_length(self) -> int:
