@@ -1,10 +1,14 @@
 """The queue of missing chunks, to be computed without the text before them in their prompt.
 
-Used by the engine only, in its thread. One chunk at a time joins the batch as a sequence without a
-client and gets a small part of each step. A chunk that a single request lacked has the lowest rank:
-the chunk starts when no client's sequence is waiting and gives up pages first. A chunk that several
-requests lacked goes before the sequences of equal priority. A popular chunk saves later requests
-more than it costs, so even a full node computes popular chunks.
+Used by the engine only, in its thread. Each request that lacks a chunk gives the chunk credit: the
+part of its cost that the request would have saved with the chunk. A chunk is queued at credit 1,
+when the requests so far would have paid for it (ski rental: the cost is at most twice that of a
+choice made with knowledge of all requests to come).
+
+One chunk at a time joins the batch as a sequence without a client and gets a small part of each
+step. A chunk has the lowest rank at first: the chunk starts when no client's sequence is waiting
+and gives up pages first. At credit 2 the chunk is popular and goes before the sequences of equal
+priority, so even a full node computes popular chunks.
 """
 
 from __future__ import annotations
@@ -30,8 +34,10 @@ _QUEUED_CHUNKS = 256
 """
 _LOWEST_PRIORITY = 1 << 62
 """After every caller's priority, which is an int32."""
-_POPULAR = 2
-"""Requests that must lack a chunk before other sequences may wait for the chunk's pages."""
+_LACKED_CHUNKS = 4096
+"""Chunks whose credit is remembered before they are queued; the oldest are forgotten."""
+_DUE, _POPULAR = 1.0, 2.0
+"""Credit at which a chunk is queued, and at which other sequences may wait for its pages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,19 +45,19 @@ class _Wanted:
     """A missing chunk.
 
     Attributes:
-        request: the first request that lacked the chunk; gives its tokens, namespace and tenant.
+        request: a request that lacked the chunk; gives its tokens, namespace and tenant.
         chunk: the chunk.
-        requests: number of requests that lacked the chunk.
+        credit: savings that the requests missed so far, in units of the chunk's cost.
     """
 
     request: GenerateRequest
     chunk: PromptChunk
-    requests: int = 1
+    credit: float
 
     @property
     def is_popular(self) -> bool:
         """Whether other sequences should wait for this chunk."""
-        return self.requests >= _POPULAR
+        return self.credit >= _POPULAR
 
 
 class Isolation:
@@ -87,27 +93,45 @@ class Isolation:
         self._block_tokens = block_tokens
         self._clear = clear
         self._held_up = must_wait
+        self._lacked: dict[BlockKey, float] = {}
         self._queue: dict[BlockKey, _Wanted] = {}
         self._computing: _Wanted | None = None
         self._numbers = itertools.count(-1, -1)  # No caller's sequence has a negative number.
 
-    def want(self, request: GenerateRequest, chunk: PromptChunk) -> None:
-        """Queue a missing chunk unless it is in progress; count repeated requests."""
+    def want(self, request: GenerateRequest, chunk: PromptChunk, credit: float = _DUE) -> None:
+        """Give a missing chunk credit, and queue the chunk once it has enough.
+
+        Args:
+            request: the request that lacks the chunk.
+            chunk: the missing chunk.
+            credit: part of the chunk's cost that the request would have saved with the chunk.
+        """
         if self._computing is not None and self._computing.chunk.name == chunk.name:
             return
         if chunk.name in self._queue:
-            self._queue[chunk.name].requests += 1
+            self._queue[chunk.name].credit += credit
+            return
+        credit += self._lacked.pop(chunk.name, 0.0)
+        if credit < _DUE:
+            self._remember(chunk.name, credit)
             return
         if len(self._queue) >= _QUEUED_CHUNKS:
             self.dropped_chunks += 1
             return
-        self._queue[chunk.name] = _Wanted(request, chunk)
+        self._queue[chunk.name] = _Wanted(request, chunk, credit)
         self.idle.clear()
+
+    def _remember(self, name: BlockKey, credit: float) -> None:
+        if credit <= 0.0:
+            return
+        self._lacked[name] = credit
+        if len(self._lacked) > _LACKED_CHUNKS:
+            del self._lacked[next(iter(self._lacked))]
 
     def begin_next(self) -> EngineSequence | None:
         """Put the next chunk into the batch if no chunk is in progress and there is room."""
         while self.current is None and self._queue:
-            wanted = max(self._queue.values(), key=lambda one: one.requests)
+            wanted = max(self._queue.values(), key=lambda one: one.credit)
             if not self._is_known(wanted.chunk):
                 if self._must_wait(wanted):
                     return None
@@ -194,6 +218,7 @@ class Isolation:
 
     def stop(self) -> None:
         """Drop all queued chunks."""
+        self._lacked.clear()
         self._queue.clear()
         self._tell_idle()
 

@@ -128,9 +128,9 @@ class Blends:
         if seq.phase is not Phase.CHUNKS:
             return
         held = {c.name: pages for c in chunks if (pages := self._pages_in_l1(c))}
-        for chunk in chunks:
-            if chunk.name not in held and chunk.name not in found:
-                self._isolation.want(seq.request, chunk)
+        missing = [c for c in chunks if c.name not in held and c.name not in found]
+        if missing:
+            self._want(seq, chunks, missing)
         behind = [chunk for chunk in chunks if chunk.stop > seq.computed]
         at_hand = [chunk for chunk in behind if chunk.name in held]
         known = [chunk for chunk in behind if chunk.name in held or chunk.name in found]
@@ -138,6 +138,22 @@ class Blends:
             if uses and self._begin(seq, uses, held, found):
                 return
         self._batcher.compute_exactly(seq)
+
+    def _want(
+        self,
+        seq: EngineSequence,
+        chunks: Sequence[PromptChunk],
+        missing: Sequence[PromptChunk],
+    ) -> None:
+        """Give missing chunks credit for the time that this prompt would save with all chunks."""
+        work = _blend_work(seq, [chunk for chunk in chunks if chunk.stop > seq.computed])
+        credit = self._tiers.decider.chunk_credit(
+            work, start=seq.computed, stop=seq.length, ahead=self._loads.ahead_of(seq)
+        )
+        if not credit and self._tiers.figures.chunks_refused():
+            credit = 1.0  # Chunks that are never there teach nothing about passes.
+        for chunk in missing:
+            self._isolation.want(seq.request, chunk, credit)
 
     def _begin(
         self,
@@ -186,20 +202,10 @@ class Blends:
         self, seq: EngineSequence, uses: list[PromptChunk], sources: list[tuple[Source, ...]]
     ) -> BlendDecision | None:
         """Choose the recompute ratio; return None if computing all tokens is as fast."""
-        blend = seq.blend
-        assert blend is not None
-        work = BlendWork(
-            reused_tokens=sum(
-                max(0, min(use.stop, seq.length - 1) - max(use.start, seq.computed)) for use in uses
-            ),
-            min_ratio=blend.recompute_ratio,
-            scan_layers=CHECK_LAYER if blend.selector is BlendSelector.HKVD else 0,
-            fresh_passes=1 if blend.selector is BlendSelector.QUERY else 0,
-        )
         decision = self._tiers.decider.decide_blend(
             sources,
             self._tiers.codec_of(seq.request) or KvCodec.NONE,
-            work,
+            _blend_work(seq, uses),
             start=seq.computed,
             stop=seq.length,
             ahead=self._loads.ahead_of(seq),
@@ -301,6 +307,20 @@ class Blends:
             if deadline_s < now:
                 self._tiers.cache_errors["locate_timeout"] += 1
                 self._looked_up(seq, chunks, {})
+
+
+def _blend_work(seq: EngineSequence, uses: Sequence[PromptChunk]) -> BlendWork:
+    """Return the work of a pass that reuses the given chunks."""
+    blend = seq.blend
+    assert blend is not None
+    return BlendWork(
+        reused_tokens=sum(
+            max(0, min(use.stop, seq.length - 1) - max(use.start, seq.computed)) for use in uses
+        ),
+        min_ratio=blend.recompute_ratio,
+        scan_layers=CHECK_LAYER if blend.selector is BlendSelector.HKVD else 0,
+        fresh_passes=1 if blend.selector is BlendSelector.QUERY else 0,
+    )
 
 
 def _wake_up() -> None:

@@ -164,6 +164,31 @@ class LoadDecider:
             return decision
         return replace(decision, recompute_ratio=work.min_ratio, pass_s=0.0)
 
+    def chunk_credit(self, work: BlendWork, *, start: int, stop: int, ahead: Ahead) -> float:
+        """Return the part of its chunks' cost that a prompt would save with all chunks in L1.
+
+        Args:
+            work: a blended pass with all chunks.
+            start: leading tokens with exact KV.
+            stop: tokens of the prompt.
+            ahead: work computed before and next to the prompt.
+
+        Returns:
+            0.0 if a pass is not worth its time; 1.0 without a measured cost, or if the policy does
+            not weigh costs.
+        """
+        cost = self._figures.steps.cost
+        if self._policy is not LoadPolicy.AUTO or cost is None:
+            return 1.0
+        prompt = self._prompt(start, stop, ahead)
+        level = self._figures.level(KvCodec.NONE, [])
+        slower = self._figures.blend_slower.value
+        decision = choose_ratio(prompt, work, [], level, slower=slower)
+        chunks_s = cost.causal_seconds(0, work.reused_tokens, steps=0.0)
+        if decision.recompute_ratio is None or chunks_s <= 0.0:
+            return 0.0
+        return min(1.0, max(0.0, decision.compute_s - decision.predicted_s) / chunks_s)
+
     def worth_saving(self, tier: Tier, codec: KvCodec, *, tokens: int, context_tokens: int) -> bool:
         """Whether loading one more block from a tier is faster than computing its tokens again.
 

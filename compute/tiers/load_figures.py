@@ -85,6 +85,7 @@ class LoadFigures:
         self.steps = StepCostFit()
         self.blend_slower = Rate(BLEND_ASSUMED)
         self._blend_refusals = 0
+        self._chunk_refusals = 0
         self._layout = layout
         self._host = host
         self._read_bytes = read_bytes
@@ -121,6 +122,14 @@ class LoadFigures:
         """
         self._blend_refusals += 1
         return self._blend_refusals % BLEND_PROBE_REFUSALS == 0
+
+    def chunks_refused(self) -> bool:
+        """Count a prompt whose missing chunks are not worth computing; True: compute them once.
+
+        Passes are tried only with chunks, and chunks are computed only if passes are worth it.
+        """
+        self._chunk_refusals += 1
+        return self._chunk_refusals % BLEND_PROBE_REFUSALS == 0
 
     def read(self, tier: Tier, size_bytes: int, seconds: float, *, layers: int = 1) -> None:
         """Record a read of ``layers`` layers of several blocks."""

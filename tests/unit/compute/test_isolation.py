@@ -22,7 +22,7 @@ class Rig:
         self.batcher = Batcher(PagePool(pages), max_batch_tokens=64, max_running=4)
         self.queue = Isolation(self.batcher, block_tokens=8, clear=self.cleared.extend)
 
-    def want(self, *docs: int) -> tuple[PromptChunk, ...]:
+    def want(self, *docs: int, credit: float = 1.0) -> tuple[PromptChunk, ...]:
         """Have 20-token documents wanted; equal numbers are equal documents."""
         ids, spans = [1, 2, 3], []
         for doc in docs:
@@ -31,7 +31,7 @@ class Rig:
         request = make_request([*ids, 9], blend=Blend(tuple(spans)))
         chunks = prompt_chunks(request, block_tokens=8)
         for chunk in chunks:
-            self.queue.want(request, chunk)
+            self.queue.want(request, chunk, credit)
         return chunks
 
     def caller(self, tokens: int, **changes: object) -> Sequence:
@@ -128,6 +128,30 @@ def test_what_several_lacked_goes_before_those_who_wait() -> None:
     assert seq.phase is Phase.RUNNING and waiting.phase is Phase.WAITING
     assert running.phase is Phase.RUNNING
     rig.end(seq)
+
+
+def test_a_chunk_is_queued_when_it_would_have_paid_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    for _ in range(3):
+        rig.want(5, credit=0.25)
+        rig.want(6, credit=0.0)
+        assert rig.queue.idle.is_set() and rig.queue.begin_next() is None
+    (chunk,) = rig.want(5, credit=0.25)
+    assert not rig.queue.idle.is_set()
+    seq = rig.queue.begin_next()
+    assert seq is not None and seq.request.token_ids == (1, 2, 3, *[5] * 20)
+    assert seq.rank > rig.caller(8).rank, "not yet worth a caller's time"
+    rig.end(seq)
+
+    monkeypatch.setattr("tierkv.compute.blend.isolation._LACKED_CHUNKS", 2)
+    for doc in (1, 2, 3):
+        rig.want(doc, credit=0.5)
+    rig.want(1, credit=0.5)
+    assert rig.queue.idle.is_set(), "the oldest credit was forgotten"
+    rig.want(3, credit=0.5)
+    assert not rig.queue.idle.is_set()
 
 
 def test_what_never_fits_is_dropped_and_the_queue_is_bounded(

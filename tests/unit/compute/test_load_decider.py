@@ -228,6 +228,23 @@ def test_blending_is_given_up_where_passes_take_longer_than_computing_and_tried_
     assert rig.figures.blend_slower.value == 1.0
 
 
+def test_missing_chunks_get_the_part_of_their_cost_that_a_pass_would_save() -> None:
+    rig = Rig(LoadPolicy.AUTO)
+    work = BlendWork(reused_tokens=70, min_ratio=0.15)
+    ask = {"start": 0, "stop": TOKENS + 1, "ahead": Ahead()}
+    assert rig.decider.chunk_credit(work, **ask) == 1.0, "nothing measured"
+    rig.computes(0.01)
+    rig.figures.blend_slower.value = 1.0
+    assert rig.decider.chunk_credit(work, **ask) == pytest.approx(0.85, abs=0.01)
+    rig.figures.blend_slower.value = 3.0
+    assert rig.decider.chunk_credit(work, **ask) == 0.0, "no pass is worth its time"
+    refusals = [rig.figures.chunks_refused() for _ in range(BLEND_PROBE_REFUSALS)]
+    assert refusals == [False] * (BLEND_PROBE_REFUSALS - 1) + [True]
+    always = Rig(LoadPolicy.ALWAYS)
+    always.computes(0.01)
+    assert always.decider.chunk_credit(work, **ask) == 1.0
+
+
 def test_passes_that_took_less_than_steps_make_steps_cheaper_once_each() -> None:
     """While only passes run no step is measured: their cost would stay what it was for ever."""
     rig = Rig(LoadPolicy.AUTO)
