@@ -3,10 +3,11 @@
 Run ``python -m bench.blend_batch``. Each question covers a few of sixteen notes in a new order, so
 exact reuse finds little after the instruction. Two embedded databases with the shipped model answer
 the same questions in turn; only the setting ``tierkv.blend`` differs. The cells vary the notes per
-question, and whether a statement asks all questions at once or a single question.
+question, and whether a statement asks all questions at once or a single question. A third database
+equals the exact one and shows the noise of the machine.
 
-Printed are the seconds of a round with blending as a multiple of exact reuse, round by round, and
-the share of right answers of each.
+Printed are the seconds of a round with blending as a multiple of exact reuse, apart for the first
+round of new databases and for later rounds, and the share of right answers of each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bench.report import Report, finish, make_parser
 from tierkv.compute.demo_model.data import make_records
 
 NOTES: Final = 16
-WAYS: Final = {"exact": "off", "blended": "on"}
+WAYS: Final = {"exact": "off", "again": "off", "blended": "on"}
 OPTIONS: Final = '{"max_tokens": 6}'
 TABLE: Final = "CREATE OR REPLACE TABLE asked (id INTEGER, q VARCHAR, d VARCHAR[])"
 ASK: Final = f"SELECT id, ai_generate(q, documents => d, options => '{OPTIONS}') FROM asked"
@@ -40,6 +41,32 @@ class Question:
     answer: str
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a round took, and how many answers are right."""
+
+    seconds: float
+    right: int
+
+
+Round = dict[str, Asked]
+"""A round of questions by way of answering."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Notes per question, questions per round, and whether one statement asks them all."""
+
+    notes: int
+    at_once: bool
+    questions: int
+
+    @property
+    def name(self) -> str:
+        """Prefix of the cell's metrics."""
+        return f"{self.notes}_notes_{'at_once' if self.at_once else 'one_by_one'}"
+
+
 class Asker:
     """A way of answering: an embedded database with its own node."""
 
@@ -50,7 +77,7 @@ class Asker:
         self._cursor.execute("SELECT ai_generate('Who is it?')")  # Starts the node.
         self._cursor.fetchall()
 
-    def ask(self, questions: Sequence[Question], *, at_once: bool) -> tuple[float, int]:
+    def ask(self, questions: Sequence[Question], *, at_once: bool) -> Asked:
         """Ask; return the seconds and the number of right answers."""
         seconds, right = 0.0, 0
         size = len(questions) if at_once else 1
@@ -69,7 +96,7 @@ class Asker:
                 str(answers[number]).strip().startswith(one.answer)
                 for number, one in enumerate(some)
             )
-        return seconds, right
+        return Asked(seconds, right)
 
     def close(self) -> None:
         """Stop the node."""
@@ -83,46 +110,45 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = Report("blend_batch")
     worst = 0.0
     for notes, at_once in itertools.product((4,) if quick else (2, 4, 8), (True, False)):
-        worst = max(
-            worst,
-            _measure(
-                report,
-                notes=notes,
-                at_once=at_once,
-                questions=10 if quick else 40 if at_once else 20,
-                rounds=3 if quick else 6,
-                rng=random.Random(arguments.seed),
-            ),
-        )
+        cell = Cell(notes, at_once, questions=10 if quick else 40 if at_once else 20)
+        worst = max(worst, _measure(report, cell, quick=quick, rng=random.Random(arguments.seed)))
     report.add("worst_blended_of_exact", worst)
     finish(report, arguments.format)
 
 
-def _measure(
-    report: Report, *, notes: int, at_once: bool, questions: int, rounds: int, rng: random.Random
-) -> float:
-    name = f"{notes}_notes_{'at_once' if at_once else 'one_by_one'}"
-    seconds: list[dict[str, float]] = []
-    right = dict.fromkeys(WAYS, 0)
+def _measure(report: Report, cell: Cell, *, quick: bool, rng: random.Random) -> float:
+    first: list[Round] = []
+    later: list[Round] = []
+    for _ in range(1 if quick else 4):
+        rounds = _rounds(cell, 3 if quick else 4, rng)
+        first += rounds[:1]  # The first round meets all notes for the first time.
+        later += rounds[1:]
+    for name, some in (("first_", first), ("", later)):
+        for way in ("blended", "again"):
+            report.add(f"{cell.name}_{name}{way}_of_exact", _ratio(some, way))
+    for way in WAYS:
+        right = sum(took[way].right for took in (*first, *later))
+        report.add(f"{cell.name}_{way}_s", statistics.median(took[way].seconds for took in later))
+        report.add(f"{cell.name}_{way}_right", right / (len(first + later) * cell.questions))
+    return _ratio(later, "blended")
+
+
+def _ratio(rounds: Sequence[Round], way: str) -> float:
+    return statistics.median(took[way].seconds / took["exact"].seconds for took in rounds)
+
+
+def _rounds(cell: Cell, count: int, rng: random.Random) -> list[Round]:
+    """Ask some rounds of new databases, the databases in random order."""
+    rounds: list[Round] = []
     with ExitStack() as stack:
         askers = {way: Asker(blend) for way, blend in WAYS.items()}
         for asker in askers.values():
             stack.callback(asker.close)
-        for _ in range(rounds):
-            asked = _questions(questions, notes, rng)
-            took = {}
-            for way, asker in sorted(askers.items(), key=lambda _: rng.random()):
-                took[way], correct = asker.ask(asked, at_once=at_once)
-                right[way] += correct
-            seconds.append(took)
-    later = seconds[1:]  # The first round computes the notes for all later rounds.
-    ratio = statistics.median(took["blended"] / took["exact"] for took in later)
-    report.add(f"{name}_first_blended_of_exact", seconds[0]["blended"] / seconds[0]["exact"])
-    report.add(f"{name}_blended_of_exact", ratio)
-    for way in WAYS:
-        report.add(f"{name}_{way}_s", statistics.median(took[way] for took in later))
-        report.add(f"{name}_{way}_right", right[way] / (rounds * questions))
-    return ratio
+        for _ in range(count):
+            asked = _questions(cell.questions, cell.notes, rng)
+            order = sorted(askers.items(), key=lambda _: rng.random())
+            rounds.append({way: one.ask(asked, at_once=cell.at_once) for way, one in order})
+    return rounds
 
 
 def _questions(count: int, notes: int, rng: random.Random) -> list[Question]:
