@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 
 from bench import (
+    batch,
+    blend_batch,
     block_layers,
     block_size,
     chat_reuse,
@@ -19,6 +21,7 @@ from bench import (
     decoding,
     field_order,
     front_overhead,
+    load_choice,
     meta,
     pipeline,
     plan,
@@ -36,9 +39,9 @@ from bench.report import parse_arguments
 
 parse_arguments(__doc__)
 _SCRIPTS = [
-    start_time, reattach, block_layers, block_size, codec, front_overhead, chat_reuse, pipeline,
-    split, controller, slow_path, decoding, warm_rests, compute, routing_decision, meta, plan,
-    field_order, router, sizing, sql,
+    start_time, batch, reattach, block_layers, block_size, codec, front_overhead, chat_reuse,
+    pipeline, split, controller, load_choice, blend_batch, slow_path, decoding, warm_rests, compute,
+    routing_decision, meta, plan, field_order, router, sizing, sql,
 ]  # fmt: skip
 for script in _SCRIPTS:
     script.main(sys.argv[1:])

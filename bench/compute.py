@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import compute_blend, compute_decode, compute_ttft
-from bench.compute_plot import render_plot
+from bench.line_plot import Panel, save_panels
 from bench.report import Report, finish, make_parser
 
 PARTS = ("ttft", "decode", "blend")
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help="any of " + ", ".join(PARTS))
     parser.add_argument("--histories", help="tokens of history, as 1024,4096")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--plot", type=Path, help="write a picture of TTFT by round, SVG")
+    parser.add_argument("--plot", type=Path, help="write a picture of TTFT by round")
     arguments = parser.parse_args(argv)
     parts = arguments.parts.split(",")
     if unknown := set(parts) - set(PARTS):
@@ -43,8 +43,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds = arguments.rounds or (2 if arguments.quick else 10)
         found = [_ttft(report, tokens, rounds, arguments.seed) for tokens in histories]
         if arguments.plot:
-            arguments.plot.write_text(render_plot(found))
+            save_panels(arguments.plot, [_panel(history) for history in found])
     finish(report, arguments.format)
+
+
+def _panel(history: compute_ttft.History) -> Panel:
+    """Show TTFT by round, with the cache off and from each tier."""
+    lines = {"off": sorted(history.off.items())}
+    lines |= {tier: list(enumerate(times)) for tier, times in history.tiers.items()}
+    ticks = {float(number): str(number + 1) for number in range(len(history.tiers["L1"]))}
+    return Panel(f"{history.tokens:,} tokens of history: TTFT, s", lines, ticks, "round")
 
 
 def _ttft(report: Report, tokens: int, rounds: int, seed: int) -> compute_ttft.History:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from bench import pool_table
+from bench.line_plot import Panel, save_panels
+from bench.pool_cell import size_name
 from bench.pool_disk import FILL_BYTES, measure_disk
-from bench.pool_plot import render_plot
 from bench.pool_run import ROOT, Plan, Results, measure
 from bench.report import Report, finish, machine_facts, make_parser
 
@@ -25,6 +26,14 @@ SIZES_KIB: Final = (64, 256, 1024, 4096, 16384)
 QUICK_KIB: Final = (64, 1024)
 PAGE: Final = ROOT / "docs" / "performance.md"
 PICTURE: Final = ROOT / "docs" / "pool-throughput.svg"
+DRAWN: Final = {
+    "memcpy": "memcpy",
+    "shm": "TierKV shm",
+    "raw": "raw socket",
+    "tcp": "TierKV tcp",
+    "redis": "Redis",
+    "mooncake": "Mooncake TCP",
+}
 MARKS: Final = ("<!-- pool:begin -->", "<!-- pool:end -->")
 
 
@@ -49,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         print(text)
     if arguments.plot or arguments.write_docs:
-        Path(arguments.plot or PICTURE).write_text(render_plot(results))
+        panels = [_panel(results, op) for op in ("get", "put")]
+        save_panels(Path(arguments.plot or PICTURE), panels)
     if arguments.write_docs:
         _write_docs(text)
 
@@ -62,9 +72,26 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", default="1,4", help="client threads, such as 1,4")
     parser.add_argument("--rounds", type=int, help="per cell and contender; medians are taken")
     parser.add_argument("--seconds", type=float, help="of one round")
-    parser.add_argument("--plot", metavar="FILE", help="write a picture (SVG)")
+    parser.add_argument("--plot", metavar="FILE", help="write a picture")
     parser.add_argument("--write-docs", action="store_true", help=f"update {PAGE.name}")
     return parser.parse_args(argv)
+
+
+def _panel(results: Results, op: str) -> Panel:
+    """Show throughput by value size, of single values by one thread."""
+    cells = [cell for cell in results.rounds if (cell.op, cell.batch, cell.threads) == (op, 1, 1)]
+    cells.sort(key=lambda cell: cell.size)
+    lines = {
+        label: [
+            (float(index), speed / 1e9)
+            for index, cell in enumerate(cells)
+            if (speed := results.speed(cell, name))
+        ]
+        for name, label in DRAWN.items()
+    }
+    ticks = {float(index): size_name(cell.size) for index, cell in enumerate(cells)}
+    drawn = {name: points for name, points in lines.items() if points}
+    return Panel(f"{op}, one value, one thread: GB/s", drawn, ticks)
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

@@ -16,7 +16,7 @@ import torch
 from bench import blend_quality, codec_quality
 from bench.blend_quality import Measured
 from bench.codec_quality import Quality
-from bench.quality_plot import render_plot
+from bench.line_plot import Panel, save_panels
 from bench.quality_table import blend_table, codec_table, methods, points
 from bench.report import Report, finish, machine_facts, make_parser
 from tierkv.compute.demo_model.data import CHAT_TASKS, SINGLE_TASKS, make_probes
@@ -27,6 +27,8 @@ PAGE: Final = ROOT / "docs" / "quality.md"
 PICTURE: Final = ROOT / "docs" / "blend-quality.svg"
 GROUPS: Final = {"one document": SINGLE_TASKS, "chat": CHAT_TASKS}
 ONE_NOTE: Final = tuple(task for task in CHAT_TASKS if task != "cross_document")
+LEAST_KL: Final = 1e-4
+"""Smaller divergences are drawn as this one: the axis is logarithmic."""
 TWO_NOTES: Final = ("cross_document",)
 
 
@@ -53,10 +55,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"quality  ({facts}; {time.monotonic() - started:.0f} s)\n")
         print("\n\n".join([_codec_text(codecs, count), _blend_text(one, two)]))
     if arguments.write_docs:
-        PICTURE.write_text(render_plot(two))
+        save_panels(PICTURE, blend_panels(two))
         picture = f"![Answers by share computed again]({PICTURE.name})"
         _write("codecs", _codec_text(codecs, count))
         _write("blend", f"{_blend_text(one, two)}\n\n{picture}")
+
+
+def blend_panels(measured: Measured) -> list[Panel]:
+    """Show the answers of each method by the share of reused tokens that is computed again."""
+    found = {name: points(measured, name) for name in methods(measured)}
+    exact = {name: [(r, q.exact_match) for r, q in some] for name, some in found.items()}
+    divergence = {
+        name: [(r, max(q.kl_mean, LEAST_KL)) for r, q in some] for name, some in found.items()
+    }
+    label, full = "share of reused tokens computed again", measured.full.exact_match
+    return [
+        Panel("exact match", exact, x_label=label, logarithmic=False, level=full),
+        Panel("mean KL to full recompute, nats", divergence, x_label=label),
+    ]
 
 
 def _codec_text(codecs: dict[str, dict[str, Quality]], count: int) -> str:

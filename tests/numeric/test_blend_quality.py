@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench.blend_quality import NOTHING, Measured, Way, measure  # noqa: E402
-from bench.quality_plot import render_plot  # noqa: E402
+from bench.quality import blend_panels  # noqa: E402
 from bench.quality_table import blend_table, methods, points  # noqa: E402
 from tierkv.kvcore.request import BlendSelector  # noqa: E402
 from tools.demo_model.evaluate import FOLDER  # noqa: E402
@@ -55,10 +55,11 @@ def test_seeing_selectors_beat_the_blind_one(found: Measured) -> None:
 
 
 def test_table_and_picture_show_every_method(found: Measured) -> None:
-    table, picture = blend_table(found), render_plot(found)
+    table, panels = blend_table(found), blend_panels(found)
     assert methods(found) == [*BlendSelector, "gradual"]
+    assert [list(panel.lines) for panel in panels] == [methods(found)] * 2
     for name in methods(found):
-        assert f"| {name} |" in table and f">{name}</text>" in picture
+        assert f"| {name} |" in table
         assert [ratio for ratio, _ in points(found, name)] == sorted(RATIOS)
+        assert [ratio for ratio, _ in panels[0].lines[name]] == sorted(RATIOS)
     assert "| all reused, as it lies |" in table
-    assert picture.count("<polyline") == 2 * 4
