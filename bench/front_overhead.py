@@ -16,7 +16,7 @@ from bench.report import Report, finish, parse_arguments
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.generation import Generation
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport, NodeRole

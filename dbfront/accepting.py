@@ -1,4 +1,4 @@
-"""Accepts TCP clients for both servers of a front, within bounds.
+"""Accepts TCP clients for the REST port and the SQL port of a front, within bounds.
 
 asyncio's accept loop has no limit on clients. When file descriptors run out, the loop logs once per
 slot of the backlog and retries at once, so idle connections could exhaust the descriptors, CPU and
@@ -7,23 +7,30 @@ files and nodes, pauses after each refusal, and logs at most one refusal a minut
 
 The kernel always assigns the lowest free descriptor number. The number of a new socket therefore
 approximates the number of descriptors in use, without counting.
+
+The other functions are shared by both listeners of the SQL port (dbfront/pgwire/server.py and
+dbfront/postgres/server.py): TLS, a port in use, and the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
 import socket
+import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
+
+from tierkv.kvcore.errors import ConfigError
 
 log = logging.getLogger("tierkv.accept")
 
 BACKLOG: Final = 128
-REST_S: Final = 0.2
+_REST_S: Final = 0.2
 """Pause after a refusal, during which no client is accepted."""
 
 _LOG_EVERY_S: Final = 60.0
@@ -120,7 +127,7 @@ class Acceptor:
                 client.close()
                 self._refuse("it has as many connections as it may have")
                 return
-            if client.fileno() >= descriptor_limit():
+            if client.fileno() >= _descriptor_limit():
                 client.close()
                 self._refuse("the process is short of file descriptors")
                 return
@@ -129,7 +136,7 @@ class Acceptor:
     def _refuse(self, why: str) -> None:
         self.refused += 1
         self._pause()
-        self._rest = self._loop.call_later(REST_S, self._resume)
+        self._rest = self._loop.call_later(_REST_S, self._resume)
         if self._loop.time() - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = self._loop.time()
             log.warning(
@@ -154,7 +161,7 @@ class Acceptor:
             log.debug("a client left while it was accepted", exc_info=task.exception())
 
 
-def descriptor_limit() -> int:
+def _descriptor_limit() -> int:
     """Return the limit for client descriptors; higher numbers are reserved for files and nodes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -162,7 +169,7 @@ def descriptor_limit() -> int:
     return soft - min(max(32, soft // 8), soft // 2)
 
 
-async def bound_sockets(host: str, port: int) -> list[socket.socket]:
+async def _bound_sockets(host: str, port: int) -> list[socket.socket]:
     """Bind every address of a host, as asyncio's servers do.
 
     Raises:
@@ -174,3 +181,69 @@ async def bound_sockets(host: str, port: int) -> list[socket.socket]:
         return [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
     finally:
         server.close()
+
+
+def client_tls(certificate: str, key: str) -> ssl.SSLContext | None:
+    """Load certificate and key from PEM files; return None without a certificate.
+
+    Raises:
+        ConfigError: a file is missing or not PEM.
+    """
+    if not certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the SQL port can't load TLS certificate {certificate} and key {key}: {error}"
+        ) from None
+    return context
+
+
+def _cannot_listen(bind: str, port: int, error: OSError) -> ConfigError:
+    """Return the error that explains a failure to listen on the port."""
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"SQL port {port} on {bind} is in use",
+            hint="choose another with --pg-port, or --pg-port 0 for any free one",
+        )
+    return ConfigError(f"can't listen for SQL on {bind}:{port}: {error.strerror or error}")
+
+
+async def accept_clients(
+    bind: str,
+    port: int,
+    make_protocol: Callable[[], asyncio.Protocol],
+    *,
+    has_room: Callable[[], bool],
+) -> Acceptor:
+    """Listen for SQL clients.
+
+    Raises:
+        ConfigError: the port is not available.
+    """
+    try:
+        listeners = await _bound_sockets(bind, port)
+        acceptor = Acceptor(listeners, make_protocol, door="SQL", has_room=has_room)
+        acceptor.start()
+    except OSError as error:
+        raise _cannot_listen(bind, port, error) from None
+    return acceptor
+
+
+def most_sockets(max_connections: int) -> int:
+    """Return the limit of open sockets: sessions, and as many logins, cancels and refusals."""
+    return 2 * max_connections + 16
+
+
+async def wait_for_clients(tasks: Iterable[asyncio.Task[None]], grace_s: float) -> None:
+    """Wait until the notified clients have left; disconnect late clients after ``grace_s``."""
+    pending = set(tasks)
+    if not pending:
+        return
+    _, late = await asyncio.wait(pending, timeout=grace_s)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)

@@ -24,10 +24,9 @@ from tests.fix_thread import START_S, running_in_thread
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.postgres.attendant import AiAttendant
-from tierkv.dbfront.postgres.config import RelayConfig
 from tierkv.dbfront.postgres.install import install
 from tierkv.dbfront.postgres.relay import Relay
-from tierkv.dbfront.postgres.server import MakeAttendant, RelayServer
+from tierkv.dbfront.postgres.server import MakeAttendant, RelayConfig, RelayServer
 from tierkv.dbfront.postgres.statements.ai_run import AiServices
 from tierkv.dbfront.views.rows import Row
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS

@@ -32,7 +32,8 @@ from tierkv.dbfront.contracts import (
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.forecasts import most_tokens
 from tierkv.dbfront.generation.planned_calls import PlannedCalls, planned_calls
-from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import (
     ContextTooLongError,

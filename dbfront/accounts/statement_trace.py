@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tierkv.dbfront.accounts.ended_call import EndedCall
-from tierkv.dbfront.accounts.filter_order import FilterOrder
+from tierkv.dbfront.accounts.statistics import FilterOrder
 from tierkv.dbfront.contracts import PlanSummary
 from tierkv.kvcore.request import HitTokens
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.calls.functions import start_recipe
 from tierkv.dbfront.calls.question_runner import (
     ROW_ERRORS,
     ResendPace,
@@ -21,7 +22,6 @@ from tierkv.dbfront.calls.question_runner import (
     run_questions,
 )
 from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions, Recipe, Reply, Step
-from tierkv.dbfront.calls.recipe_table import start_recipe
 from tierkv.dbfront.contracts import (
     PlanSummary,
     PreparedCall,

@@ -146,7 +146,7 @@ _TOO_LONG: Final = re.compile(
     r"\('(?P<type>char|varchar)\((?P<most>\d+)\)' IS NULL\)\)\)$",
     re.DOTALL,
 )
-"""The checks that rewriting/text_lengths.py adds for lengths, and the types they stand for."""
+"""The checks that rewriting/ddl.py adds for lengths, and the types they stand for."""
 _WITH_LENGTH: Final = {"char": "character", "varchar": "character varying"}
 _HINT: Final = re.compile(r"\s*\n+\s*((?:Did you mean|Candidate|Either add|Use \").*)", re.DOTALL)
 _PLAIN: Final = re.compile(r"^([A-Za-z ]+?) Error: (.*)$", re.DOTALL)

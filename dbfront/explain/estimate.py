@@ -18,8 +18,8 @@ from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.calls.context_fields import ContextFields
+from tierkv.dbfront.calls.functions import start_recipe
 from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions
-from tierkv.dbfront.calls.recipe_table import start_recipe
 from tierkv.dbfront.contracts import Notice, PreparedCall, Prospect, TextCall, TextGenerator
 from tierkv.kvcore.errors import ContextTooLongError, RowLevelError, TierKVError
 from tierkv.kvcore.request import HitTokens

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from tierkv.dbfront.accepting import Acceptor
-from tierkv.dbfront.pgwire.config import PgWireConfig
-from tierkv.dbfront.pgwire.conversation.handler import ClientHandler, Lobby
-from tierkv.dbfront.pgwire.listening import (
+from tierkv.dbfront.accepting import (
+    Acceptor,
     accept_clients,
     client_tls,
     most_sockets,
     wait_for_clients,
 )
+from tierkv.dbfront.pgwire.config import PgWireConfig
+from tierkv.dbfront.pgwire.conversation.handler import ClientHandler, Lobby
 from tierkv.dbfront.pgwire.protocol.auth import Authenticator
 from tierkv.dbfront.pgwire.protocol.errors import AdminShutdownError
 from tierkv.dbfront.pgwire.protocol.stream import PgStream

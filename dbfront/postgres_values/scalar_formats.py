@@ -2,7 +2,7 @@
 
 An interval keeps months, days and microseconds apart, as PostgreSQL and DuckDB do. Python's
 timedelta has no months, so DuckDB writes intervals as text
-(postgres_dialect/rewriting/intervals.py), and the encoders parse the text or a timedelta. A binary
+(postgres_dialect/session/queries.py), and the encoders parse the text or a timedelta. A binary
 numeric has base-10000 digits and is exact in both directions: ``weight`` is the power of 10000 of
 the first digit, ``dscale`` the number of decimals shown.
 """

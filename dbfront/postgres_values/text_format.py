@@ -20,11 +20,11 @@ from functools import lru_cache
 from typing import Any, Final
 
 from tierkv.dbfront.postgres_values.scalar_formats import interval_text
-from tierkv.dbfront.postgres_values.type_functions import function_name
 from tierkv.dbfront.postgres_values.types import (
     INT2VECTOR,
     OIDVECTOR,
     PgType,
+    function_name,
     is_composite,
     pg_type,
 )

@@ -19,9 +19,8 @@ from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.calls.context_fields import ContextFields
 from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
+from tierkv.dbfront.calls.functions import failed_detail, start_recipe
 from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions
-from tierkv.dbfront.calls.recipe_table import start_recipe
-from tierkv.dbfront.calls.row_functions import failed_detail
 from tierkv.dbfront.contracts import Notice, PlanSummary, PreparedCall, TextGenerator
 from tierkv.dbfront.explain.estimate import (
     MOST_SAMPLED,
@@ -30,9 +29,13 @@ from tierkv.dbfront.explain.estimate import (
     announce_stream,
     estimate,
 )
-from tierkv.dbfront.statement.blame import blame
-from tierkv.dbfront.statement.error_policy import ErrorPolicy, Failures, Spending
-from tierkv.dbfront.statement.returning_watch import ReturningWatch
+from tierkv.dbfront.statement.error_policy import (
+    ErrorPolicy,
+    Failures,
+    ReturningWatch,
+    Spending,
+    blame,
+)
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (

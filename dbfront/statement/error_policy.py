@@ -1,13 +1,29 @@
-"""The policy for failed calls and large statements, with the counters for checking the policy."""
+"""When a statement with AI calls fails: limits, failed calls, and the place of an error in the SQL.
+
+AiStatement (ai_statement.py) reports calls and answers here. ``Spending`` and ``Failures`` check
+the session's ErrorPolicy. ``ReturningWatch`` refuses prompts that are never answered: a write is
+run and undone until all answers are known, and column defaults such as a sequence, a random UUID or
+the clock give different values in each run. ``blame`` adds the position of an AI call, or of its
+argument, to an error about the argument. This module never sees rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tierkv.dbfront.accounts.ended_call import EndedCall
 from tierkv.dbfront.contracts import Notice, PreparedCall
-from tierkv.kvcore.errors import SqlError, TierKVError
+from tierkv.kvcore.errors import (
+    FeatureNotSupportedError,
+    SqlError,
+    TierKVError,
+    UdfArgumentError,
+    UnknownModelError,
+    UserError,
+)
+from tierkv.sql.plan.plan import CallSite, StatementPlan
 
 MAX_WARNED_MESSAGES = 5
 
@@ -167,3 +183,67 @@ def _most_generated(prepared: PreparedCall) -> int:
     if prepared.call.labels or prepared.call.embed:
         return 0
     return prepared.request.sampling.max_tokens
+
+
+_ROUNDS: Final = 3
+"""Consecutive rounds with new questions from the same calls. Nested calls need one more round each.
+"""
+
+
+class ReturningWatch:
+    """Checks the missed calls of each round before the calls are sent."""
+
+    def __init__(self, plan: StatementPlan) -> None:
+        elsewhere = {site.form.key for site in plan.sites if site.clause != "RETURNING"}
+        self._position = {
+            site.form.key: site.position
+            for site in reversed(plan.sites)
+            if site.form.key not in elsewhere
+        }
+        self._last: list[int] = []
+        self._rounds = 0
+
+    def check(self, missed: Iterable[int]) -> None:
+        """Record the form of each missed question of a round.
+
+        Raises:
+            FeatureNotSupportedError: RETURNING asks new questions in every round.
+        """
+        keys = sorted(missed)
+        same = keys == self._last and all(key in self._position for key in keys)
+        self._last, self._rounds = keys, self._rounds + 1 if same else 1
+        if self._rounds == _ROUNDS:
+            raise FeatureNotSupportedError(
+                "the prompts of this AI call in RETURNING are others each time the statement runs",
+                position=self._position[keys[0]],
+                hint="They read a default such as a sequence, a random value or the clock. Write "
+                "the rows first, then call the AI in a SELECT or UPDATE over them.",
+            )
+
+
+_CHECKED_LATE = ("schema", "categories", "options")
+"""Arguments checked per row or by a model, most likely cause first."""
+
+
+def blame(error: UserError, plan: StatementPlan, form_keys: Iterable[int]) -> None:
+    """Set the position of an error without a position: the faulty argument's, or else the call's.
+
+    Args:
+        error: changed in place.
+        plan: plan of the statement.
+        form_keys: forms of the failed calls; the first call in the SQL text is blamed.
+    """
+    keys = set(form_keys)
+    site = next((site for site in plan.sites if site.form.key in keys), None)
+    if site is not None and not error.position:
+        error.position = _position(error, site)
+
+
+def _position(error: UserError, site: CallSite) -> int:
+    suspects: tuple[str, ...] = ()
+    if isinstance(error, UnknownModelError):
+        suspects = ("model",)
+    elif isinstance(error, UdfArgumentError):
+        suspects = _CHECKED_LATE
+    given = dict(site.arguments)
+    return next((given[name] for name in suspects if name in given), site.position)

@@ -13,19 +13,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from tierkv.dbfront.accounts.filter_order import FilterOrder, cost_tokens
 from tierkv.dbfront.accounts.statement_entry import StatementEntry
-from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
+from tierkv.dbfront.accounts.statistics import AiStats, FilterOrder, StatementProgress, cost_tokens
 from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.contracts import StatementResult, TextGenerator
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConnection, EngineResult
+from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.dbfront.explain.plan import STREAM
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
-from tierkv.dbfront.statement.command_tag import client_result, command_tag
 from tierkv.dbfront.statement.error_policy import ErrorPolicy
 from tierkv.dbfront.statement.explain import explain_statement
 from tierkv.dbfront.statement.redo_log import PendingChange
-from tierkv.dbfront.statement.rows import RowsNotWantedError
+from tierkv.dbfront.statement.results import RowsNotWantedError, client_result, command_tag
 from tierkv.dbfront.statement.stream_executor import CannotStreamError, RowSink, StreamedStatement
 from tierkv.dbfront.statement.transaction import ClientTransaction
 from tierkv.kvcore.clock import Clock

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.contracts import Column
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConnection, EngineResult
+from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.kvcore.errors import SqlError, TierKVError
 from tierkv.kvcore.limits import MAX_REDO_CELLS
 from tierkv.sql.plan.rewrite import RewrittenSql, joined

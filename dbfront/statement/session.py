@@ -1,20 +1,17 @@
-"""SQL sessions over the embedded engine, and the server for opening sessions.
+"""A SQL session over the embedded engine: transactions, ``tierkv.*`` settings, and streams of rows.
 
-pgwire, the CLI and ``tierkv.connect()`` use ``DuckDbSqlServer`` and its sessions (contracts:
-SqlServer, SqlSession). This module handles transactions and ``tierkv.*`` settings; every other
-statement goes to dbfront/statement/executor.py.
+dbfront/statement/server.py opens the sessions, which implement SqlSession. This module checks the
+client's input and handles transactions and settings; every other statement goes to
+dbfront/statement/executor.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tierkv.dbfront.accounts.statement_entry import StatementEntry
-from tierkv.dbfront.accounts.statement_log import StatementLog
-from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.contracts import (
@@ -23,22 +20,17 @@ from tierkv.dbfront.contracts import (
     RowStream,
     StatementDescription,
     StatementResult,
-    TextGenerator,
 )
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
+from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
 from tierkv.dbfront.statement.executor import StatementContext, run_statement
 from tierkv.dbfront.statement.explain import EXPLAIN_COLUMNS
-from tierkv.dbfront.statement.input import check_length, named_parameters
-from tierkv.dbfront.statement.rows import StatementRows, release
+from tierkv.dbfront.statement.results import StatementRows, release
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.dbfront.statement.transaction import ClientTransaction, warned
-from tierkv.dbfront.views.admin import ClusterSource, cluster_rows, to_json
-from tierkv.dbfront.views.kvcache import baseline_of
-from tierkv.dbfront.views.rows import Row, timestamp
-from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
-from tierkv.dbfront.views.statistics import Activity, activity_row, statistic_rows
-from tierkv.kvcore.clock import Clock, SystemClock
-from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
+from tierkv.dbfront.views.admin import to_json
+from tierkv.dbfront.views.statistics import Activity
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError, UserError
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.kept_names import refuse_kept
 from tierkv.sql.plan.parameters import parameter_types
@@ -46,10 +38,14 @@ from tierkv.sql.plan.plan import Explain, StatementPlan
 from tierkv.sql.plan.statement import SqlStatement
 from tierkv.sql.settings import SettingCommand, setting_command, setting_spec
 from tierkv.sql.text.statement import StatementKind, classify, makes_function, split_statements
-from tierkv.sql.view_columns import VIEW_COLUMNS
 from tierkv.sql.views import view_variable
 
+if TYPE_CHECKING:
+    from tierkv.dbfront.statement.server import DuckDbSqlServer
+
 T = TypeVar("T")
+_STATES = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}
+_NUL: Final = 'invalid byte sequence for encoding "UTF8": 0x00'
 
 
 class DuckDbSession:
@@ -100,12 +96,12 @@ class DuckDbSession:
 
     def split(self, sql: str) -> list[str]:
         """Cut a string into statements."""
-        check_length(sql)
+        _check_length(sql)
         return split_statements(SqlStatement.of(sql))
 
     async def describe(self, sql: str) -> StatementDescription:
         """Return columns and parameters of a statement without running the statement or a model."""
-        check_length(sql)
+        _check_length(sql)
         statement = SqlStatement.of(sql)
         account = self._account(statement)
         try:
@@ -136,9 +132,9 @@ class DuckDbSession:
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult:
         """Run one statement; see SqlSession."""
-        check_length(sql)
+        _check_length(sql)
         return await self._exclusively(
-            self._execute(SqlStatement.of(sql), named_parameters(params))
+            self._execute(SqlStatement.of(sql), _named_parameters(params))
         )
 
     async def execute_own(self, sql: str) -> Sequence[tuple[Any, ...]]:
@@ -149,10 +145,10 @@ class DuckDbSession:
         self, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> StatementResult | RowStream:
         """Run one statement and stream its rows; see SqlSession."""
-        check_length(sql)
+        _check_length(sql)
         rows = StatementRows()
         task = await self._start(
-            self._execute(SqlStatement.of(sql), named_parameters(params), rows)
+            self._execute(SqlStatement.of(sql), _named_parameters(params), rows)
         )
         result = await rows.started(task)
         if result is not None:
@@ -345,141 +341,53 @@ class DuckDbSession:
             await self._connection.set_variable(view_variable(view), text)
 
 
-_STATES = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}
+def _named_parameters(params: Sequence[Any] | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the values by name; ``$1`` and the first ``?`` are "1".
 
-
-class DuckDbSqlServer:
-    """Opens sessions on one embedded database.
-
-    Attributes:
-        generator: access to the models.
-        clock: clock for statistics and views.
-        statements: statement statistics; stopped when the server closes.
-        tenant_of: maps a client to the owner of its KV namespace.
+    Raises:
+        SqlError: 22021, a text value contains a NUL byte, which could not be sent to a client.
     """
+    if params is None:
+        return {}
+    pairs = params.items() if isinstance(params, Mapping) else enumerate(params, 1)
+    named = {str(name): value for name, value in pairs}
+    for name, value in named.items():
+        if _holds_nul(value):
+            raise SqlError(f"{_NUL} (parameter ${name})", sqlstate="22021")
+    return named
 
-    def __init__(
-        self,
-        config: DuckDbConfig,
-        generator: TextGenerator,
-        *,
-        cluster: ClusterSource | None = None,
-        session_defaults: Mapping[str, str] | None = None,
-        clock: Clock | None = None,
-        statements: StatementLog | None = None,
-        tenant_of: Callable[[ClientInfo], str] = lambda client: client.user,
-    ) -> None:
-        """Open the database.
 
-        Args:
-            config: location and options of the database.
-            generator: answers AI calls.
-            cluster: data source of the admin views; None shows only the front's own data.
-            session_defaults: defaults of ``tierkv.*`` settings, by full name.
-            clock: the system clock by default.
-            statements: statement statistics; in memory by default.
-            tenant_of: maps a client to its tenant; by default the user name is the tenant.
+def _holds_nul(value: Any) -> bool:
+    """Return True if a text value, or any text inside a container, contains a NUL byte."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            if "\0" in one:
+                return True
+        elif isinstance(one, Mapping):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple):
+            left += one
+    return False
 
-        Raises:
-            ConfigError: the database cannot be opened.
-            UserError: an invalid session default.
-        """
-        self.generator = generator
-        self.clock = clock or SystemClock()
-        self.statements = statements or StatementLog(
-            StatisticStore(now_s=self.clock.wall()), self.clock
+
+def _check_length(sql: str) -> None:
+    """Refuse SQL that is too long or is not valid text.
+
+    Raises:
+        UserError: too long.
+        SqlError: 22021.
+    """
+    if len(sql) > limits.MAX_SQL_BYTES:
+        raise UserError(
+            f"the SQL text has more than {limits.MAX_SQL_BYTES} characters",
+            hint="Load data with COPY.",
         )
-        self.tenant_of = tenant_of
-        self._defaults = dict(session_defaults or {})
-        SessionSettings(self._defaults)
-        self._cluster = cluster
-        self._engine = DuckDbEngine(config)
-        self._engine.cancel_session = self._cancel_session
-        self._engine.reset_statistics = self._reset_statistics
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._sessions: dict[int, DuckDbSession] = {}
-        self._pids = itertools.count(1)
-
-    async def open_session(self, client: ClientInfo) -> DuckDbSession:
-        """Open a session; ``client.options`` may contain ``tierkv.*`` settings.
-
-        Raises:
-            UserError: an unknown or invalid setting.
-        """
-        options = {
-            name: text for name, text in client.options.items() if name.startswith("tierkv.")
-        }
-        settings = SessionSettings(self._defaults, options)
-        self._loop = asyncio.get_running_loop()
-        pid = next(self._pids)
-        session = DuckDbSession(self, self._engine.connect(), client, pid, settings)
-        self._sessions[pid] = session
-        return session
-
-    def _cancel_session(self, pid: int) -> bool:
-        """Cancel a session's statement, from an engine thread; False for an unknown session."""
-        session = self._sessions.get(pid)
-        if session is None or self._loop is None:
-            return False
-        asyncio.run_coroutine_threadsafe(session.cancel(), self._loop)
-        return True
-
-    def _reset_statistics(self, what: str | None) -> str:
-        """Reset statistics, from an engine thread; return the time of the reset."""
-        assert self._loop is not None, "a session asks"
-        resetting = asyncio.run_coroutine_threadsafe(self.reset(what), self._loop)
-        return resetting.result()
-
-    async def reset(self, what: str | None) -> str:
-        """Reset all statistics or one group; return the time of the reset.
-
-        Raises:
-            UserError: unknown group.
-        """
-        nodes = None
-        if self._cluster is not None and what in (None, "kvcache"):
-            nodes = baseline_of(await self._cluster.nodes())
-        return timestamp(await self.statements.reset(what, nodes))
-
-    def forget(self, session: DuckDbSession) -> None:
-        """Remove a closed session."""
-        self._sessions.pop(session.pid, None)
-
-    async def close(self) -> None:
-        """Close every session and the database."""
-        for session in list(self._sessions.values()):
-            await session.close()
-        self._engine.close()
-        await self.statements.stop()
-
-    async def view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
-        """Return an admin view's rows with their time, as visible to the session ``asking``."""
-        now = timestamp(self.clock.wall())
-        return [{"as_of": now} | row for row in await self._view_rows(view, asking)]
-
-    async def _view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
-        if view == "stat_activity":
-            return [
-                activity_row(
-                    session.pid, session.client, session.activity, asking=asking.client.user
-                )
-                for session in self._sessions.values()
-            ]
-        if view in STATISTIC_VIEWS:
-            return await statistic_rows(view, self.statements)
-        rows: list[Row] = []
-        if self._cluster is not None:
-            rows = await self._cluster_rows(view, self._cluster)
-        if view == "settings":
-            names = ("name", "setting", "source", "description")
-            rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
-        return rows
-
-    async def _cluster_rows(self, view: str, cluster: ClusterSource) -> list[Row]:
-        now_s = self.clock.wall()
-        if "stats_reset" not in VIEW_COLUMNS[view]:
-            return await cluster_rows(view, cluster, now_s=now_s)
-        baseline, reset_s = await self.statements.kvcache_baseline()
-        rows = await cluster_rows(view, cluster, now_s=now_s, baseline=baseline)
-        reset = None if reset_s is None else timestamp(reset_s)
-        return [row | {"stats_reset": reset} for row in rows]
+    if "\0" in sql:
+        raise SqlError(_NUL, sqlstate="22021", position=sql.index("\0") + 1)
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        # Python reads bytes it can't decode as lone surrogates; the engine takes text only.
+        raise SqlError("the SQL text is not valid UTF-8", sqlstate="22021") from None

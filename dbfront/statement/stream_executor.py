@@ -15,9 +15,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from tierkv.dbfront.accounts.filter_order import FilterOrder, cost_tokens
+from tierkv.dbfront.accounts.statistics import FilterOrder, cost_tokens
 from tierkv.dbfront.contracts import Column
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConnection, EngineResult
+from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.dbfront.statement.ai_statement import AiStatement
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError
 from tierkv.sql.plan.rewrite import RewrittenSql

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.contracts import Notice, StatementResult
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConnection, EngineResult
+from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.dbfront.statement.redo_log import PendingChange, RedoLog
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError

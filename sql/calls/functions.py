@@ -1,7 +1,7 @@
 """The AI functions of SQL: their names, parameters and return types.
 
 One row per function; a new function of the family is a new row here and a recipe in the front
-(dbfront/calls/recipe_table.py). A constant argument is checked when a statement is planned, a
+(dbfront/calls/functions.py). A constant argument is checked when a statement is planned, a
 varying argument once per row.
 """
 

@@ -28,7 +28,7 @@ CREATE VIEW own_user_columns AS
   SELECT * REPLACE (coalesce(is_generated, false) AS is_generated) FROM own_all_columns
   WHERE database_name IN (current_database(), 'temp') AND NOT internal;
 
--- Checks that keep the length of varchar(n) and char(n) (pgwire/catalog/text_lengths.py).
+-- Checks that keep the length of varchar(n) and char(n) (dbfront/postgres_dialect/rewriting/ddl.py).
 CREATE MACRO own_is_length(expression) AS coalesce(regexp_matches(
   expression, '^\(\(length\(.+\) <= \d+\) OR \(''(char|varchar)\(\d+\)'' IS NULL\)\)$', 's'), false);
 CREATE VIEW own_text_lengths AS

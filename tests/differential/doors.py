@@ -30,7 +30,7 @@ from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
 from tierkv.dbfront.postgres.install import install
 from tierkv.dbfront.postgres_dialect.server import DialectServer
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 from tierkv.loop_thread import LoopThread
 

@@ -21,7 +21,7 @@ from tierkv.dbfront.http.app import PUBLIC_PATHS
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.server import HttpServer
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.layout import KvCodec

@@ -17,7 +17,7 @@ from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.sql import NDJSON
 from tierkv.dbfront.http.server import HttpServer
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.errors import RowLevelError
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.postgres_dialect.catalog.install import catalog_statements
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 
 pytestmark = pytest.mark.integration
 

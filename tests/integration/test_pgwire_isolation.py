@@ -13,7 +13,7 @@ from psycopg.errors import InsufficientPrivilege
 from tests.fix_pgwire import RunningServer, running_pgwire
 from tests.fix_sql import InstantGenerator, answer_text
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 
 pytestmark = pytest.mark.integration
 

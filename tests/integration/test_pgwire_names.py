@@ -12,7 +12,7 @@ import pytest
 
 from tests.fix_pgwire import RunningServer, running_pgwire
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,7 @@ from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
 from tierkv.dbfront.postgres_dialect.server import DialectServer
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 from tierkv.sql.plan.plan import plan_statement
 from tierkv.sql.text import lexer

@@ -15,7 +15,7 @@ from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
 from tierkv.dbfront.postgres_dialect.server import DialectServer
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 
 pytestmark = pytest.mark.integration

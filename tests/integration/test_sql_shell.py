@@ -27,7 +27,7 @@ from tests.fix_sql import answer_text
 from tierkv.dbapi import Connection
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.loop_thread import LoopThread
 from tierkv.output import OutputFormat
 from tierkv.shell.sql_shell import Shell, watch_reader

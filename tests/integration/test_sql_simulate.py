@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbConnection, DuckDbEngine
+from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
 from tierkv.kvcore.errors import (
     ConfigError,
     OverloadedError,

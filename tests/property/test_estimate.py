@@ -12,7 +12,7 @@ from tests.fix_sql import InstantGenerator
 from tests.property.test_sql_replay import queries, tables
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 
 
 async def plans(

@@ -15,7 +15,7 @@ from tests.fix_sql import InstantGenerator, answer_text, embedding, label_odds
 from tests.plain_sql import short_texts
 from tierkv.dbfront.contracts import ClientInfo, StatementResult
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 
 TABLE = "CREATE TABLE t (i INT, g INT, p VARCHAR)"
 YES_NO = ("yes", "Yes", "no", "No")

@@ -12,7 +12,7 @@ from tests.fix_sql import InstantGenerator, answer_text, label_odds
 from tests.plain_sql import short_texts
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 
 texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), short_texts(5))
 tables = st.lists(st.tuples(st.integers(0, 3), texts), min_size=1, max_size=25)

@@ -13,7 +13,7 @@ from tests.fix_sql import InstantGenerator, answer_text
 from tests.plain_sql import short_texts
 from tierkv.dbfront.contracts import ClientInfo, Column, StatementResult
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.sql.plan.plan import plan_statement
 
 texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), short_texts(5))

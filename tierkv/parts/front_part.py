@@ -21,7 +21,7 @@ from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.postgres_dialect.server import DialectServer
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from tierkv.dbfront.contracts import ClientInfo, TextGenerator
 from tierkv.dbfront.postgres.attendant import AiAttendant
-from tierkv.dbfront.postgres.config import RelayConfig
 from tierkv.dbfront.postgres.install import install
 from tierkv.dbfront.postgres.relay import Relay
-from tierkv.dbfront.postgres.server import RelayServer
+from tierkv.dbfront.postgres.server import RelayConfig, RelayServer
 from tierkv.dbfront.postgres.statements.ai_run import AiServices
-from tierkv.dbfront.statement.session import DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.views.rows import Row
 from tierkv.kvcore.clock import SystemClock
 from tierkv.settings import FrontSettings

@@ -14,8 +14,7 @@ from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.copying.binary_rows import BinaryReader, BinaryWriter
 from tierkv.dbfront.copying.statement import CopyStatement
 from tierkv.dbfront.copying.text_rows import CopyReader, CopyWriter, Row, text_converter
-from tierkv.dbfront.pgwire.conversation.exchange import Exchange
-from tierkv.dbfront.pgwire.conversation.implicit import ImplicitTransaction
+from tierkv.dbfront.pgwire.conversation.exchange import Exchange, ImplicitTransaction
 from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.errors import too_long

@@ -15,11 +15,11 @@ from tierkv.dbfront.copying.statement import parse_copy
 from tierkv.dbfront.pgwire.conversation.copy import run_copy
 from tierkv.dbfront.pgwire.conversation.exchange import (
     Exchange,
+    ImplicitTransaction,
     encoders,
     expand_formats,
     result_fields,
 )
-from tierkv.dbfront.pgwire.conversation.implicit import ImplicitTransaction
 from tierkv.dbfront.pgwire.conversation.portals import (
     Portal,
     PreparedStatement,

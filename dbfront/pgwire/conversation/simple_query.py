@@ -8,8 +8,12 @@ from contextlib import contextmanager
 from tierkv.dbfront.contracts import Column, StatementResult
 from tierkv.dbfront.copying.statement import parse_copy
 from tierkv.dbfront.pgwire.conversation.copy import run_copy
-from tierkv.dbfront.pgwire.conversation.exchange import Exchange, encoders, result_fields
-from tierkv.dbfront.pgwire.conversation.implicit import ImplicitTransaction
+from tierkv.dbfront.pgwire.conversation.exchange import (
+    Exchange,
+    ImplicitTransaction,
+    encoders,
+    result_fields,
+)
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.kvcore.errors import SqlError, TierKVError, UserError
 from tierkv.kvcore.limits import MAX_SQL_BYTES

@@ -22,13 +22,17 @@ from tierkv.dbfront.postgres_dialect.rewriting.rewriter import (
     CatalogNames,
 )
 from tierkv.dbfront.postgres_values.sql_tokens import tokens
-from tierkv.dbfront.postgres_values.type_functions import ARRAY, BY_TYPE, ENUM, OIDS, TypeFunctions
 from tierkv.dbfront.postgres_values.types import (
+    ARRAY_FUNCTIONS,
     DUCKDB_TYPES,
+    ENUM_FUNCTIONS,
+    FUNCTION_OIDS,
+    FUNCTIONS_BY_TYPE,
     JSON,
     TEXT,
     WIRE_TYPES,
     PgType,
+    TypeFunctions,
     pg_type,
 )
 from tierkv.dbfront.sql_session import SqlServer, SqlSession
@@ -158,12 +162,13 @@ def _type_rows() -> Iterator[str]:
         yield (
             f"({kind.oid}::BIGINT, '{kind.name}', {array}::BIGINT, {kind.size}, '{_category(kind)}'"
             f", '{shown}', {kind.element.oid if kind.element else 0}::BIGINT, "
-            f"{_functions(ARRAY if kind.element else BY_TYPE[kind.name])})"
+            f"{_functions(ARRAY_FUNCTIONS if kind.element else FUNCTIONS_BY_TYPE[kind.name])})"
         )
     for name, oid, array, size, category, shown, element in _EXTRA_TYPES:
-        functions = _functions(BY_TYPE[name])
+        functions = _functions(FUNCTIONS_BY_TYPE[name])
         if array:
-            yield f"({array}, '_{name}', 0, -1, 'A', '{shown}[]', {oid}, {_functions(ARRAY)})"
+            of_array = _functions(ARRAY_FUNCTIONS)
+            yield f"({array}, '_{name}', 0, -1, 'A', '{shown}[]', {oid}, {of_array})"
         yield f"({oid}, '{name}', {array}, {size}, '{category}', '{shown}', {element}, {functions})"
 
 
@@ -179,16 +184,15 @@ def _type_statements() -> list[str]:
     array_oids = {t.element.oid: t.oid for t in WIRE_TYPES if t.element is not None}
     oids |= {f"{name}[]": array_oids[oid] for name, oid in list(oids.items())}
     pairs = ", ".join(f"'{name}': {oid}::BIGINT" for name, oid in oids.items())
+    names = " ".join(f"WHEN {oid} THEN '{name}'" for name, oid in FUNCTION_OIDS.items())
+    rows = ", ".join(f"({oid}::BIGINT, '{name}')" for name, oid in FUNCTION_OIDS.items())
     return [
         f"CREATE VIEW own_type_names AS SELECT * FROM (VALUES {', '.join(_type_rows())}) "
         "v(oid, typname, typarray, typlen, typcategory, format_name, typelem, functions)",
-        "CREATE MACRO own_type_function(function_oid) AS (CASE function_oid::BIGINT "
-        f"{' '.join(f'WHEN {oid} THEN {chr(39)}{name}{chr(39)}' for name, oid in OIDS.items())} "
+        f"CREATE MACRO own_type_function(function_oid) AS (CASE function_oid::BIGINT {names} "
         "WHEN 0 THEN '-' ELSE function_oid::VARCHAR END)",
-        f"CREATE MACRO own_enum_functions() AS ({_functions(ENUM)})",
-        "CREATE VIEW own_type_functions AS SELECT * FROM (VALUES "
-        f"{', '.join(f'({oid}::BIGINT, {chr(39)}{name}{chr(39)})' for name, oid in OIDS.items())}) "
-        "v(oid, proname)",
+        f"CREATE MACRO own_enum_functions() AS ({_functions(ENUM_FUNCTIONS)})",
+        f"CREATE VIEW own_type_functions AS SELECT * FROM (VALUES {rows}) v(oid, proname)",
         f"CREATE MACRO own_type_oid(type_text) AS coalesce(MAP {{{pairs}}}["
         r"regexp_replace(regexp_replace(type_text, '\(\d+,\s*\d+\)', ''), '\[\d+\]$', '[]')], 25)",
         "CREATE MACRO own_type_length(type_text) AS coalesce((SELECT tn_l FROM (SELECT "

@@ -23,7 +23,7 @@ from tierkv.dbfront.postgres_dialect.inference.origins import (
     origins,
     tables_of_output,
 )
-from tierkv.dbfront.postgres_dialect.rewriting.naming import ENGINE_SCHEMA, Naming
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import ENGINE_SCHEMA, Naming
 from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError
 

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE, Rewriter
-from tierkv.dbfront.postgres_values import type_functions
 from tierkv.dbfront.postgres_values.parameters import decode_parameter
-from tierkv.dbfront.postgres_values.types import pg_type
+from tierkv.dbfront.postgres_values.types import FUNCTION_COLUMNS, FUNCTION_OIDS, pg_type
 
 _TEXT_ARRAY: Final = pg_type("VARCHAR[]")
 _HEX: Final = re.compile(r"\\x(?:\s*[0-9a-fA-F]{2})*\s*")
@@ -159,7 +158,7 @@ def function_column(r: Rewriter, i: int) -> int:
     last = i
     while r.at(last + 1) == "." and last + 2 < len(r.tokens):
         last += 2
-    if r.tokens[last].name not in type_functions.COLUMNS:
+    if r.tokens[last].name not in FUNCTION_COLUMNS:
         return 0
     width, name = _cast_width(r, last + 1)
     if name in _TEXTS:
@@ -168,7 +167,7 @@ def function_column(r: Rewriter, i: int) -> int:
         return r.replace(i, last + 1 + width - i, shown)
     if r.at(last + 1) not in _COMPARES or last + 2 >= len(r.tokens):
         return 0
-    oid = type_functions.OIDS.get(r.tokens[last + 2].value.removeprefix("pg_catalog."))
+    oid = FUNCTION_OIDS.get(r.tokens[last + 2].value.removeprefix("pg_catalog."))
     if r.tokens[last + 2].kind != "string" or oid is None or r.at(last + 3) == "::":
         return 0
     r.replace(last + 2, 1, str(oid))
@@ -193,8 +192,8 @@ def cast_of_value(r: Rewriter, i: int) -> int:
             return r.replace(i, length + width, f"{DATABASE}.main.own_regtype_name({cast})")
         if name in _PROCEDURES and _cast_width(r, i + length + width)[1] in _TEXTS:
             return r.replace(i, length + width, f"replace({cast}, 'pg_catalog.', '')")
-        if name in _PROCEDURES and known in type_functions.OIDS:
-            return r.replace(i, length + width, f"{type_functions.OIDS[known]}::UINTEGER")
+        if name in _PROCEDURES and known in FUNCTION_OIDS:
+            return r.replace(i, length + width, f"{FUNCTION_OIDS[known]}::UINTEGER")
         return r.replace(i, length + width, f"{DATABASE}.main.{_TO_OID[name]}({cast})")
     if kind in ("word", "ident") and name == "regtype" and r.at(i + length + width) == "[":
         return r.replace(i, length + width + 2, f"{DATABASE}.main.own_regtype_names({value})")

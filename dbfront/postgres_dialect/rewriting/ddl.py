@@ -1,18 +1,25 @@
-"""Rewrites PostgreSQL's spellings in CREATE TABLE that DuckDB lacks.
+"""Rewrites CREATE TABLE and ALTER TABLE in PostgreSQL's spelling; pure and token-wise.
 
-``SERIAL`` and identity columns become a default from a sequence, ``jsonb`` becomes JSON, precisions
-of timestamps are dropped (DuckDB keeps microseconds), lengths of texts become checks
-(text_lengths.py). Pure and token-wise; session/engine_statements.py creates the sequences before
-the statement runs.
+``SERIAL`` and identity columns become a default from a sequence, ``jsonb`` becomes JSON, and
+precisions of timestamps are dropped (DuckDB keeps microseconds). DuckDB ignores the length of
+``varchar(n)`` and ``char(n)``, so a recognisable CHECK keeps the length: sql/ddl/pg_catalog.sql
+shows lengths in place of these constraints, and databases/duckdb_errors.py reports PostgreSQL's
+error for a longer text. The checks call only ``length``, because DuckDB must know the functions of
+a check for the recovery after a kill. DuckDB adds no check to an existing table, so an added column
+keeps no length.
+
+session/engine_statements.py creates the sequences before the statement runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dbfront.postgres_dialect.rewriting.text_lengths import text_length
+from tierkv.dbfront.contracts import Notice
 from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
+from tierkv.kvcore.errors import SqlError
 
 _SERIAL: Final = {
     "SERIAL": "INTEGER",
@@ -152,3 +159,101 @@ def rewrite_create(sql: str) -> TableDefinition | None:
     return TableDefinition(
         definition.result(), definition.schema, definition.table, tuple(definition.sequences)
     )
+
+
+def without_only(sql: str) -> str:
+    """Blank ONLY in ``ALTER TABLE [IF EXISTS] ONLY t``: tables have no child tables here."""
+    words = list(tokens(sql))[:5]
+    only = next((word for word in words[2:] if word.upper == "ONLY"), None)
+    if only is None or [word.upper for word in words[:2]] != ["ALTER", "TABLE"]:
+        return sql
+    return sql[: only.start] + " " * (only.end - only.start) + sql[only.end :]
+
+
+def lost_length(sql: str) -> Notice | None:
+    """Return the notice that ``ALTER TABLE t ADD c varchar(5)`` keeps no length, or None."""
+    words = [token for token in tokens(sql) if token.text != ";"]
+    if [word.upper for word in words[:2]] != ["ALTER", "TABLE"]:
+        return None
+    at = _skip(words, 2, "IF", "EXISTS") + 1
+    while at + 1 < len(words) and words[at].text == ".":
+        at += 2
+    adds = _skip(words, at, "ADD")
+    types = _skip(words, at, "ALTER")
+    if adds > at:
+        column = _skip(words, _skip(words, adds, "COLUMN"), "IF", "NOT", "EXISTS")
+        typed = column + 1
+    elif types > at:
+        column = _skip(words, types, "COLUMN")
+        typed = _skip(words, _skip(words, column + 1, "SET", "DATA"), "TYPE")
+    else:
+        return None
+    if column >= len(words) or text_length(words, typed) is None:
+        return None
+    return Notice(
+        "NOTICE",
+        f'column "{words[column].name}" keeps no length: DuckDB adds no constraint to a table that '
+        "is there",
+        sqlstate="0A000",
+    )
+
+
+def _skip(words: Sequence[SqlToken], at: int, *keywords: str) -> int:
+    """Skip the keywords, if all of the keywords are present."""
+    there = tuple(word.upper for word in words[at : at + len(keywords)])
+    return at + len(keywords) if there == keywords else at
+
+
+_MOST: Final = 10_485_760
+_VARYING: Final = frozenset({"VARCHAR"})
+_FIXED: Final = frozenset({"CHAR", "CHARACTER", "BPCHAR", "NCHAR"})
+
+
+@dataclass(frozen=True, slots=True)
+class TextLength:
+    """A text type with a length, as written.
+
+    Attributes:
+        kind: ``varchar`` or ``char``.
+        characters: maximum length.
+        words: number of tokens of the type.
+    """
+
+    kind: str
+    characters: int
+    words: int
+
+    def check(self, column: str) -> str:
+        """Return the length's constraint for a quoted ``column``; DuckDB keeps the spelling."""
+        most = self.characters
+        return f"CHECK (length({column}) <= {most} OR '{self.kind}({most})' IS NULL)"
+
+
+def text_length(words: Sequence[SqlToken], first: int) -> TextLength | None:
+    """Read a type at ``first``; None for another type, or an array.
+
+    Raises:
+        SqlError: 22023 for a length out of range.
+    """
+    at, kind = first, ""
+    if _upper(words, at) == "NATIONAL":
+        at += 1
+    if _upper(words, at) in _FIXED:
+        kind, at = "char", at + 1
+        if _upper(words, at) == "VARYING":
+            kind, at = "varchar", at + 1
+    elif _upper(words, at) in _VARYING:
+        kind, at = "varchar", at + 1
+    if not kind or _upper(words, at) != "(" or not _upper(words, at + 1).isdigit():
+        return None
+    if _upper(words, at + 2) != ")" or _upper(words, at + 3) in ("[", "ARRAY"):
+        return None
+    characters = int(words[at + 1].text)
+    if not 1 <= characters <= _MOST:
+        bound = "at least 1" if characters < 1 else f"not above {_MOST}"
+        raise SqlError(f"length for type {kind} must be {bound}", sqlstate="22023")
+    return TextLength(kind, characters, at + 3 - first)
+
+
+def _upper(words: Sequence[SqlToken], index: int) -> str:
+    return words[index].upper if index < len(words) else ""

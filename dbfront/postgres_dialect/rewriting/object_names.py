@@ -1,4 +1,4 @@
-"""Rules of rewrite.py for names with a database or a schema (naming.py has the names).
+"""Rules of rewrite.py for names with a database or a schema (rewriter.py has the names).
 
 ``"shop"."public"."t"`` becomes ``main."t"`` in the place of a table, schema, function or type, and
 in expressions if the statement names this table. All other dotted names stay: with the database
@@ -10,8 +10,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tierkv.dbfront.postgres_dialect.rewriting.naming import ENGINE_SCHEMA, PUBLIC
-from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE, Rewriter
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import (
+    DATABASE,
+    ENGINE_SCHEMA,
+    PUBLIC,
+    Rewriter,
+)
 from tierkv.dbfront.postgres_values.sql_tokens import tokens
 
 _BEFORE_NAME: Final = frozenset(

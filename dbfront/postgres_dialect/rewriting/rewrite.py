@@ -22,13 +22,13 @@ from tierkv.dbfront.postgres_dialect.rewriting.casts import (
     list_literal,
     member_of_literal,
 )
-from tierkv.dbfront.postgres_dialect.rewriting.naming import Naming
 from tierkv.dbfront.postgres_dialect.rewriting.object_names import object_name, schema_asked
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import (
     DATABASE,
     INFORMATION_SCHEMA,
     CatalogNames,
     Edit,
+    Naming,
     Rewriter,
     Rule,
     source_position,

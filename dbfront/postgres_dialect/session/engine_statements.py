@@ -14,11 +14,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tierkv.dbfront.contracts import Column, RowStream, StatementDescription, StatementResult
-from tierkv.dbfront.postgres_dialect.rewriting.alter import lost_length, without_only
-from tierkv.dbfront.postgres_dialect.rewriting.ddl import rewrite_create
-from tierkv.dbfront.postgres_dialect.rewriting.intervals import has_interval
+from tierkv.dbfront.postgres_dialect.rewriting.ddl import lost_length, rewrite_create, without_only
 from tierkv.dbfront.postgres_dialect.session import queries
 from tierkv.dbfront.postgres_dialect.session.preparation import Preparation, literal
+from tierkv.dbfront.postgres_dialect.session.queries import has_interval
 from tierkv.dbfront.postgres_dialect.session.sequences import returning
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.sql_session import SqlSession

@@ -13,9 +13,8 @@ from typing import Final
 
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.postgres_dialect.catalog.install import SharedCatalog, client_names
-from tierkv.dbfront.postgres_dialect.rewriting.naming import PUBLIC, Naming
 from tierkv.dbfront.postgres_dialect.rewriting.rewrite import Rewritten, may_tell, rewrite
-from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE, PUBLIC, Naming
 from tierkv.dbfront.postgres_dialect.session.sequences import SequenceValues
 from tierkv.dbfront.postgres_dialect.session.settings import SERVER_VERSION, SPECS, PgSettings
 from tierkv.dbfront.sql_session import SqlSession

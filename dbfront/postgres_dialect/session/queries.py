@@ -1,28 +1,106 @@
 """Runs rewritten statements with exact intervals, and with types for the catalog's lists.
 
-session/engine_statements.py calls this module after the rewriting of a statement.
+DuckDB's Python values would make months 30 days each, so a query with intervals among its columns
+is run once more with the intervals as text. A query has no effects except on sequences, so a second
+run is safe. session/engine_statements.py calls this module after the rewriting of a statement.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from tierkv.dbfront.contracts import Column, StatementDescription, StatementResult
-from tierkv.dbfront.postgres_dialect.rewriting.intervals import (
-    has_interval,
-    query_with_text,
-    returning_with_text,
-)
+from tierkv.dbfront.copying.statement import quote_name
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
-from tierkv.dbfront.postgres_values.sql_tokens import first_word
-from tierkv.dbfront.postgres_values.type_functions import COLUMNS as FUNCTION_COLUMNS
+from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, first_word, tokens
+from tierkv.dbfront.postgres_values.types import FUNCTION_COLUMNS
 from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.text.lexer import tokenize
-from tierkv.sql.text.statement import StatementKind, classify
+from tierkv.sql.text.statement import StatementKind, classify, main_verb
+
+_INTERVAL: Final = re.compile(r"(?<![\w\"])INTERVAL(?![\w\"])")
+_NO_CAST: Final = re.compile(r"\bTUPLE\(|\bUNION\(|\bENUM\(|\bSTRUCT\((?!\"|\w+ )")
+"""Types that can't be written as a cast's target, or not safely changed."""
+
+
+def has_interval(columns: Sequence[Column] | None) -> bool:
+    """Return True if a column is an interval or contains intervals."""
+    return any("INTERVAL" in column.type_name for column in columns or ())
+
+
+def _cast(column: Column, value: str) -> str:
+    if "INTERVAL" not in column.type_name or _NO_CAST.search(column.type_name):
+        return value
+    return f"{value}::{_INTERVAL.sub('VARCHAR', column.type_name)}"
+
+
+def _query_with_text(sql: str, columns: Sequence[Column]) -> str:
+    """Return the query with its intervals as text; column names may occur twice."""
+    names = [f"own_{at}" for at in range(len(columns))]
+    items = ", ".join(
+        f"{_cast(column, name)} AS {quote_name(column.name)}"
+        for column, name in zip(columns, names, strict=True)
+    )
+    inner = sql.strip().rstrip(";")
+    words = tokenize(inner)
+    verb = main_verb(words)
+    start = words[verb].start if 0 < verb < len(words) else 0  # A WITH that writes stays in front.
+    return f"{inner[:start]}SELECT {items} FROM ({inner[start:]}\n) AS own_rows({', '.join(names)})"
+
+
+def _returning_with_text(sql: str, columns: Sequence[Column]) -> str:
+    """Return the statement with intervals of RETURNING as text, for columns and ``*``."""
+    words = [word for word in tokens(sql) if word.text != ";"]
+    start = _last_returning(words)
+    if start is None:
+        return sql
+    head = sql[: words[start].end]
+    if [word.text for word in words[start + 1 :]] == ["*"]:
+        items = [_cast(c, quote_name(c.name)) + f" AS {quote_name(c.name)}" for c in columns]
+        return f"{head} {', '.join(items)}"
+    items = _items(sql, words[start + 1 :])
+    if len(items) != len(columns):
+        return sql
+    cast = (
+        f"{_cast(column, f'({_without_alias(item)})')} AS {quote_name(column.name)}"
+        if has_interval((column,))
+        else item
+        for item, column in zip(items, columns, strict=True)
+    )
+    return f"{head} {', '.join(cast)}"
+
+
+def _last_returning(words: Sequence[SqlToken]) -> int | None:
+    found = [at for at, word in enumerate(words) if word.upper == "RETURNING"]
+    return found[-1] if found else None
+
+
+def _items(sql: str, words: Sequence[SqlToken]) -> list[str]:
+    """Split a select list at its commas."""
+    items, depth, start = [], 0, words[0].start if words else 0
+    for word in words:
+        depth += {"(": 1, ")": -1}.get(word.text, 0)
+        if word.text == "," and depth == 0:
+            items.append(sql[start : word.start].strip())
+            start = word.end
+    return [*items, sql[start : words[-1].end].strip()] if words else []
+
+
+def _without_alias(item: str) -> str:
+    """Return ``x`` of ``x AS y`` or ``x y``."""
+    words = tokens(item)
+    if len(words) < 2 or words[-1].kind not in ("word", "ident"):
+        return item
+    if words[-2].upper == "AS":
+        return item[: words[-2].start].strip()
+    follows = words[-2].kind in ("word", "ident") or words[-2].text == ")"
+    return item[: words[-1].start].strip() if follows else item
+
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 
@@ -78,11 +156,11 @@ async def run(inner: SqlSession, sql: str, params: Params) -> StatementResult:
     if any(word in lowered for word in _ONCE):
         columns = (await inner.describe(sql)).columns
         if columns is not None and has_interval(columns):
-            result = await inner.execute(query_with_text(sql, columns), params)
+            result = await inner.execute(_query_with_text(sql, columns), params)
             return replace(result, columns=columns)
     result = await inner.execute(sql, params)
     if result.columns is not None and has_interval(result.columns):
-        again = await inner.execute(query_with_text(sql, result.columns), params)
+        again = await inner.execute(_query_with_text(sql, result.columns), params)
         result = replace(result, rows=again.rows)
     return with_oids(result, sql)
 
@@ -93,6 +171,6 @@ async def _run_returning(inner: SqlSession, sql: str, params: Params) -> Stateme
     columns = (await inner.describe(sql)).columns if gives_rows else None
     if columns is None or not has_interval(columns):
         return await inner.execute(sql, params)
-    with_text = query_with_text if selects else returning_with_text
+    with_text = _query_with_text if selects else _returning_with_text
     result = await inner.execute(with_text(sql, columns), params)
     return replace(result, columns=columns)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tierkv.dbfront.contracts import StatementResult
-from tierkv.dbfront.postgres_dialect.rewriting.naming import ENGINE_SCHEMA, PUBLIC
-from tierkv.dbfront.postgres_dialect.rewriting.rewriter import Rewriter
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import ENGINE_SCHEMA, PUBLIC, Rewriter
 from tierkv.dbfront.postgres_values.sql_tokens import tokens
 from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import SqlError

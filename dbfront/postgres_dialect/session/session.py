@@ -28,10 +28,8 @@ from tierkv.dbfront.postgres_dialect.session.engine_statements import EngineStat
 from tierkv.dbfront.postgres_dialect.session.preparation import Preparation
 from tierkv.dbfront.postgres_dialect.session.setting_commands import (
     SET_CONFIG_COLUMN,
-    SettingCommands,
-)
-from tierkv.dbfront.postgres_dialect.session.setting_syntax import (
     PgSettingCommand,
+    SettingCommands,
     parse_setting_command,
 )
 from tierkv.dbfront.postgres_dialect.session.settings import PgSettings

@@ -14,7 +14,8 @@ from tests.fix_sql import InstantGenerator, answer_text
 from tierkv.dbfront.calls.question_runner import Sent
 from tierkv.dbfront.contracts import CallPlan, ClientInfo, PreparedCall, StatementResult
 from tierkv.dbfront.databases.duckdb_errors import to_tierkv_error
-from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.kvcore.errors import (
     CancelledByUserError,
     NoNodeError,

@@ -13,7 +13,8 @@ from tests.fix_sql import TABLES, InstantGenerator, answer_text
 from tierkv.dbfront.contracts import ClientInfo, PreparedCall, TextCall, TextEvent
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.explain import estimate
-from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.kvcore.errors import (
     NodeLostError,
     RowLevelError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fix_sql import InstantGenerator, answer_text
-from tierkv.dbfront.accounts.filter_order import FilterOrder
+from tierkv.dbfront.accounts.statistics import FilterOrder
 from tierkv.dbfront.statement.session import DuckDbSession
 
 ROWS = 800

@@ -14,7 +14,8 @@ from tests.fix_sql import InstantGenerator
 from tests.unit.dbfront.test_session import ThreeNodes
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.views.kvcache import (
     baseline_of,
     block_row,

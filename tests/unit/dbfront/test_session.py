@@ -18,7 +18,8 @@ from tests.fix_scheduler import make_info as scheduler_info
 from tests.fix_sql import TABLES, InstantGenerator, answer_text, make_model
 from tierkv.dbfront.contracts import ClientInfo, Column
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.clock import ManualClock

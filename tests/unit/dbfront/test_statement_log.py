@@ -22,7 +22,8 @@ from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.contracts import ClientInfo, PreparedCall, TextEvent
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.views.statistics import quantile_ms
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import (

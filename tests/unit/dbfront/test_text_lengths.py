@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.dbfront.postgres_dialect.rewriting.alter import lost_length, without_only
-from tierkv.dbfront.postgres_dialect.rewriting.ddl import rewrite_create
-from tierkv.dbfront.postgres_dialect.rewriting.text_lengths import text_length
+from tierkv.dbfront.postgres_dialect.rewriting.ddl import (
+    lost_length,
+    rewrite_create,
+    text_length,
+    without_only,
+)
 from tierkv.dbfront.postgres_values.sql_tokens import tokens
 from tierkv.kvcore.errors import SqlError
 

@@ -11,7 +11,8 @@ from tests.fix_sql import InstantGenerator, answer_text
 from tests.property.test_sql_replay import is_it
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.session import DuckDbSession, DuckDbSqlServer
+from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.kvcore.errors import FeatureNotSupportedError, RowLevelError
 
 pytestmark = pytest.mark.skipif(

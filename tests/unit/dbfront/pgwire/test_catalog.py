@@ -16,7 +16,7 @@ from tierkv.dbfront.postgres_dialect.rewriting.ddl import rewrite_create
 from tierkv.dbfront.postgres_dialect.rewriting.rewrite import TELLING, may_tell, rewrite
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
 from tierkv.dbfront.postgres_dialect.session.cursors import Cursors, parse_declare
-from tierkv.dbfront.postgres_dialect.session.setting_syntax import (
+from tierkv.dbfront.postgres_dialect.session.setting_commands import (
     PgSettingCommand,
     parse_setting_command,
 )

@@ -1,19 +1,24 @@
-"""The recipes of all AI functions over a single row.
+"""The AI functions: each function's recipe by name, and the recipes over a single row.
 
 ``ai_generate`` and its JSON and detail forms generate text. ``ai_extract`` asks one question per
 field, or one question for JSON of a schema. ``ai_embed`` and ``ai_similarity`` compute vectors of
 unit length. ``ai_filter``, ``ai_classify``, ``ai_classify_multi`` and ``ai_score`` generate no
 text: these functions read the probabilities of a few labels. ``ai_count_tokens`` needs only the
-tokenizer. dbfront/calls/recipe_table.py lists the recipes by function name.
+tokenizer. aggregates.py has the recipes over groups of rows.
+
+dbfront/calls/evaluation.py starts recipes here; dbfront/explain/estimate.py starts the same recipes
+to estimate their cost. A new AI function needs a recipe here and a row in sql/calls/functions.py.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from tierkv.dbfront.calls.aggregates import aggregate, summarize
 from tierkv.dbfront.calls.recipe import (
     CallOrder,
     CountTokens,
@@ -33,7 +38,7 @@ _YES_OR_NO: Final = (*_YES, "no", "No")
 """Models start an answer differently; the spellings of a word share its probability."""
 
 _DIGITS: Final = tuple("0123456789")
-SCORE_DIGITS: Final = 5
+_SCORE_DIGITS: Final = 5
 """Decimal places of a score; further digits depend on the composition of the batch."""
 
 _HOLE: Final = "{0}"
@@ -92,7 +97,7 @@ def score(order: CallOrder) -> Recipe:
         asked = ask_model(order, call.text("input"), question=question, labels=_DIGITS)
     (answer,) = yield ModelQuestions((asked,))
     expected = sum(digit * chance for digit, chance in enumerate(answer.label_probabilities))
-    return round(min(max(expected / 9, 0.0), 1.0), SCORE_DIGITS)
+    return round(min(max(expected / 9, 0.0), 1.0), _SCORE_DIGITS)
 
 
 def _yes_or_no(order: CallOrder, predicate: str) -> TextCall:
@@ -161,7 +166,7 @@ def generate_json(order: CallOrder) -> Recipe:
     call = order.call
     asked = ask_model(order, call.text("prompt"), json_schema=call.text("schema"))
     (answer,) = yield ModelQuestions((asked,))
-    return parsed_json(answer)
+    return _parsed_json(answer)
 
 
 def generate_detail(order: CallOrder) -> Recipe:
@@ -198,7 +203,7 @@ def failed_detail(order: CallOrder, error: TierKVError) -> dict[str, Any]:
     }
 
 
-def parsed_json(answer: TextAnswer) -> Any:
+def _parsed_json(answer: TextAnswer) -> Any:
     """Return an answer's JSON value.
 
     Raises:
@@ -235,7 +240,7 @@ def extract(order: CallOrder) -> Recipe:
             json_schema=call.text("schema"),
         )
         (answer,) = yield ModelQuestions((asked,))
-        return parsed_json(answer)
+        return _parsed_json(answer)
     about = f"{call.text('input')}\n{instruction}" if instruction else call.text("input")
     answers = yield ModelQuestions(
         tuple(ask_model(order, about, question=question) for question in questions.values())
@@ -246,3 +251,26 @@ def extract(order: CallOrder) -> Recipe:
 def _value(text: str) -> Any:
     value = text.strip()
     return None if value.lower().rstrip(".") in _NOTHING else value
+
+
+_RECIPES: Final[dict[str, Callable[[CallOrder], Recipe]]] = {
+    "ai_generate": generate,
+    "ai_generate_json": generate_json,
+    "ai_generate_detail": generate_detail,
+    "ai_filter": filter_rows,
+    "ai_classify": classify,
+    "ai_classify_multi": classify_multi,
+    "ai_extract": extract,
+    "ai_score": score,
+    "ai_similarity": similarity,
+    "ai_embed": embed,
+    "ai_agg": aggregate,
+    "ai_summarize_agg": summarize,
+    "ai_count_tokens": count_tokens,
+}
+"""By canonical function name (sql/calls/functions.py)."""
+
+
+def start_recipe(order: CallOrder) -> Recipe:
+    """Start the recipe of a call."""
+    return _RECIPES[order.call.function](order)

@@ -1,0 +1,165 @@
+"""``DuckDbSqlServer``: opens SQL sessions over the embedded engine, and answers their admin views.
+
+tierkv/parts/front_part.py creates one server per database; the server implements SqlServer. The
+dialect of PostgreSQL (dbfront/postgres_dialect/) wraps its sessions (dbfront/statement/session.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+
+from tierkv.dbfront.accounts.statement_log import StatementLog
+from tierkv.dbfront.accounts.statistic_store import StatisticStore
+from tierkv.dbfront.contracts import (
+    ClientInfo,
+    TextGenerator,
+)
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
+from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.dbfront.statement.settings import SessionSettings
+from tierkv.dbfront.views.admin import ClusterSource, cluster_rows
+from tierkv.dbfront.views.kvcache import baseline_of
+from tierkv.dbfront.views.rows import Row, timestamp
+from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
+from tierkv.dbfront.views.statistics import activity_row, statistic_rows
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.sql.view_columns import VIEW_COLUMNS
+
+
+class DuckDbSqlServer:
+    """Opens sessions on one embedded database.
+
+    Attributes:
+        generator: access to the models.
+        clock: clock for statistics and views.
+        statements: statement statistics; stopped when the server closes.
+        tenant_of: maps a client to the owner of its KV namespace.
+    """
+
+    def __init__(
+        self,
+        config: DuckDbConfig,
+        generator: TextGenerator,
+        *,
+        cluster: ClusterSource | None = None,
+        session_defaults: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        statements: StatementLog | None = None,
+        tenant_of: Callable[[ClientInfo], str] = lambda client: client.user,
+    ) -> None:
+        """Open the database.
+
+        Args:
+            config: location and options of the database.
+            generator: answers AI calls.
+            cluster: data source of the admin views; None shows only the front's own data.
+            session_defaults: defaults of ``tierkv.*`` settings, by full name.
+            clock: the system clock by default.
+            statements: statement statistics; in memory by default.
+            tenant_of: maps a client to its tenant; by default the user name is the tenant.
+
+        Raises:
+            ConfigError: the database cannot be opened.
+            UserError: an invalid session default.
+        """
+        self.generator = generator
+        self.clock = clock or SystemClock()
+        self.statements = statements or StatementLog(
+            StatisticStore(now_s=self.clock.wall()), self.clock
+        )
+        self.tenant_of = tenant_of
+        self._defaults = dict(session_defaults or {})
+        SessionSettings(self._defaults)
+        self._cluster = cluster
+        self._engine = DuckDbEngine(config)
+        self._engine.cancel_session = self._cancel_session
+        self._engine.reset_statistics = self._reset_statistics
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sessions: dict[int, DuckDbSession] = {}
+        self._pids = itertools.count(1)
+
+    async def open_session(self, client: ClientInfo) -> DuckDbSession:
+        """Open a session; ``client.options`` may contain ``tierkv.*`` settings.
+
+        Raises:
+            UserError: an unknown or invalid setting.
+        """
+        options = {
+            name: text for name, text in client.options.items() if name.startswith("tierkv.")
+        }
+        settings = SessionSettings(self._defaults, options)
+        self._loop = asyncio.get_running_loop()
+        pid = next(self._pids)
+        session = DuckDbSession(self, self._engine.connect(), client, pid, settings)
+        self._sessions[pid] = session
+        return session
+
+    def _cancel_session(self, pid: int) -> bool:
+        """Cancel a session's statement, from an engine thread; False for an unknown session."""
+        session = self._sessions.get(pid)
+        if session is None or self._loop is None:
+            return False
+        asyncio.run_coroutine_threadsafe(session.cancel(), self._loop)
+        return True
+
+    def _reset_statistics(self, what: str | None) -> str:
+        """Reset statistics, from an engine thread; return the time of the reset."""
+        assert self._loop is not None, "a session asks"
+        resetting = asyncio.run_coroutine_threadsafe(self.reset(what), self._loop)
+        return resetting.result()
+
+    async def reset(self, what: str | None) -> str:
+        """Reset all statistics or one group; return the time of the reset.
+
+        Raises:
+            UserError: unknown group.
+        """
+        nodes = None
+        if self._cluster is not None and what in (None, "kvcache"):
+            nodes = baseline_of(await self._cluster.nodes())
+        return timestamp(await self.statements.reset(what, nodes))
+
+    def forget(self, session: DuckDbSession) -> None:
+        """Remove a closed session."""
+        self._sessions.pop(session.pid, None)
+
+    async def close(self) -> None:
+        """Close every session and the database."""
+        for session in list(self._sessions.values()):
+            await session.close()
+        self._engine.close()
+        await self.statements.stop()
+
+    async def view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
+        """Return an admin view's rows with their time, as visible to the session ``asking``."""
+        now = timestamp(self.clock.wall())
+        return [{"as_of": now} | row for row in await self._view_rows(view, asking)]
+
+    async def _view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
+        if view == "stat_activity":
+            return [
+                activity_row(
+                    session.pid, session.client, session.activity, asking=asking.client.user
+                )
+                for session in self._sessions.values()
+            ]
+        if view in STATISTIC_VIEWS:
+            return await statistic_rows(view, self.statements)
+        rows: list[Row] = []
+        if self._cluster is not None:
+            rows = await self._cluster_rows(view, self._cluster)
+        if view == "settings":
+            names = ("name", "setting", "source", "description")
+            rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
+        return rows
+
+    async def _cluster_rows(self, view: str, cluster: ClusterSource) -> list[Row]:
+        now_s = self.clock.wall()
+        if "stats_reset" not in VIEW_COLUMNS[view]:
+            return await cluster_rows(view, cluster, now_s=now_s)
+        baseline, reset_s = await self.statements.kvcache_baseline()
+        rows = await cluster_rows(view, cluster, now_s=now_s, baseline=baseline)
+        reset = None if reset_s is None else timestamp(reset_s)
+        return [row | {"stats_reset": reset} for row in rows]
