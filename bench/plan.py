@@ -18,9 +18,9 @@ from itertools import accumulate
 
 from bench.plan_cluster import MODEL, ClusterShape, Peaks, PlanCluster, answer_all, plan_cluster
 from bench.report import Report, finish, parse_arguments
-from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.evaluation import CallOutcome
 from tierkv.dbfront.calls.recipe import CallOrder, ask_model
+from tierkv.dbfront.contracts import CallDefaults
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree

@@ -17,10 +17,9 @@ from typing import Any
 from tierkv import compute
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from tierkv.compute.local import LocalComputeClient
-from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.context_fields import ContextFields
 from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
-from tierkv.dbfront.contracts import PlanSummary, TextGenerator
+from tierkv.dbfront.contracts import CallDefaults, PlanSummary, TextGenerator
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.transport.inproc import InprocPoolNode

@@ -2,24 +2,30 @@
 
 TextGenerator serves AI calls and chat requests; dbfront/generation/generation.py implements the
 contract. CallPlan and RowStream are the plan of a statement's calls and the stream of a statement's
-rows. Sessions are declared in dbfront/sql_session.py. All values are frozen.
+rows. Sessions are declared in dbfront/sql_session.py. All values are frozen. This module imports no
+other package of the front, and loads no heavy library.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tierkv.kvcore.call_options import USUAL, CallOptions
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
+from tierkv.sql.calls.field_reorder import FieldReorder
 
 if TYPE_CHECKING:
     from tierkv.scheduler.plans.forecast import (
         Forecast,  # The command line imports Column from here, but must not import the scheduler.
     )
+
+
+_BULK_PRIORITY: Final = 1
+"""Priority of calls in large batches: this many steps behind interactive calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +72,47 @@ class TextCall:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDefaults:
+    """Values of the session's ``tierkv.*`` settings for AI calls without explicit options.
+
+    Attributes:
+        options: defaults for the options of each call.
+        prefix_order: True to run neighbours in the prefix tree consecutively.
+        plan: True to also plan which node runs which part of the prefix tree, and which blocks to
+            hold.
+        max_concurrency: maximum number of calls in flight.
+        field_reorder: how ``context`` fields are ordered.
+        bulk_calls: batches with more calls are bulk; 0 disables the bulk priority.
+    """
+
+    options: CallOptions = USUAL
+    model: str | None = None
+    system_prompt: str = ""
+    tenant: str = "default"
+    prefix_order: bool = True
+    plan: bool = True
+    max_concurrency: int = 64
+    field_reorder: FieldReorder = FieldReorder.STATS
+    bulk_calls: int = 32
+
+    def for_batch(self, calls: int) -> CallDefaults:
+        """Return the defaults for a batch of ``calls`` calls.
+
+        Bulk calls get a lower priority, so interactive calls go first. A priority set by the
+        session is kept.
+        """
+        if self.options.priority or not 0 < self.bulk_calls < calls:
+            return self
+        return replace(self, options=replace(self.options, priority=_BULK_PRIORITY))
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedCall:
     """A checked and tokenized TextCall; ``request`` is the scheduler's request.
 
     ``blend_refusal`` is the reason why a call with blending is answered exactly; empty otherwise.
-    ``preferred_node`` is the node chosen by the plan of the statement; None without a plan.
+    ``index`` and ``preferred_node`` are set by CallPlan: the call's position among the statement's
+    calls, and the node chosen by the plan; None without a plan.
     """
 
     call: TextCall
@@ -78,6 +120,7 @@ class PreparedCall:
     request: GenerateRequest
     blend_refusal: str = ""
     preferred_node: PreferredNode | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +163,21 @@ class TextAnswer:
     embedding: tuple[float, ...] = ()
     model: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class CallTurn:
-    """A call to send now: index of the call in the statement, and the prepared call."""
-
-    index: int
-    prepared: PreparedCall
+    @classmethod
+    def of(cls, text: str, last: TextEvent, *, model: str = "") -> TextAnswer:
+        """Complete an answer with the last event of its stream."""
+        assert last.finish_reason is not None and last.usage is not None
+        return cls(
+            text=text,
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+            ttft_s=last.ttft_s,
+            total_s=last.total_s,
+            node_id=last.node_id,
+            label_probabilities=last.label_probabilities,
+            embedding=last.embedding,
+            model=model,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +199,8 @@ class PlanSummary:
 class CallPlan(Protocol):
     """The order in which the calls of a statement are sent, and when each call is sent.
 
-    1. ``take`` returns each call once, to the first task that calls it, and waits while the next
-       call has to wait. ``take`` returns None when no call is left.
+    1. ``take`` returns each call once, with its index, to the first task that calls it, and waits
+       while the next call has to wait. ``take`` returns None when no call is left.
     2. ``prefilled`` may be called at a call's first token. ``ended`` must be called at its end.
     3. ``close`` ends the plan in any state and releases all blocks held for the plan.
     """
@@ -157,7 +208,7 @@ class CallPlan(Protocol):
     @property
     def summary(self) -> PlanSummary: ...
 
-    async def take(self) -> CallTurn | None: ...
+    async def take(self) -> PreparedCall | None: ...
 
     def prefilled(self, index: int) -> None: ...
 

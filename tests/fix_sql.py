@@ -30,8 +30,7 @@ from tierkv.dbfront.contracts import (
     TokenCounts,
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.generation.forecasts import most_tokens
-from tierkv.dbfront.generation.planned_calls import PlannedCalls, planned_calls
+from tierkv.dbfront.generation.plans import PlannedCalls, most_tokens
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.kvcore.clock import SystemClock
@@ -248,7 +247,7 @@ class InstantGenerator:
         )
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
-        run = StatementRun(planned_calls(calls), max_in_flight=max_in_flight)
+        run = StatementRun(calls, max_in_flight=max_in_flight)
         return PlannedCalls(calls, run)
 
     async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts:
@@ -261,7 +260,7 @@ class InstantGenerator:
         clock, config = SystemClock(), SchedulerConfig()
         directory = DirectoryClient(None, config=config, stats=RoutingStats(1), clock=clock)
         forecaster = Forecaster(Fleet(config), directory, clock)
-        forecast = await forecaster.forecast(planned_calls(calls), max_in_flight=max_in_flight)
+        forecast = await forecaster.forecast(calls, max_in_flight=max_in_flight)
         return Prospect(forecast, tuple(float(most_tokens(c)) for c in calls), learned=False)
 
     def _model(self, name: str | None) -> ModelInfo:

@@ -1,6 +1,7 @@
 """The events of the accounts: one value for each request to a model, and for each AI call.
 
-A LiveCall (dbfront/generation/live_call.py) creates the EndedRequest of a request; AiStatement
+dbfront/generation/generation.py updates a LiveCall with each event of a request, and ``ended``
+creates the EndedRequest; no other code creates EndedRequest. AiStatement
 (dbfront/statement/ai_statement.py) creates the EndedCall of a call in SQL. Each event is published
 once, to reducers that sum up events. A retried request, or a request shared by several calls, is a
 single event, so requests and calls are counted separately. Rows answered from a statement's memo
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
-from tierkv.dbfront.contracts import TextAnswer, TextCall
+from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextCall
 from tierkv.kvcore.errors import TierKVError
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.request import FinishReason, Usage
@@ -180,3 +181,46 @@ class CallReducer(Protocol):
     """
 
     def take(self, call: EndedCall) -> None: ...
+
+
+@dataclass(slots=True)
+class LiveCall:
+    """A request in progress.
+
+    Attributes:
+        prepared: the prepared call.
+        started_s: monotonic start time.
+        completion_tokens: tokens so far.
+        ttft_s: 0.0 until the first token. At the end, calls of a statement have the node's
+            measurement.
+        node_id: the answering node; empty until the first token.
+        usage: set at the end.
+        end: the way the request ended; CANCELLED until known.
+        error_code: code of the error that ended the request.
+    """
+
+    prepared: PreparedCall
+    started_s: float
+    completion_tokens: int = 0
+    ttft_s: float = 0.0
+    node_id: str = ""
+    usage: Usage | None = None
+    end: CallEnd = CallEnd.CANCELLED
+    error_code: str = ""
+
+    def ended(self, now_s: float) -> EndedRequest:
+        """Return the event for the ended request."""
+        request, call = self.prepared.request, self.prepared.call
+        return EndedRequest(
+            request_id=request.request_id,
+            model=request.model,
+            tenant=call.tenant,
+            kind=kind_of(call),
+            origin=call.origin,
+            end=self.end,
+            usage=self.usage,
+            ttft_s=self.ttft_s,
+            total_s=now_s - self.started_s,
+            node_id=self.node_id,
+            error_code=self.error_code,
+        )

@@ -26,8 +26,7 @@ from tierkv.dbfront.accounts.statistic_tables import (
     step_of,
 )
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.contracts import ClientInfo, PreparedCall
+from tierkv.dbfront.contracts import CallDefaults, ClientInfo, PreparedCall
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlSyntaxError, TierKVError, UnknownUdfError
 from tierkv.sql.calls.ai_call import AiCall, CallForm

@@ -15,7 +15,6 @@ from typing import Any, Final
 from tierkv.dbfront.calls.recipe import (
     CallOrder,
     CountTokens,
-    ModelQuestions,
     Recipe,
     Step,
     ask_model,
@@ -55,9 +54,7 @@ def _answer(order: CallOrder, instruction: str) -> Recipe:
                 hint="Set max_tokens lower.",
             )
         fewest = len(prompts)
-        answers = yield ModelQuestions(
-            tuple(ask_model(order, prompt, question=instruction) for prompt in prompts)
-        )
+        answers = yield tuple(ask_model(order, prompt, question=instruction) for prompt in prompts)
         if len(answers) == 1:
             return answers[0].text
         texts = [answer.text for answer in answers]

@@ -13,16 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.functions import start_recipe
 from tierkv.dbfront.calls.question_runner import (
     ROW_ERRORS,
-    ResendPace,
     RetryPatience,
     run_questions,
 )
-from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions, Recipe, Reply, Step
+from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, Recipe, Reply, Step
 from tierkv.dbfront.contracts import (
+    CallDefaults,
     PlanSummary,
     PreparedCall,
     TextAnswer,
@@ -125,9 +124,7 @@ class CallBatch:
         Raises:
             TierKVError: any error not specific to one call; calls in flight are cancelled.
         """
-        defaults = self._defaults
-        pace = ResendPace(defaults.max_concurrency, defaults.prefix_order, defaults.plan)
-        summary = await run_questions(self.wave, self._generator, pace, self)
+        summary = await run_questions(self.wave, self._generator, self._defaults, self)
         await self._count_all_tokens()
         return summary
 
@@ -241,10 +238,10 @@ class CallBatch:
             else:
                 self._asks(asking, step)
 
-    def _asks(self, asking: _Asking, step: ModelQuestions) -> None:
-        asking.asked, asking.answers = step.calls, {}
-        asking.pending = set(step.calls)
-        for question in dict.fromkeys(step.calls):
+    def _asks(self, asking: _Asking, questions: tuple[TextCall, ...]) -> None:
+        asking.asked, asking.answers = questions, {}
+        asking.pending = set(questions)
+        for question in dict.fromkeys(questions):
             self._next.setdefault(question, []).append(asking)
 
     def _fail(self, askers: Sequence[_Asking], error: TierKVError) -> None:

@@ -22,7 +22,6 @@ from tierkv.dbfront.calls.aggregates import aggregate, summarize
 from tierkv.dbfront.calls.recipe import (
     CallOrder,
     CountTokens,
-    ModelQuestions,
     Recipe,
     ask_model,
     embed_text,
@@ -48,7 +47,7 @@ _CERTAIN: Final = 0.5
 def filter_rows(order: CallOrder) -> Recipe:
     """Return True if yes is more likely than no."""
     call = order.call
-    (answer,) = yield ModelQuestions((_yes_or_no(order, call.text("predicate")),))
+    (answer,) = yield (_yes_or_no(order, call.text("predicate")),)
     return _chance_of_yes(answer) > _CERTAIN
 
 
@@ -58,7 +57,7 @@ def classify(order: CallOrder) -> Recipe:
     categories = call.texts("categories")
     instruction = call.text("instruction") or _which_of(categories)
     asked = ask_model(order, call.text("input"), question=instruction, labels=categories)
-    (answer,) = yield ModelQuestions((asked,))
+    (answer,) = yield (asked,)
     chances = answer.label_probabilities
     return categories[max(range(len(categories)), key=chances.__getitem__)]
 
@@ -68,16 +67,14 @@ def classify_multi(order: CallOrder) -> Recipe:
     call = order.call
     categories = call.texts("categories")
     instruction = call.text("instruction") or f"Is it about {_HOLE}?"
-    answers = yield ModelQuestions(
-        tuple(
-            ask_model(
-                order,
-                call.text("input"),
-                question=_about(instruction, category),
-                labels=_YES_OR_NO,
-            )
-            for category in categories
+    answers = yield tuple(
+        ask_model(
+            order,
+            call.text("input"),
+            question=_about(instruction, category),
+            labels=_YES_OR_NO,
         )
+        for category in categories
     )
     return [
         category
@@ -95,7 +92,7 @@ def score(order: CallOrder) -> Recipe:
     else:
         question = f"{criteria}\nAnswer with a digit from 0 (not at all) to 9 (completely)."
         asked = ask_model(order, call.text("input"), question=question, labels=_DIGITS)
-    (answer,) = yield ModelQuestions((asked,))
+    (answer,) = yield (asked,)
     expected = sum(digit * chance for digit, chance in enumerate(answer.label_probabilities))
     return round(min(max(expected / 9, 0.0), 1.0), _SCORE_DIGITS)
 
@@ -132,14 +129,14 @@ def count_tokens(order: CallOrder) -> Recipe:
 def embed(order: CallOrder) -> Recipe:
     """Return a text's vector."""
     text = _not_empty(order.call.text("input"))
-    (answer,) = yield ModelQuestions((embed_text(order, text),))
+    (answer,) = yield (embed_text(order, text),)
     return list(answer.embedding)
 
 
 def similarity(order: CallOrder) -> Recipe:
     """Return the cosine of the angle between two texts' vectors, 1.0 for equal texts."""
     texts = [_not_empty(order.call.text(name)) for name in ("a", "b")]
-    one, other = yield ModelQuestions(tuple(embed_text(order, text) for text in texts))
+    one, other = yield tuple(embed_text(order, text) for text in texts)
     # Vectors have unit length up to rounding; equal vectors must give 1.0.
     length = math.sqrt(_product(one, one) * _product(other, other))
     return min(max(_product(one, other) / (length or 1.0), -1.0), 1.0)
@@ -157,7 +154,7 @@ def _not_empty(text: str) -> str:
 
 def generate(order: CallOrder) -> Recipe:
     """Return the answer's text."""
-    (answer,) = yield ModelQuestions((ask_model(order, order.call.text("prompt")),))
+    (answer,) = yield (ask_model(order, order.call.text("prompt")),)
     return answer.text
 
 
@@ -165,14 +162,14 @@ def generate_json(order: CallOrder) -> Recipe:
     """Return the JSON value of an answer constrained to a schema."""
     call = order.call
     asked = ask_model(order, call.text("prompt"), json_schema=call.text("schema"))
-    (answer,) = yield ModelQuestions((asked,))
+    (answer,) = yield (asked,)
     return _parsed_json(answer)
 
 
 def generate_detail(order: CallOrder) -> Recipe:
     """Return the answer with its cost."""
     asked = ask_model(order, order.call.text("prompt"))
-    (answer,) = yield ModelQuestions((asked,))
+    (answer,) = yield (asked,)
     return {
         "value": answer.text,
         "error": None,
@@ -239,11 +236,11 @@ def extract(order: CallOrder) -> Recipe:
             question=instruction or _AS_JSON,
             json_schema=call.text("schema"),
         )
-        (answer,) = yield ModelQuestions((asked,))
+        (answer,) = yield (asked,)
         return _parsed_json(answer)
     about = f"{call.text('input')}\n{instruction}" if instruction else call.text("input")
-    answers = yield ModelQuestions(
-        tuple(ask_model(order, about, question=question) for question in questions.values())
+    answers = yield tuple(
+        ask_model(order, about, question=question) for question in questions.values()
     )
     return {name: _value(answer.text) for name, answer in zip(questions, answers, strict=True)}
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from tierkv.dbfront.contracts import (
+    CallDefaults,
     CallPlan,
-    CallTurn,
     PlanSummary,
     PreparedCall,
     TextAnswer,
@@ -57,7 +57,7 @@ class SortedCalls:
         """Empty: there is no plan."""
         return PlanSummary()
 
-    async def take(self) -> CallTurn | None:
+    async def take(self) -> PreparedCall | None:
         """See CallPlan. A call's leader was always taken earlier, so the wait ends."""
         if self._next == len(self._order):
             return None
@@ -66,7 +66,8 @@ class SortedCalls:
         if leader is not None:
             await self._prefilled[self._order[leader]].wait()
         index = self._order[at]
-        return CallTurn(index, self._calls[index])
+        call = self._calls[index]
+        return PreparedCall(call.call, call.model, call.request, call.blend_refusal, index=index)
 
     def prefilled(self, index: int) -> None:
         """See CallPlan."""
@@ -151,20 +152,6 @@ class RetryPatience:
     retries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ResendPace:
-    """Concurrency and order of questions.
-
-    Attributes:
-        prefix_order: True to run neighbours in the prefix tree consecutively.
-        plan: True to also plan the questions, see CallPlan.
-    """
-
-    max_concurrency: int
-    prefix_order: bool = True
-    plan: bool = True
-
-
 class Asker(Protocol):
     """Owner of the questions, addressed by index; ``retried`` reports a question sent again."""
 
@@ -178,19 +165,24 @@ class Asker(Protocol):
 
 
 async def run_questions(
-    questions: Sequence[PreparedCall], generator: TextGenerator, pace: ResendPace, asker: Asker
+    questions: Sequence[PreparedCall],
+    generator: TextGenerator,
+    defaults: CallDefaults,
+    asker: Asker,
 ) -> PlanSummary:
     """Ask every question, and report each answer or failure to ``asker`` on arrival.
+
+    ``defaults`` has the order of the questions and the number of questions at once.
 
     Raises:
         TierKVError: an error not specific to one question, or an error raised by ``asker``;
             questions in flight are cancelled.
     """
-    plan = await _plan(questions, generator, pace)
+    plan = await _plan(questions, generator, defaults)
     worker = _Worker(plan, generator, asker)
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(pace.max_concurrency, len(questions))):
+            for _ in range(min(defaults.max_concurrency, len(questions))):
                 group.create_task(worker.run())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
@@ -200,12 +192,12 @@ async def run_questions(
 
 
 async def _plan(
-    questions: Sequence[PreparedCall], generator: TextGenerator, pace: ResendPace
+    questions: Sequence[PreparedCall], generator: TextGenerator, defaults: CallDefaults
 ) -> CallPlan:
     def make() -> CallPlan:
-        if pace.plan and pace.prefix_order:
-            return generator.plan(questions, max_in_flight=pace.max_concurrency)
-        return SortedCalls(questions, sort=pace.prefix_order)
+        if defaults.plan and defaults.prefix_order:
+            return generator.plan(questions, max_in_flight=defaults.max_concurrency)
+        return SortedCalls(questions, sort=defaults.prefix_order)
 
     if len(questions) <= _PLANNED_AT_ONCE:
         return make()
@@ -254,45 +246,45 @@ class _Worker:
 
     async def run(self) -> None:
         """Take turns until the plan is empty."""
-        while (turn := await self.plan.take()) is not None:
+        while (call := await self.plan.take()) is not None:
             answer: TextAnswer | None = None
             failure: TierKVError | None = None
             try:
-                answer = await self._answer(turn)
+                answer = await self._answer(call)
             except ROW_ERRORS as error:
                 failure = error
             finally:
-                self.plan.ended(turn.index, answered=answer is not None)
+                self.plan.ended(call.index, answered=answer is not None)
             if answer is not None:
-                self.asker.answered(turn.index, answer)
+                self.asker.answered(call.index, answer)
             elif failure is not None:
-                self.asker.failed(turn.index, failure)
+                self.asker.failed(call.index, failure)
 
-    async def _answer(self, turn: CallTurn) -> TextAnswer:
-        patience = self.asker.patience(turn.index)
+    async def _answer(self, call: PreparedCall) -> TextAnswer:
+        patience = self.asker.patience(call.index)
         retries = 0
         while True:
             try:
-                return await self._answer_in_time(turn, patience.timeout_s)
+                return await self._answer_in_time(call, patience.timeout_s)
             except _MAY_PASS:
                 if retries >= patience.retries:
                     raise
             retries += 1
-            self.asker.retried(turn.index)
+            self.asker.retried(call.index)
 
-    async def _answer_in_time(self, turn: CallTurn, timeout_s: float | None) -> TextAnswer:
+    async def _answer_in_time(self, call: PreparedCall, timeout_s: float | None) -> TextAnswer:
         if timeout_s is None:
-            return await self._gather_when_there_is_room(turn)
+            return await self._gather_when_there_is_room(call)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._gather_when_there_is_room(turn)
+                return await self._gather_when_there_is_room(call)
         except TimeoutError:
             raise DeadlineError(
                 f"no answer within {timeout_s:g} s",
                 hint="Raise tierkv.request_timeout, or the call's timeout_ms.",
             ) from None
 
-    async def _gather_when_there_is_room(self, turn: CallTurn) -> TextAnswer:
+    async def _gather_when_there_is_room(self, call: PreparedCall) -> TextAnswer:
         """Retry after each refusal, without limit while other calls of the statement are in flight.
 
         A statement fails for its size only if the load of other clients repeatedly leaves no room
@@ -302,7 +294,7 @@ class _Worker:
         while True:
             self.sent.now += 1
             try:
-                answer = await self._gather(turn)
+                answer = await self._gather(call)
             except OverloadedError as error:
                 refusals += self.sent.now == 1
                 if refusals > MAX_OVERLOAD_RETRIES:
@@ -314,25 +306,15 @@ class _Worker:
             finally:
                 self.sent.now -= 1
             await self.sent.room(retry_after_s)
-            self.asker.retried(turn.index)
+            self.asker.retried(call.index)
 
-    async def _gather(self, turn: CallTurn) -> TextAnswer:
+    async def _gather(self, call: PreparedCall) -> TextAnswer:
         pieces: list[str] = []
         last = TextEvent()
-        async for last in self.generator.stream(turn.prepared):
+        async for last in self.generator.stream(call):
             if not pieces:
-                self.plan.prefilled(turn.index)
+                self.plan.prefilled(call.index)
             pieces.append(last.text)
         if last.finish_reason is None or last.usage is None:
             raise RowLevelError("the answer ended without a finish reason")
-        return TextAnswer(
-            text="".join(pieces),
-            finish_reason=last.finish_reason,
-            usage=last.usage,
-            ttft_s=last.ttft_s,
-            total_s=last.total_s,
-            node_id=last.node_id,
-            label_probabilities=last.label_probabilities,
-            embedding=last.embedding,
-            model=turn.prepared.model.name,
-        )
+        return TextAnswer.of("".join(pieces), last, model=call.model.name)

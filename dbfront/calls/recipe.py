@@ -13,17 +13,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TokenCounts
+from tierkv.dbfront.contracts import CallDefaults, Message, TextAnswer, TextCall, TokenCounts
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.sql.calls.ai_call import AiCall
-
-
-@dataclass(frozen=True, slots=True)
-class ModelQuestions:
-    """Questions to the models; the recipe receives the answers in the same order."""
-
-    calls: tuple[TextCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +26,10 @@ class CountTokens:
     model: str | None
 
 
-Step = ModelQuestions | CountTokens
+Step = tuple[TextCall, ...] | CountTokens
+"""Questions to the models, or a request for token counts."""
 Reply = Sequence[TextAnswer] | TokenCounts
+"""Answers in the order of the questions, or the counts."""
 Recipe = Generator[Step, Any, Any]
 """Yields steps, receives a Reply for each step, returns the function's value; None is NULL."""
 

@@ -15,12 +15,18 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.calls.context_fields import ContextFields
 from tierkv.dbfront.calls.functions import start_recipe
-from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions
-from tierkv.dbfront.contracts import Notice, PreparedCall, Prospect, TextCall, TextGenerator
+from tierkv.dbfront.calls.recipe import CallOrder, CountTokens
+from tierkv.dbfront.contracts import (
+    CallDefaults,
+    Notice,
+    PreparedCall,
+    Prospect,
+    TextCall,
+    TextGenerator,
+)
 from tierkv.kvcore.errors import ContextTooLongError, RowLevelError, TierKVError
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.plans.forecast import CallForecast
@@ -239,7 +245,7 @@ class _Questions:
             step = next(recipe)
             while isinstance(step, CountTokens):
                 step = recipe.send(await self._generator.count_tokens(step.texts, step.model))
-            return step.calls if isinstance(step, ModelQuestions) else ()
+            return step
         except StopIteration:
             return ()
         finally:

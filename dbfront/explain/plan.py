@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tierkv.dbfront.accounts.statement_trace import StatementTrace
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.contracts import CallDefaults
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.rendering import (
     estimate_json,

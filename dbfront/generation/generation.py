@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
+from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest, LiveCall
 from tierkv.dbfront.contracts import (
     CallPlan,
     PreparedCall,
@@ -35,10 +35,13 @@ from tierkv.dbfront.generation.call_checks import (
     salted_tenant,
     sampling_params,
 )
-from tierkv.dbfront.generation.forecasts import AnswerLengths, FrontPace, most_tokens
 from tierkv.dbfront.generation.labels import Labels, check_labels
-from tierkv.dbfront.generation.live_call import LiveCall
-from tierkv.dbfront.generation.planned_calls import PlannedCalls, planned_calls
+from tierkv.dbfront.generation.plans import (
+    AnswerLengths,
+    FrontPace,
+    PlannedCalls,
+    most_tokens,
+)
 from tierkv.dbfront.generation.readouts import (
     Submit,
     label_schema,
@@ -227,14 +230,12 @@ class Generation:
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
         """Plan when to stream each call of a statement; see TextGenerator."""
-        run = self._dispatcher.open_plan(planned_calls(calls), max_in_flight=max_in_flight)
+        run = self._dispatcher.open_plan(calls, max_in_flight=max_in_flight)
         return PlannedCalls(calls, run)
 
     async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect:
         """Predict the cost of answering; see TextGenerator."""
-        forecast = await self._dispatcher.forecast(
-            planned_calls(calls), max_in_flight=max_in_flight
-        )
+        forecast = await self._dispatcher.forecast(calls, max_in_flight=max_in_flight)
         learned = [self._lengths.expected(call) for call in calls]
         tokens = (
             float(most_tokens(call)) if known is None else known
@@ -404,16 +405,7 @@ class Generation:
             async for event in events:
                 parts.append(event.text)
                 if event.finish_reason is not None and event.usage is not None:
-                    return TextAnswer(
-                        text="".join(parts),
-                        finish_reason=event.finish_reason,
-                        usage=event.usage,
-                        ttft_s=event.ttft_s,
-                        total_s=event.total_s,
-                        node_id=event.node_id,
-                        label_probabilities=event.label_probabilities,
-                        embedding=event.embedding,
-                    )
+                    return TextAnswer.of("".join(parts), event)
         raise NodeLostError("the answer ended without an end")
 
 

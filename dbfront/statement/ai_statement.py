@@ -15,13 +15,12 @@ from tierkv.dbfront.accounts.ended_call import CallCost, CallEnd, CallReducer, E
 from tierkv.dbfront.accounts.statement_entry import CallNames, StatementEntry
 from tierkv.dbfront.accounts.statement_trace import StatementTrace
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
-from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.calls.context_fields import ContextFields
 from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
 from tierkv.dbfront.calls.functions import failed_detail, start_recipe
-from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, ModelQuestions
-from tierkv.dbfront.contracts import Notice, PlanSummary, PreparedCall, TextGenerator
+from tierkv.dbfront.calls.recipe import CallOrder, CountTokens
+from tierkv.dbfront.contracts import CallDefaults, Notice, PlanSummary, PreparedCall, TextGenerator
 from tierkv.dbfront.explain.estimate import (
     MOST_SAMPLED,
     Estimate,
@@ -154,8 +153,8 @@ class AiStatement:
         step = next(start_recipe(CallOrder(example, self._defaults)))
         if isinstance(step, CountTokens):
             await self._generator.count_tokens((), step.model)
-        elif isinstance(step, ModelQuestions):
-            for question in step.calls:
+        else:
+            for question in step:
                 self._names.prepared(await self._generator.prepare(question))
 
     async def until_answered(

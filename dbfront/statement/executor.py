@@ -15,8 +15,7 @@ from typing import Any
 
 from tierkv.dbfront.accounts.statement_entry import StatementEntry
 from tierkv.dbfront.accounts.statistics import AiStats, FilterOrder, StatementProgress, cost_tokens
-from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.contracts import StatementResult, TextGenerator
+from tierkv.dbfront.contracts import CallDefaults, StatementResult, TextGenerator
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.dbfront.explain.plan import STREAM
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay

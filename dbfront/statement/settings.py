@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tierkv.dbfront.call_defaults import CallDefaults
+from tierkv.dbfront.contracts import CallDefaults
 from tierkv.dbfront.statement.error_policy import ErrorPolicy
 from tierkv.kvcore.call_options import OPTIONS, USUAL, CallOptions
 from tierkv.sql.calls.field_reorder import FieldReorder

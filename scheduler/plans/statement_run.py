@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_key import block_keys
@@ -51,12 +51,14 @@ Prefetcher = Callable[[GenerateRequest, NodeId], Coroutine[Any, Any, None]]
 """Has a node load the beginning of a prompt, if the pool has any of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
+class PlannedCall(Protocol):
     """A call of the statement, ready to be sent, and the model of the preparation."""
 
-    request: GenerateRequest
-    model: ModelInfo
+    @property
+    def request(self) -> GenerateRequest: ...
+
+    @property
+    def model(self) -> ModelInfo: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ async def test_4_a_plan_gives_every_call_once_to_whoever_asks(
             taken.append(turn.index)
             running += 1
             assert running <= 3
-            async for _ in generator.stream(turn.prepared):
+            async for _ in generator.stream(turn):
                 plan.prefilled(turn.index)
                 await asyncio.sleep(0)
             running -= 1

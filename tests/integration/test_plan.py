@@ -11,9 +11,8 @@ import pytest
 
 from bench.plan_cluster import ClusterShape, PlanCluster, answer_all, plan_cluster
 from tests.fix_model import tiny_config
-from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.calls.evaluation import CallOutcome
-from tierkv.dbfront.contracts import PlanSummary
+from tierkv.dbfront.contracts import CallDefaults, PlanSummary
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.sql.calls.ai_call import AiCall, make_call
 

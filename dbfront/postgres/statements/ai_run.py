@@ -15,8 +15,7 @@ from weakref import WeakSet
 from tierkv.dbfront.accounts.statement_entry import StatementEntry
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
-from tierkv.dbfront.call_defaults import CallDefaults
-from tierkv.dbfront.contracts import ClientInfo, TextGenerator
+from tierkv.dbfront.contracts import CallDefaults, ClientInfo, TextGenerator
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.plan import Analysis, Explanation
 from tierkv.dbfront.pgwire.protocol.errors import notice_fields
@@ -127,7 +126,7 @@ class AiRun:
     @property
     def defaults(self) -> CallDefaults:
         """Return the defaults of calls from the session's settings."""
-        return self.values.call_defaults(self._services.tenant_of(self._client))
+        return self.values.settings.call_defaults(self._services.tenant_of(self._client))
 
     @property
     def _only_reads(self) -> bool:
@@ -154,7 +153,7 @@ class AiRun:
             self._plan,
             self._services.generator,
             self.defaults,
-            self.values.policy,
+            self.values.settings.error_policy(),
             self._services.clock,
             self.stats,
             self._on_progress,
@@ -356,7 +355,7 @@ class AiRun:
             self._plan,
             self.defaults,
             why_not_stream=self._plan.why_not_stream,
-            max_calls=self.values.policy.max_calls,
+            max_calls=self.values.settings.error_policy().max_calls,
             estimate=self._estimate,
         )
         if self._plan.explain is Explain.ANALYZE:

@@ -11,12 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dbfront.call_defaults import CallDefaults
 from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
 from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
-from tierkv.dbfront.statement.error_policy import ErrorPolicy
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
 from tierkv.sql.plan.plan import MAX_FORMS
@@ -76,15 +74,6 @@ class SessionValues:
             {name: value for name, value in zip(_OTHERS[2:], set_for_rounds, strict=True) if value},
             float(timeout or 0),
         )
-
-    def call_defaults(self, tenant: str) -> CallDefaults:
-        """Return the defaults of calls from the session's settings."""
-        return self.settings.call_defaults(tenant)
-
-    @property
-    def policy(self) -> ErrorPolicy:
-        """Return the policy for failed calls and big statements."""
-        return self.settings.error_policy()
 
     def wants(self, severity: str) -> bool:
         """Return True if the client wants messages of the severity."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model, make_request
-from tierkv.dbfront.contracts import Prospect
+from tierkv.dbfront.contracts import PreparedCall, Prospect, TextCall
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.rendering import assumptions
 from tierkv.kvcore.ids import HostId, NodeId
@@ -20,7 +20,6 @@ from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.scheduler.plans import forecast as forecast_module
 from tierkv.scheduler.plans.forecast import Forecast, shared_before
 from tierkv.scheduler.plans.plan_tree import PlannedPrompt, build_tree
-from tierkv.scheduler.plans.statement_run import PlannedCall
 
 FAST_LOADS = NodeLoad(
     prefill_tokens_per_s=100.0,
@@ -49,7 +48,9 @@ class Cluster:
     async def forecast(self, prompts: Sequence[Sequence[int]], **changes: object) -> Forecast:
         await self.dispatcher.refresh()
         calls = [
-            PlannedCall(make_request(f"q{at}", token_ids=tuple(ids), **changes), make_model())
+            PreparedCall(
+                TextCall(), make_model(), make_request(f"q{at}", token_ids=tuple(ids), **changes)
+            )
             for at, ids in enumerate(prompts)
         ]
         found = await self.dispatcher.forecast(calls, max_in_flight=4)
@@ -156,7 +157,7 @@ async def test_a_directory_that_does_not_answer_is_told(one: Cluster) -> None:
     assert known.unanswered == 0
     await one.dispatcher.refresh()
     one.meta.down = True
-    call = PlannedCall(make_request("q", token_ids=tuple(prompt(2))), make_model())
+    call = PreparedCall(TextCall(), make_model(), make_request("q", token_ids=tuple(prompt(2))))
     lost = await one.dispatcher.forecast([call], max_in_flight=1)
     assert (lost.looked_up, lost.unanswered) == (1, 1)
     told = assumptions(Estimate({}, Prospect(lost, (4.0,), learned=True)))

@@ -18,6 +18,7 @@ from tests.fix_scheduler import (
     make_model,
     make_request,
 )
+from tierkv.dbfront.contracts import PreparedCall, TextCall
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.hold import LeaseId
@@ -30,7 +31,7 @@ from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.scheduler.plans.hold_keeper import HoldKeeper
 from tierkv.scheduler.plans.plan_events import PlanNode
-from tierkv.scheduler.plans.statement_run import PlannedCall, StatementRun
+from tierkv.scheduler.plans.statement_run import StatementRun
 from tierkv.scheduler.routing_stats import RoutingStats
 
 MODEL = make_model()
@@ -41,14 +42,15 @@ def prompt(document: int, question: int) -> tuple[int, ...]:
     return (7,) * TOKENS + (document,) * (2 * TOKENS) + (question,) * 3
 
 
-def calls_of(documents: int = 2, questions: int = 2, **changes: object) -> list[PlannedCall]:
+def calls_of(documents: int = 2, questions: int = 2, **changes: object) -> list[PreparedCall]:
     """Question by question, so that the rows of a document are not neighbours."""
     return [
-        PlannedCall(
+        PreparedCall(
+            TextCall(),
+            MODEL,
             make_request(
                 f"q{question}d{document}", token_ids=prompt(document, question), **changes
             ),
-            MODEL,
         )
         for question in range(questions)
         for document in range(documents)
@@ -89,7 +91,7 @@ async def test_turns_come_depth_first_with_hints_and_a_node() -> None:
 
 
 async def test_a_call_that_shares_nothing_has_no_hint() -> None:
-    alone = [PlannedCall(make_request("q", token_ids=tuple(range(40))), MODEL)]
+    alone = [PreparedCall(TextCall(), MODEL, make_request("q", token_ids=tuple(range(40))))]
     uncached = calls_of(use_cache=False)
     for calls in (alone, uncached):
         run = StatementRun(calls, max_in_flight=4)
