@@ -31,7 +31,7 @@ from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import BlockStored, EventBatch
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, Incarnation, NodeId
 from tierkv.kvcore.location import Location, Tier
-from tierkv.kvwire.convert_event import event_records_to_proto
+from tierkv.kvwire.convert import event_records_to_proto
 from tierkv.kvwire.event_records import pack_events
 
 REPORTERS = 4

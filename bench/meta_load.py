@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.kvwire.channels import open_channel
-from tierkv.kvwire.convert_event import event_records_to_proto
+from tierkv.kvwire.convert import event_records_to_proto
 from tierkv.kvwire.event_records import OWN, STORED, EventRecords
 from tierkv.kvwire.v1 import meta_pb2_grpc
 from tierkv.metaserver.client import MetaClient

@@ -1,25 +1,104 @@
-"""One table per message: converts a dataclass to its protobuf message and back.
+"""Converts a dataclass to its protobuf message and back: one table per message, checks per field.
 
 kvwire/convert.py and metaserver/rpc/wire.py declare the tables. A field without an entry is copied
-unchanged. Bounds are checked once, for received messages only, and the error names message and
-field. Values sent once per token or per chain have hand-written conversions
-(kvwire/convert_compute.py, wire_locate.py).
+unchanged. Bounds are checked once, for received messages only. A message outside the bounds is a
+fault of the peer (RemoteProtocolError), and the error names message and field; faults of a user are
+checked in the conversion itself and raise UserError. Values sent once per token or per chain have
+hand-written conversions (kvwire/convert_compute.py, metaserver/rpc/wire_locate.py), which call the
+checks directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
+from tierkv.kvcore import limits
 from tierkv.kvcore.errors import RemoteProtocolError, TierKVError
-from tierkv.kvwire.check import check_count, checked_amount, checked_choice, checked_name
+from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+_NAME = re.compile(limits.NAME_PATTERN)
 
 Value = TypeVar("Value")
 Message = TypeVar("Message")
+
+
+def checked_key(raw: bytes, field: str) -> BlockKey:
+    """Return ``raw`` as a block key.
+
+    Raises:
+        RemoteProtocolError: ``raw`` does not have 16 bytes.
+    """
+    if len(raw) != BLOCK_KEY_BYTES:
+        raise RemoteProtocolError(f"{field} must have {BLOCK_KEY_BYTES} bytes, got {len(raw)}")
+    return BlockKey(raw)
+
+
+def checked_name(text: str, field: str) -> str:
+    """Return ``text`` if it matches ``limits.NAME_PATTERN``.
+
+    Raises:
+        RemoteProtocolError: ``text`` does not match.
+    """
+    if not _NAME.fullmatch(text):
+        raise RemoteProtocolError(
+            f"{field} {text[:40]!r} is not a name: 1 to {limits.MAX_NAME_CHARS} letters, digits "
+            "and _ . : - /"
+        )
+    return text
+
+
+def checked_choice(kind: type[_Choice], text: str, field: str) -> _Choice:
+    """Return the member of ``kind`` with the value ``text``.
+
+    Raises:
+        RemoteProtocolError: no such member.
+    """
+    try:
+        return kind(text)
+    except ValueError:
+        known = ", ".join(kind)
+        raise RemoteProtocolError(f"{field} {text[:40]!r} is none of {known}") from None
+
+
+def check_count(items: Sized, most: int, field: str) -> None:
+    """Refuse more than ``most`` items.
+
+    Raises:
+        RemoteProtocolError: too many items.
+    """
+    if len(items) > most:
+        raise RemoteProtocolError(f"{field} has {len(items)} items, the limit is {most}")
+
+
+def checked_amount(number: float, field: str) -> float:
+    """Return ``number`` if it is finite and not negative.
+
+    Raises:
+        RemoteProtocolError: ``number`` is NaN, infinite or negative.
+    """
+    if not math.isfinite(number) or number < 0:
+        raise RemoteProtocolError(f"{field} must be finite and not negative, got {number}")
+    return number
+
+
+def checked_numbers(numbers: Sequence[float], most: int, field: str) -> tuple[float, ...]:
+    """Return ``numbers`` if there are at most ``most`` and all are finite.
+
+    Raises:
+        RemoteProtocolError: too many numbers, or a number that is not finite.
+    """
+    check_count(numbers, most, field)
+    if not all(map(math.isfinite, numbers)):
+        raise RemoteProtocolError(f"{field} has a number that is not finite")
+    return tuple(numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""Tables of kvwire/v1/common.proto: values of kvcore as messages.
+"""Conversions of common.proto's messages and of block events: values of kvcore as messages.
 
-Services and clients of every room use these tables; there is no other conversion of these messages.
-``from_proto`` checks every bound once, at the edge, and raises RemoteProtocolError; ``to_proto``
-trusts its argument.
+Services and clients of every room use these tables and functions, because nodes of several rooms
+describe themselves and send block events; metaserver/rpc/wire.py converts the other messages of
+meta.proto. ``from_proto`` checks every bound once, at the edge, and raises RemoteProtocolError;
+``to_proto`` trusts its argument. The directory checks the content of single event records, and
+refuses records one by one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Final
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import (
@@ -24,7 +27,6 @@ from tierkv.kvcore.node import (
     PathReport,
     TierStats,
 )
-from tierkv.kvwire.check import check_count, checked_choice
 from tierkv.kvwire.codec import (
     AMOUNT,
     NAME,
@@ -32,11 +34,16 @@ from tierkv.kvwire.codec import (
     FieldCodec,
     MessageCodec,
     at_most,
+    check_count,
+    checked_choice,
+    checked_name,
     choice,
     many,
     one,
 )
+from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords
 from tierkv.kvwire.v1 import common_pb2 as pb
+from tierkv.kvwire.v1 import meta_pb2 as meta_pb
 
 _MAX_EOS_IDS = 64
 _MAX_TIER_STATS = 4 * limits.MAX_MODELS_PER_NODE
@@ -142,3 +149,51 @@ NODE_REPORT: Final = MessageCodec(
     load_choices=many(LOAD_CHOICE, _MAX_LOAD_CHOICES),
     notes=FieldCodec(_notes),
 )
+
+
+def event_records_to_proto(batch: EventRecords) -> meta_pb.EventBatch:
+    """Convert EventRecords."""
+    return meta_pb.EventBatch(
+        node_id=batch.node_id,
+        incarnation=batch.incarnation,
+        seq=batch.seq,
+        records=batch.records,
+        models=batch.models,
+        tenants=batch.tenants,
+        sessions=batch.sessions,
+        inventory=batch.inventory,
+        more=batch.more,
+        part=batch.part,
+    )
+
+
+def event_records_from_proto(message: meta_pb.EventBatch) -> EventRecords:
+    """Convert EventRecords; RemoteProtocolError for cut or too many records, or invalid names."""
+    size = len(message.records)
+    if size % RECORD_BYTES:
+        raise RemoteProtocolError(f"batch.records has {size} bytes, not whole records")
+    if size > limits.MAX_EVENTS_PER_BATCH * RECORD_BYTES:
+        raise RemoteProtocolError(
+            f"batch.records has {size // RECORD_BYTES} items, the limit is "
+            f"{limits.MAX_EVENTS_PER_BATCH}"
+        )
+    return EventRecords(
+        node_id=NodeId(checked_name(message.node_id, "batch.node_id")),
+        incarnation=Incarnation(message.incarnation),
+        seq=message.seq,
+        records=message.records,
+        models=_names(message.models, "batch.models"),
+        tenants=_names(message.tenants, "batch.tenants"),
+        sessions=_names(message.sessions, "batch.sessions"),
+        inventory=message.inventory,
+        more=message.more,
+        part=message.part,
+    )
+
+
+def _names(names: Sequence[str], field: str) -> tuple[str, ...]:
+    """Check a table of names; the table has the empty name in addition to the events' names."""
+    check_count(names, limits.MAX_EVENTS_PER_BATCH + 1, field)
+    if names and max(map(len, names)) > limits.MAX_NAME_CHARS:
+        raise RemoteProtocolError(f"{field} has a name of over {limits.MAX_NAME_CHARS} characters")
+    return tuple(names)

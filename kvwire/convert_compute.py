@@ -22,7 +22,7 @@ from tierkv.kvcore.request import (
     SamplingParams,
     Usage,
 )
-from tierkv.kvwire.check import (
+from tierkv.kvwire.codec import (
     check_count,
     checked_amount,
     checked_choice,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tierkv.policies.eviction import EvictionPolicy
-from tierkv.policies.leaf_lru import LeafLru
+from tierkv.policies.eviction import EvictionPolicy, LeafLru
 from tierkv.policies.learned import LearnedValue
 
 PolicyMaker = Callable[[int, int], EvictionPolicy]

@@ -18,9 +18,8 @@ from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Tier
-from tierkv.policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, whole_seconds
+from tierkv.policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, LeafLru, whole_seconds
 from tierkv.policies.holds import Holds
-from tierkv.policies.leaf_lru import LeafLru
 
 _NONE = 0
 _PARTIAL_SHARE = 16

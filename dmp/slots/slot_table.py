@@ -25,8 +25,7 @@ from tierkv.dmp.slots.table_restore import TableRestore
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey
-from tierkv.policies.eviction import BlockFacts
-from tierkv.policies.leaf_lru import LeafLru
+from tierkv.policies.eviction import BlockFacts, LeafLru
 
 
 class SlotTable:

@@ -29,7 +29,6 @@ from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvwire import convert
 from tierkv.kvwire.channels import open_channel
 from tierkv.kvwire.checksums import checked, intact
-from tierkv.kvwire.convert_event import event_records_to_proto
 from tierkv.kvwire.event_records import pack_events
 from tierkv.kvwire.status import error_from_rpc
 from tierkv.kvwire.v1 import meta_pb2 as pb
@@ -97,7 +96,7 @@ class GrpcMeta:
     async def report_events(self, batch: EventBatch) -> ReportReply:
         return await self._call(
             "ReportEvents",
-            event_records_to_proto(pack_events(batch)),
+            convert.event_records_to_proto(pack_events(batch)),
             lambda reply: ReportReply(reply.accepted, reply.send_inventory),
         )
 

@@ -12,8 +12,7 @@ from typing import Any
 from tierkv.kvcore.hold import LeaseId
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvwire import convert
-from tierkv.kvwire.check import checked_name
-from tierkv.kvwire.convert_event import event_records_from_proto
+from tierkv.kvwire.codec import checked_name
 from tierkv.kvwire.status import answering
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.kvwire.v1 import meta_pb2_grpc as rpc
@@ -54,7 +53,7 @@ class MetaService(rpc.MetaServicer):
 
     async def ReportEvents(self, request: pb.EventBatch, context: Any) -> pb.ReportReply:
         async with answering(context):
-            reply = self._meta.report_records(event_records_from_proto(request))
+            reply = self._meta.report_records(convert.event_records_from_proto(request))
             return pb.ReportReply(accepted=reply.accepted, send_inventory=reply.send_inventory)
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:

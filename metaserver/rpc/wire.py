@@ -17,12 +17,13 @@ from tierkv.kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, NodeId
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector
 from tierkv.kvcore.reuse_policy import ReusePolicy
-from tierkv.kvwire.check import checked_amount, checked_key
 from tierkv.kvwire.codec import (
     AMOUNT,
     NUMBERS,
     FieldCodec,
     MessageCodec,
+    checked_amount,
+    checked_key,
     choice,
     choice_or_none,
     one,

@@ -17,7 +17,7 @@ from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.hold import LeaseId
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Tier
-from tierkv.kvwire.check import check_count, checked_choice, checked_name
+from tierkv.kvwire.codec import check_count, checked_choice, checked_name
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.metaserver.client import LocateReply, NodeCoverage
 from tierkv.metaserver.directory.copy_table import Places

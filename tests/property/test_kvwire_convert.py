@@ -38,7 +38,7 @@ from tierkv.kvcore.request import (
     Usage,
 )
 from tierkv.kvcore.reuse_policy import ReusePolicy
-from tierkv.kvwire import convert, convert_compute, convert_event
+from tierkv.kvwire import convert, convert_compute
 from tierkv.kvwire.codec import MessageCodec
 from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords
 from tierkv.kvwire.v1 import common_pb2, compute_pb2, meta_pb2
@@ -278,7 +278,7 @@ ROUND_TRIPS: list[tuple[st.SearchStrategy[Any], Callable[..., Any], Callable[...
     (LOADS, convert.NODE_LOAD.to_proto, convert.NODE_LOAD.from_proto),
     (TIER_STATS, convert.TIER_STATS.to_proto, convert.TIER_STATS.from_proto),
     (REPORTS, convert.NODE_REPORT.to_proto, convert.NODE_REPORT.from_proto),
-    (BATCHES, convert_event.event_records_to_proto, convert_event.event_records_from_proto),
+    (BATCHES, convert.event_records_to_proto, convert.event_records_from_proto),
     (SAMPLINGS, convert_compute.sampling_to_proto, convert_compute.sampling_from_proto),
     (
         _requests(),

@@ -9,7 +9,7 @@ from tierkv.kvcore.block_event import BlockRemoved
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey
-from tierkv.policies.leaf_lru import LeafLru
+from tierkv.policies.eviction import LeafLru
 
 
 class Pool(PagePool):

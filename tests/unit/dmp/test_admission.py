@@ -10,8 +10,7 @@ from tierkv.dmp.slots.eviction_order import SAME_USE_S
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import BlockSpec, Expectation, Outlook
 from tierkv.kvcore.hold import HoldOrder, LeaseId
-from tierkv.policies.eviction import BlockFacts
-from tierkv.policies.leaf_lru import LeafLru
+from tierkv.policies.eviction import BlockFacts, LeafLru
 
 SLOT = 32 << 10
 

@@ -14,7 +14,7 @@ from tierkv.kvcore.ids import NamespaceKey, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import NodeReport
 from tierkv.kvcore.request import GenerateRequest, SamplingParams
-from tierkv.kvwire import convert, convert_compute, convert_event
+from tierkv.kvwire import convert, convert_compute
 from tierkv.kvwire.event_records import RECORD_BYTES
 from tierkv.kvwire.v1 import common_pb2, compute_pb2, meta_pb2
 from tierkv.metaserver.rpc import wire, wire_locate
@@ -99,24 +99,24 @@ BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
     ),
     (
         "not whole records",
-        convert_event.event_records_from_proto,
+        convert.event_records_from_proto,
         meta_pb2.EventBatch(node_id="n", records=bytes(RECORD_BYTES - 1)),
     ),
     (
         "16385 items",
-        convert_event.event_records_from_proto,
+        convert.event_records_from_proto,
         meta_pb2.EventBatch(
             node_id="n", records=bytes(RECORD_BYTES * (limits.MAX_EVENTS_PER_BATCH + 1))
         ),
     ),
     (
         "batch.sessions has a name of over 128",
-        convert_event.event_records_from_proto,
+        convert.event_records_from_proto,
         meta_pb2.EventBatch(node_id="n", sessions=["", "x" * 129]),
     ),
     (
         "batch.models has 16386 items",
-        convert_event.event_records_from_proto,
+        convert.event_records_from_proto,
         meta_pb2.EventBatch(node_id="n", models=[""] * (limits.MAX_EVENTS_PER_BATCH + 2)),
     ),
     ("ttl_s", wire.hold_order_from_proto, meta_pb2.HoldOrder(ttl_s=float("nan"))),

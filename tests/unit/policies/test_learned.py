@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from tierkv.kvcore.block import Expectation, Outlook
-from tierkv.policies.eviction import BlockFacts
-from tierkv.policies.leaf_lru import LeafLru
+from tierkv.policies.eviction import BlockFacts, LeafLru
 from tierkv.policies.learned import LearnedValue
 from tierkv.simulator.cache_replay import replay
 from tierkv.simulator.trace import Request

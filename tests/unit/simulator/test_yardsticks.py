@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tierkv.kvcore.block import Outlook
-from tierkv.policies.eviction import BlockFacts, EvictionPolicy
-from tierkv.policies.leaf_lru import LeafLru
+from tierkv.policies.eviction import BlockFacts, EvictionPolicy, LeafLru
 from tierkv.simulator.yardsticks.arc import Arc
 from tierkv.simulator.yardsticks.block_policies import Fifo, Lfu, Lru, Ttl
 from tierkv.simulator.yardsticks.lhd import Lhd
