@@ -19,9 +19,8 @@ from tierkv.simulator.cluster import Cluster
 from tierkv.simulator.nodes.serving_model import Constants, load_constants
 from tierkv.simulator.options import ClusterOptions, Gate
 from tierkv.simulator.plot import new_figure, save_figure
-from tierkv.simulator.prices import load_prices
 from tierkv.simulator.results import ResultLedger
-from tierkv.simulator.sizing import pool_worth
+from tierkv.simulator.sizing import load_prices, pool_worth
 from tierkv.simulator.trace import Request, load_trace
 from tierkv.simulator.workload import make_workload
 

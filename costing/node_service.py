@@ -14,8 +14,8 @@ end               costing/pipeline.py over the first forward pass; later passes 
 The sums are the same by which a node decides how much to load (costing/load_controller.py),
 evaluated for all nodes at once. A node tries every depth that can be best; this module tries two
 depths per tier. Rates come from heartbeats (costing/node_cost.py), bytes from the model's layout.
-Pure; called by scheduler/choosing/choice.py for routing and by simulator/gate.py for a simulated
-node's decision.
+Pure; called by scheduler/choosing/choice.py for routing and by simulator/nodes/node.py for
+a simulated node's decision.
 """
 
 from __future__ import annotations

@@ -1,24 +1,23 @@
 """Replays a trace through one cache, block by block, and counts the hits of a policy.
 
 The single-level question, without times of computing or loading: which policy keeps the right
-blocks. `tierkv simulate --capacity-blocks` and bench/policies.py call this module; nodes, routers
-and pools are in the cluster simulation.
+blocks. Hints are facts about the future in a trace that a client could have given; each kind is
+switched on separately, to measure its worth (docs/policies.md). `tierkv simulate --capacity-blocks`
+and bench/policies.py call this module; nodes, routers and pools are in the cluster simulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal, NamedTuple, Protocol
 
-from tierkv.kvcore.block import Outlook
+from tierkv.kvcore.block import Expectation, Outlook
 from tierkv.kvcore.errors import UserError
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 from tierkv.simulator.trace import DEFAULT_BLOCK_TOKENS, Request
-from tierkv.simulator.trace_hints import NO_HINT, NO_HINTS, Hint, Hints
-from tierkv.simulator.yardsticks.block_policies import BLOCK_POLICIES
-from tierkv.simulator.yardsticks.optimum import belady_hits
+from tierkv.simulator.yardsticks.select import BLOCK_POLICIES, belady_hits
 
 Progress = Callable[[int, int], None]
 """Called from time to time with the finished and the total number of requests."""
@@ -26,6 +25,72 @@ Progress = Callable[[int, int], None]
 Order = Literal["head", "tail", "leaves"]
 
 _PROGRESS_STEP = 256
+
+
+class Hint(NamedTuple):
+    """Hint of one request: the first two fields of Outlook."""
+
+    expectation: Expectation = Expectation.UNKNOWN
+    expected_in_s: float | None = None
+
+
+NO_HINT: Final = Hint()
+
+
+class Hints(Protocol):
+    """Source of hints."""
+
+    def of(self, requests: Sequence[Request]) -> Iterator[Hint]:
+        """Yield the hint of each request."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHints:
+    """The hints of a replay.
+
+    Attributes:
+        turn: an answer that ended in a tool call has another turn.
+        final: the last request of a session is marked as last, all earlier requests as followed.
+        think_time: time until the next turn, if the trace has this time.
+    """
+
+    turn: bool = False
+    final: bool = False
+    think_time: bool = False
+
+    def of(self, requests: Sequence[Request]) -> Iterator[Hint]:
+        """Yield the hint of each request; hints that need a session are unknown without one."""
+        if not (self.turn or self.final or self.think_time):
+            for _ in requests:
+                yield NO_HINT
+            return
+        for request, following in zip(requests, _next_turns(requests), strict=True):
+            yield self._hint(request, following)
+
+    def _hint(self, request: Request, following: Request | None) -> Hint:
+        expectation, expected_in_s = Expectation.UNKNOWN, None
+        if self.turn and request.tool_use:
+            expectation = Expectation.TURN
+        if self.final and request.session_id is not None:
+            expectation = Expectation.NONE if following is None else Expectation.TURN
+        if self.think_time and following is not None:
+            expected_in_s = following.think_time_s
+        return Hint(expectation, expected_in_s)
+
+
+NO_HINTS: Final = TraceHints()
+
+
+def _next_turns(requests: Sequence[Request]) -> list[Request | None]:
+    """Return the next request of the session for each request."""
+    found: list[Request | None] = [None] * len(requests)
+    latest: dict[str, Request] = {}
+    for index in range(len(requests) - 1, -1, -1):
+        session = requests[index].session_id
+        if session is not None:
+            found[index] = latest.get(session)
+            latest[session] = requests[index]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

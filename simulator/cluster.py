@@ -13,12 +13,9 @@ from itertools import count
 
 from tierkv.costing.pipeline import pipeline_ends
 from tierkv.policies.select import make_policy
-from tierkv.simulator.gate import LoadGate
 from tierkv.simulator.nodes.job import NOWHERE, AheadLoad, Lookup, SimulatedRequest, look_up
-from tierkv.simulator.nodes.node import SimNode
-from tierkv.simulator.nodes.noise import Noise
-from tierkv.simulator.nodes.pool import SimPool, Write
-from tierkv.simulator.nodes.pool_link import PoolLink
+from tierkv.simulator.nodes.node import LoadGate, Noise, SimNode
+from tierkv.simulator.nodes.pool import PoolLink, SimPool, Write
 from tierkv.simulator.nodes.prefix_cache import PrefixCache
 from tierkv.simulator.nodes.serving_model import Constants, ServingModel
 from tierkv.simulator.options import GB, ClusterOptions

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 from tierkv.policies.select import PRODUCTION_POLICIES
-from tierkv.simulator.nodes.serving_model import DEFAULT_MODEL
 from tierkv.simulator.trace import DEFAULT_BLOCK_TOKENS
 
 GB = 1e9
+DEFAULT_MODEL: Final = "dense-70b-h20"
 
 
 class RouterName(StrEnum):
@@ -63,7 +64,7 @@ class ClusterOptions:
         block_tokens: tokens per id of the trace.
         seed: seed of all random choices.
         noise: nodes deviate from the predicted time, and news comes late
-            (simulator/nodes/noise.py).
+            (simulator/nodes/node.py).
     """
 
     nodes: int = 1

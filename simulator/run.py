@@ -14,10 +14,9 @@ from pathlib import Path
 from tierkv.simulator.cache_replay import replay
 from tierkv.simulator.cluster import Cluster
 from tierkv.simulator.nodes.serving_model import load_constants
-from tierkv.simulator.prices import load_prices
 from tierkv.simulator.request import CacheQuestion, SimulationRequest
 from tierkv.simulator.results import ResultLedger
-from tierkv.simulator.sizing import pool_worth
+from tierkv.simulator.sizing import load_prices, pool_worth
 from tierkv.simulator.trace import Trace, load_trace
 from tierkv.simulator.workload import make_workload
 

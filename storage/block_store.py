@@ -1,6 +1,6 @@
 """The contract of a block store (tier L4), and its values.
 
-Implemented by storage/memory.py (reference), storage/disk/segment_store.py (disk) and
+Implemented by tests/memory_store.py (reference), storage/disk/segment_store.py (disk) and
 storage/archive.py (object storage). A block is put whole, read whole or by range, and verified on
 every read.
 """

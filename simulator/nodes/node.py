@@ -1,19 +1,49 @@
-"""One node of the simulated cluster: a queue of prompts, one prefill at a time, many answers.
+"""One node of the simulated cluster: its queue, its choice to load or recompute, its deviations.
 
-Driven by simulator/cluster.py, read by the routers. A node computes the end times; the cluster's
-event queue makes the ends happen.
+A node computes one prefill at a time and many answers. Driven by simulator/cluster.py, whose event
+queue makes the ends happen; read by the routers. LoadGate decides with costing/node_service.py, the
+scheduler's own function, with the figures of the simulated node: one function for both, as in
+production. Noise makes steps longer, nodes slow for a while and news late; without it each node
+takes exactly the time predicted by the router, and a router with too much trust in predictions
+looks as good as any.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from typing import Final
 
+import numpy as np
+
+from tierkv.costing.node_cost import CachedPrefix, Rates
+from tierkv.costing.node_service import lone_speeds, serve_one
+from tierkv.costing.service_time import Line
+from tierkv.kvcore.layout import BlockLayout
 from tierkv.simulator.nodes.job import SimulatedRequest
 from tierkv.simulator.nodes.prefix_cache import PrefixCache
-from tierkv.simulator.nodes.serving_model import NodeConstants
+from tierkv.simulator.nodes.serving_model import NodeConstants, ServingModel
+from tierkv.simulator.options import Gate
 
 DONE_WITHIN_S = 1e-3
 """Remaining time at which an answer counts as ended: delays are added in ever smaller steps."""
+
+AT_ONCE = 1e18
+"""Bytes per second of paths that do not exist and are never used."""
+
+LEAST, MOST = 0.5, 2.0
+"""Bounds of the random factor on the duration of a prefill."""
+
+QUICK_S: Final = 60.0
+SLOW_S: Final = 10.0
+SLOWED: Final = 2.0
+"""A node is slow from time to time: mean seconds of both phases, and the factor in slow phases."""
+
+LATE_HEARTBEATS: Final = 0.3
+"""Share of looks at a node that still see the previous heartbeat."""
+
+LATE_LOCATES: Final = 0.02
+"""Share of calls to the directory that miss the deadline."""
 
 
 class SimNode:
@@ -115,3 +145,85 @@ class SimNode:
 
     def _busy_until(self, now: float) -> float:
         return self.busy_s + (now - self.running.started_s if self.running is not None else 0.0)
+
+
+class LoadGate:
+    """Decides how many blocks a node loads.
+
+    Attributes:
+        gate: what the decision knows about the pool's queue.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        model: ServingModel,
+        layout: BlockLayout,
+        *,
+        pool_bytes_per_s: float,
+        latency_s: float,
+    ) -> None:
+        self.gate = gate
+        self._layout = layout
+        at_once = Line(0.0, AT_ONCE)
+        pool = Line(latency_s / model.layers, pool_bytes_per_s or AT_ONCE)
+        self._speeds = lone_speeds(Rates(model.cost, at_once, pool, at_once))
+
+    def blocks_to_load(
+        self, tokens: int, *, local: int, pool: int, queue_s: float, busy_s: float
+    ) -> int:
+        """Return the number of blocks beyond the local blocks that are worth loading.
+
+        Args:
+            tokens: tokens of the prompt.
+            local: blocks in the node's own cache.
+            pool: blocks in the pool, from the beginning of the chain.
+            queue_s: seconds until the transfer begins.
+            busy_s: seconds until the node can compute the prompt.
+        """
+        if pool <= local or self.gate is Gate.OFF:
+            return max(0, pool - local)
+        seen_s = 0.0 if self.gate is Gate.BLIND else queue_s
+        best = serve_one(
+            tokens,
+            CachedPrefix(local, local, pool, pool),
+            self._speeds,
+            self._layout,
+            compute_s=busy_s,
+            paths_s=(0.0, seen_s, 0.0),
+        )
+        return max(0, best.reused_blocks - local)
+
+
+class Noise:
+    """The random deviations of one simulation; ``on`` False: no deviations."""
+
+    def __init__(self, *, on: bool, nodes: int, seed: int) -> None:
+        self._on = on
+        self._steps, self._news, *self._phases = np.random.default_rng(seed).spawn(2 + nodes)
+        self._slow = [False] * nodes
+        self._until_s = [float(phase.exponential(QUICK_S)) for phase in self._phases]
+
+    def factor(self, node: int, now: float) -> float:
+        """Return the factor on the duration of a prefill that begins now.
+
+        The mean in quick phases is 1.0.
+        """
+        if not self._on:
+            return 1.0
+        while now >= self._until_s[node]:
+            self._slow[node] = not self._slow[node]
+            mean_s = SLOW_S if self._slow[node] else QUICK_S
+            self._until_s[node] += float(self._phases[node].exponential(mean_s))
+        # Log-uniform; the mean is the difference of the bounds over the logarithm of their ratio.
+        step = math.exp(self._steps.uniform(math.log(LEAST), math.log(MOST)))
+        usual = (MOST - LEAST) / math.log(MOST / LEAST)
+        return step / usual * (SLOWED if self._slow[node] else 1.0)
+
+    def heartbeat_is_late(self) -> bool:
+        """Whether the previous heartbeat of a node is still the latest."""
+        return self._on and float(self._news.random()) < LATE_HEARTBEATS
+
+    def locate_is_late(self) -> bool:
+        """Whether a call to the directory misses the deadline and finds no blocks."""
+        return self._on and float(self._news.random()) < LATE_LOCATES

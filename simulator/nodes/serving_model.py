@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from tierkv.costing.service_time import StepCost
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.layout import BlockLayout, KvDtype
-
-DEFAULT_MODEL: Final = "dense-70b-h20"
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ from random import Random  # noqa: TID251 - seeded: a simulation's chance is its
 from typing import Protocol
 
 from tierkv.simulator.nodes.job import Lookup, SimulatedRequest
-from tierkv.simulator.nodes.node import SimNode
-from tierkv.simulator.nodes.noise import Noise
+from tierkv.simulator.nodes.node import Noise, SimNode
 from tierkv.simulator.nodes.pool import SimPool
 from tierkv.simulator.nodes.serving_model import Constants, ServingModel
 from tierkv.simulator.options import ClusterOptions

@@ -24,8 +24,8 @@ from tierkv.storage.disk.segment_format import (
     FilePage,
     FileState,
     OtherVersionError,
+    parse_file_page,
 )
-from tierkv.storage.disk.segment_scan import read_file_page
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ def _open_existing(path: Path, segment_bytes: int, buffers: AlignedBuffers) -> S
 
 def _read_page(file: DirectFile, buffers: AlignedBuffers) -> FilePage | None:
     try:
-        return read_file_page(file, buffers)
+        return _first_page(file, buffers)
     except OtherVersionError as error:
         raise ConfigError(
             f"{file.path} was written with layout version {error.version}; "
@@ -211,6 +211,18 @@ def _read_page(file: DirectFile, buffers: AlignedBuffers) -> FilePage | None:
         if error.errno != errno.EIO:
             raise
         return None
+
+
+def _first_page(file: DirectFile, buffers: AlignedBuffers) -> FilePage | None:
+    """Read a file's first page; None if it is damaged or the file is too short.
+
+    Raises:
+        OtherVersionError: another layout version.
+        OSError: the disk failed.
+    """
+    with buffers.lend(PAGE) as page:
+        count = file.read([page], 0)
+        return parse_file_page(bytes(page[:count]))
 
 
 def _make(path: Path, size_bytes: int) -> None:

@@ -2,10 +2,10 @@
 
     [file page][record page][payload, padded to a page][record page][payload ...
 
-Pure packing and checking, called by storage/disk/segment_store.py and storage/disk/segment_scan.py.
-A record page is valid only if its checksum is right. The checksum is seeded with a random number of
-the file's current life, so a record of an earlier life, or a payload that looks like a record, does
-not pass.
+Pure packing and checking, called by storage/disk/segment_store.py and
+storage/disk/segment_restore.py. A record page is valid only if its checksum is right. The checksum
+is seeded with a random number of the file's current life, so a record of an earlier life, or a
+payload that looks like a record, does not pass.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from typing import Final
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import PoolFullError
 from tierkv.storage.disk.direct_io import AlignedBuffers, DirectFile, is_aligned
-from tierkv.storage.disk.medium_health import PASSING_ERRNOS
 from tierkv.storage.disk.segment_folder import SegmentFolder, set_aside
 from tierkv.storage.disk.segment_format import (
     PAGE,
@@ -34,6 +33,7 @@ from tierkv.storage.disk.segment_format import (
     record_bytes,
 )
 from tierkv.storage.disk.segment_index import IndexEntry, RecordPlace, SegmentIndex
+from tierkv.storage.disk.store_health import PASSING_ERRNOS
 
 log = logging.getLogger(__name__)
 

@@ -39,13 +39,12 @@ from tierkv.storage.block_store import (
     range_span,
 )
 from tierkv.storage.disk.direct_io import AlignedBuffers
-from tierkv.storage.disk.medium_health import FULL_ERRNOS, MediumHealth
 from tierkv.storage.disk.segment_folder import MIN_FILES, choose_segment_bytes, open_folder
 from tierkv.storage.disk.segment_format import Record, pack_checksums, pieces, range_is_sound
 from tierkv.storage.disk.segment_index import IndexEntry, SegmentIndex
 from tierkv.storage.disk.segment_log import SegmentLog
 from tierkv.storage.disk.segment_restore import restore
-from tierkv.storage.disk.segment_stats import SegmentStoreStats
+from tierkv.storage.disk.store_health import FULL_ERRNOS, MediumHealth, SegmentStoreStats
 
 log = logging.getLogger(__name__)
 

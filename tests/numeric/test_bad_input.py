@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.fix_model import answer, make_request, running_node
+from tests.memory_store import MemoryBlockStore
 from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
 from tierkv.kvcore.errors import TransportError, UserError
 from tierkv.kvcore.layout import KvDtype
 from tierkv.kvcore.request import Blend
-from tierkv.storage.memory import MemoryBlockStore
 
 PROMPT = [i * 3 % 128 for i in range(40)]
 

@@ -13,6 +13,7 @@ import pytest
 from tests.fix_blend import DOCS, HEAD, all_given_back, doc_request, exact, exact_keys, hits, known
 from tests.fix_model import answer, make_request, running_node, tiny_config
 from tests.fix_pool import MemoryPoolNode
+from tests.memory_store import MemoryBlockStore
 from tierkv.compute.config import RandomModelSpec
 from tierkv.costing.blend_controller import BlendDecision
 from tierkv.kvcore.block import BlockSpec, RangeShape
@@ -20,7 +21,6 @@ from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import TierKVError, UserError
 from tierkv.kvcore.ids import NamespaceKey
 from tierkv.kvcore.request import Blend, BlendSelector, FinishReason
-from tierkv.storage.memory import MemoryBlockStore
 
 A, B, C, SHORT, TINY = DOCS
 ORDERS = [(C, A, B), (B, C), (A, C, B, A), (TINY, SHORT, A), (B,)]

@@ -9,11 +9,11 @@ import pytest
 
 from tests.fix_model import answer, make_request, node_config, running_node, tiny_config
 from tests.fix_pool import CorruptingPoolNode, DyingPoolNode, MemoryPoolNode
+from tests.memory_store import MemoryBlockStore
 from tierkv.compute.config import LoadPolicy, RandomModelSpec
 from tierkv.compute.loading import load_model
 from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT, namespace_key
-from tierkv.storage.memory import MemoryBlockStore
 
 PREFIX = random.Random(5).choices(range(128), k=45)
 

@@ -9,7 +9,7 @@ import pytest
 from bench.policies import Rows, Table, hint_lines, statements, tenants, write_between
 from bench.report import Report
 from tierkv.kvcore.block import Expectation
-from tierkv.simulator.trace_hints import NO_HINTS
+from tierkv.simulator.cache_replay import NO_HINTS
 
 
 def test_traces_are_the_same_for_a_seed_and_in_order() -> None:

@@ -49,7 +49,7 @@ from tierkv.scheduler.events import RequestArrived, SeenNode, WantedModel
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.nodes.node_record import Work
 from tierkv.scheduler.request_record import RequestRecord
-from tierkv.simulator.gate import LoadGate
+from tierkv.simulator.nodes.node import LoadGate
 from tierkv.simulator.nodes.serving_model import load_constants
 from tierkv.simulator.options import Gate
 

@@ -7,9 +7,8 @@ import random
 from tierkv.kvcore.block import Expectation, Outlook
 from tierkv.policies.eviction import BlockFacts, LeafLru
 from tierkv.policies.learned import LearnedValue
-from tierkv.simulator.cache_replay import replay
+from tierkv.simulator.cache_replay import Hint, replay
 from tierkv.simulator.trace import Request
-from tierkv.simulator.trace_hints import Hint
 
 FINAL = Outlook(expectation=Expectation.NONE)
 

@@ -6,9 +6,8 @@ import pytest
 
 from tierkv.kvcore.block import Expectation
 from tierkv.kvcore.errors import UserError
-from tierkv.simulator.cache_replay import policy_names, replay
+from tierkv.simulator.cache_replay import NO_HINT, Hint, TraceHints, policy_names, replay
 from tierkv.simulator.trace import Request
-from tierkv.simulator.trace_hints import NO_HINT, Hint, TraceHints
 
 
 def request(at: float, *ids: int, tokens: int | None = None, **extra: object) -> Request:

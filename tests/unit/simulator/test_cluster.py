@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tierkv.simulator.cluster import Cluster
-from tierkv.simulator.nodes.noise import LEAST, MOST, SLOWED, Noise
+from tierkv.simulator.nodes.node import LEAST, MOST, SLOWED, Noise
 from tierkv.simulator.nodes.serving_model import Constants, ServingModel, load_constants
 from tierkv.simulator.options import GB, ClusterOptions, Gate, RouterName
 from tierkv.simulator.results import ResultLedger

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from tierkv.kvcore.block import Outlook
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy, LeafLru
-from tierkv.simulator.yardsticks.arc import Arc
-from tierkv.simulator.yardsticks.block_policies import Fifo, Lfu, Lru, Ttl
-from tierkv.simulator.yardsticks.lhd import Lhd
-from tierkv.simulator.yardsticks.s3fifo import S3Fifo
+from tierkv.simulator.yardsticks.plain import Fifo, Lfu, Lru, Ttl
+from tierkv.simulator.yardsticks.published import Arc, Lhd, S3Fifo
 
 
 class Cache:

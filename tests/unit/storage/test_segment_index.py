@@ -5,9 +5,9 @@ import errno
 from tests.fix_dmp import block_key
 from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
-from tierkv.storage.disk.medium_health import RETRY_S, MediumHealth
 from tierkv.storage.disk.segment_format import PAGE, Record
 from tierkv.storage.disk.segment_index import FileRole, IndexEntry, SegmentIndex
+from tierkv.storage.disk.store_health import RETRY_S, MediumHealth
 
 FILE = PAGE + 3 * 2 * PAGE
 """Three records of two pages."""

@@ -1,21 +1,33 @@
-"""Plain policies on single blocks: yardsticks for the simulator, not for production.
+"""Plain policies on single blocks: LRU, FIFO, LFU and TTL. Yardsticks, not for production.
 
-These policies ignore prompts and prefixes. This module has the policies with a single idea: LRU,
-FIFO, LFU and TTL; each published policy has a separate file.
+These policies ignore prompts and prefixes and have a single idea each. OfferedHandles is the part
+of an EvictionPolicy that most yardsticks share; published.py extends it too.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final
 
-from tierkv.policies.eviction import BlockFacts, EvictionPolicy
-from tierkv.simulator.yardsticks.arc import Arc
-from tierkv.simulator.yardsticks.lhd import Lhd
-from tierkv.simulator.yardsticks.offered import OfferedHandles
-from tierkv.simulator.yardsticks.s3fifo import S3Fifo
+from tierkv.policies.eviction import BlockFacts
+
+
+class OfferedHandles:
+    """Keeps the offered handles in a set.
+
+    Attributes:
+        _offered: resident handles that may be evicted.
+    """
+
+    def __init__(self) -> None:
+        self._offered: set[int] = set()
+
+    def offer(self, handle: int) -> None:
+        self._offered.add(handle)
+
+    def withdraw(self, handle: int) -> None:
+        self._offered.discard(handle)
 
 
 class Fifo(OfferedHandles):
@@ -143,15 +155,3 @@ class Lfu(OfferedHandles):
         if len(self._queue) > 4 * len(self._rank) + 64:
             self._queue = [(self._rank[h], h) for h in self._offered]
             heapq.heapify(self._queue)
-
-
-BLOCK_POLICIES: Final[dict[str, Callable[[int, int], EvictionPolicy]]] = {
-    "lru": lambda capacity_blocks, seed: Lru(),
-    "lfu": lambda capacity_blocks, seed: Lfu(),
-    "arc": lambda capacity_blocks, seed: Arc(capacity_blocks),
-    "fifo": lambda capacity_blocks, seed: Fifo(),
-    "ttl": lambda capacity_blocks, seed: Ttl(),
-    "s3fifo": lambda capacity_blocks, seed: S3Fifo(capacity_blocks),
-    "lhd": lambda capacity_blocks, seed: Lhd(capacity_blocks, seed=seed),
-}
-"""Policies by name; called with a capacity and a seed."""

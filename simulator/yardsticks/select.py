@@ -1,17 +1,32 @@
-"""Belady's optimum for chained blocks: an upper bound for every policy with the same capacity.
+"""Yardsticks by name, and Belady's optimum: an upper bound for every policy with the same capacity.
 
-Always evict the block with the farthest next use, among equal blocks the deepest; the victim may be
-the newest block, which then bypasses the cache. Because an id names its whole prefix, a block is
-never used before its parent. The victim is therefore a leaf, and the number of block hits is the
-maximum.
+Called by simulator/cache_replay.py. The optimum evicts the block with the farthest next use, among
+equal blocks the deepest; the victim may be the newest block, which then bypasses the cache. Because
+an id names its whole prefix, a block is never used before its parent. The victim is therefore a
+leaf, and the number of block hits is the maximum.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
+from tierkv.policies.eviction import EvictionPolicy
 from tierkv.simulator.trace import Request
+from tierkv.simulator.yardsticks.plain import Fifo, Lfu, Lru, Ttl
+from tierkv.simulator.yardsticks.published import Arc, Lhd, S3Fifo
+
+BLOCK_POLICIES: Final[dict[str, Callable[[int, int], EvictionPolicy]]] = {
+    "lru": lambda capacity_blocks, seed: Lru(),
+    "lfu": lambda capacity_blocks, seed: Lfu(),
+    "arc": lambda capacity_blocks, seed: Arc(capacity_blocks),
+    "fifo": lambda capacity_blocks, seed: Fifo(),
+    "ttl": lambda capacity_blocks, seed: Ttl(),
+    "s3fifo": lambda capacity_blocks, seed: S3Fifo(capacity_blocks),
+    "lhd": lambda capacity_blocks, seed: Lhd(capacity_blocks, seed=seed),
+}
+"""Policies by name; called with a capacity and a seed."""
 
 
 def belady_hits(requests: Sequence[Request], capacity_blocks: int) -> Iterator[int]:

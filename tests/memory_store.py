@@ -1,4 +1,4 @@
-"""A block store in memory: the reference for the contract, used in tests."""
+"""A block store in memory: the reference for the contract of storage/block_store.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Whether a disk accepts writes, and when to try again after a failure.
+"""What a segment store says of itself: its counters, and whether its disk accepts writes.
 
-A pure state: the segment store reports failures and asks before each put. Reads are never refused.
+A pure state: the segment store reports failures and asks before each put; a failed disk is tried
+again after a while. Reads are never refused. Tier L4, benchmarks and tests read the counters.
 """
 
 from __future__ import annotations
@@ -9,11 +10,38 @@ import errno
 from dataclasses import dataclass
 from typing import Final
 
+from tierkv.kvcore.node import TierStats
+
 RETRY_S: Final = 30.0
 """Seconds for which puts are refused after the disk was full or read-only."""
 
 FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PASSING_ERRNOS: Final = FULL_ERRNOS | {errno.EROFS}
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStoreStats:
+    """Counters of a segment store; cumulative, but for the last two.
+
+    Attributes:
+        tier: what every tier counts; bytes used are those of readable records.
+        puts: blocks stored.
+        gets: reads answered.
+        copied_bytes: payload written again by garbage collection.
+        checksum_errors: reads with bad bytes.
+        io_errors: failed reads and writes.
+        degraded: why puts are refused now; empty if accepted.
+        direct_io: whether I/O bypasses the page cache.
+    """
+
+    tier: TierStats
+    puts: int
+    gets: int
+    copied_bytes: int
+    checksum_errors: int
+    io_errors: int
+    degraded: str
+    direct_io: bool
 
 
 @dataclass(slots=True)

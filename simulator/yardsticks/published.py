@@ -1,0 +1,339 @@
+"""Published policies on single blocks: ARC, LHD and S3-FIFO. Yardsticks, not for production.
+
+Each follows its paper block by block, with ghosts by key; these policies ignore prompts and
+prefixes. Made by simulator/yardsticks/select.py.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final
+
+from tierkv.policies.eviction import BlockFacts
+from tierkv.simulator.yardsticks.plain import OfferedHandles
+
+_CLASSES: Final = 16
+_AGES: Final = 128
+_DECAY: Final = 0.9
+_SAMPLE: Final = 16
+_LCG_FACTOR: Final = 6364136223846793005
+_LCG_STEP: Final = 1442695040888963407
+
+_SMALL_SHARE: Final = 0.1
+_MOST_USES: Final = 3
+
+
+class Arc(OfferedHandles):
+    """ARC: recency and frequency in two lists, balanced by premature evictions.
+
+    Ref: N. Megiddo and D. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003,
+    figure 4.
+
+    Attributes:
+        _once, _often: resident handles and their keys (T1, T2), least recently used first.
+        _once_gone, _often_gone: keys evicted from T1 and T2 (B1, B2), oldest first.
+        _target: target number of blocks in T1 (p).
+        _coming: key of the newcomer that needs room.
+    """
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self._capacity = capacity_blocks
+        self._once: OrderedDict[int, Hashable] = OrderedDict()
+        self._often: OrderedDict[int, Hashable] = OrderedDict()
+        self._once_gone: OrderedDict[Hashable, None] = OrderedDict()
+        self._often_gone: OrderedDict[Hashable, None] = OrderedDict()
+        super().__init__()
+        self._target = 0.0
+        self._coming: Hashable = None
+
+    def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
+        key = facts.key
+        if key in self._once_gone or key in self._often_gone:
+            self._adapt(key)
+            self._once_gone.pop(key, None)
+            self._often_gone.pop(key, None)
+            self._often[handle] = key
+        else:
+            self._once[handle] = key
+        self._coming = None
+        self._trim()
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        if handle in self._once:
+            self._often[handle] = self._once.pop(handle)
+        else:
+            self._often.move_to_end(handle)
+
+    def left(self, handle: int, now: float) -> None:
+        self._offered.discard(handle)
+        if handle in self._once:
+            self._once_gone[self._once.pop(handle)] = None
+        else:
+            self._often_gone[self._often.pop(handle)] = None
+
+    def victim(self, now: float) -> int | None:
+        """REPLACE of the paper."""
+        once = len(self._once)
+        again = self._coming is not None and self._coming in self._often_gone
+        from_once = once > self._target or (again and once == self._target)
+        first, second = self._once, self._often
+        if not (once and from_once):
+            first, second = second, first
+        for handles in (first, second):
+            for handle in handles:
+                if handle in self._offered:
+                    return handle
+        return None
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        self._adapt(facts.key)
+        return True
+
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
+
+    def _adapt(self, key: Hashable) -> None:
+        """Move the target towards the list that would have had the block; once per newcomer."""
+        if key is None or key == self._coming:
+            return
+        self._coming = key
+        once, often = len(self._once_gone), len(self._often_gone)
+        if key in self._once_gone:
+            self._target = min(self._capacity, self._target + max(1.0, often / once))
+        elif key in self._often_gone:
+            self._target = max(0.0, self._target - max(1.0, once / often))
+
+    def _trim(self) -> None:
+        """Forget the oldest ghosts: |T1|+|B1| at most c, all four lists at most 2c."""
+        while self._once_gone and len(self._once) + len(self._once_gone) > self._capacity:
+            self._once_gone.popitem(last=False)
+        residents = len(self._once) + len(self._often)
+        while (
+            self._often_gone
+            and residents + len(self._once_gone) + len(self._often_gone) > 2 * self._capacity
+        ):
+            self._often_gone.popitem(last=False)
+
+
+class Lhd:
+    """LHD: evicts the block with the least expected hits per unit of space and time.
+
+    Ages in coarse steps of references, classes by the ages at the last two hits, hit densities from
+    decaying counts, and a sample of the cache per eviction.
+
+    Ref: N. Beckmann, H. Chen and A. Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit
+    Density", NSDI 2018.
+
+    Attributes:
+        _state: per resident handle: reference of the last use, class, age at the last hit.
+        _offered: array of evictable handles to draw from; _place: index of each handle.
+        _density: hit density per class and age, as last computed.
+        _hits, _evictions: decaying counts per class and age.
+        _step: references per step of age; _uses: references so far.
+    """
+
+    def __init__(self, capacity_blocks: int, *, seed: int = 0) -> None:
+        self._state: dict[int, tuple[int, int, int]] = {}
+        self._offered: list[int] = []
+        self._place: dict[int, int] = {}
+        self._step = max(1, 8 * capacity_blocks // _AGES)
+        self._every = max(1_000, capacity_blocks)
+        self._uses = 0
+        self._due = self._every
+        self._chosen: tuple[int, int] | None = None
+        self._chance = 2 * seed + 1
+        self._hits = [[0.0] * _AGES for _ in range(_CLASSES)]
+        self._evictions = [[0.0] * _AGES for _ in range(_CLASSES)]
+        self._density = [[1.0 / (age + 1) for age in range(_AGES)] for _ in range(_CLASSES)]
+
+    def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._tick()
+        self._state[handle] = (self._uses, 0, _AGES)
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._tick()
+        last, kind, before = self._state[handle]
+        age = self._age(last)
+        self._hits[kind][age] += 1.0
+        self._state[handle] = (self._uses, _class_of(age + before), age)
+
+    def left(self, handle: int, now: float) -> None:
+        self.withdraw(handle)
+        last, kind, _ = self._state.pop(handle)
+        self._evictions[kind][self._age(last)] += 1.0
+
+    def offer(self, handle: int) -> None:
+        if handle not in self._place:
+            self._place[handle] = len(self._offered)
+            self._offered.append(handle)
+
+    def withdraw(self, handle: int) -> None:
+        place = self._place.pop(handle, None)
+        if place is not None:
+            moved = self._offered.pop()
+            if moved != handle:
+                self._offered[place] = moved
+                self._place[moved] = place
+
+    def victim(self, now: float) -> int | None:
+        """Draw a sample; return the same victim until the next use or eviction."""
+        offered = self._offered
+        if not offered:
+            return None
+        if self._chosen and self._chosen[0] in self._place and self._chosen[1] == self._uses:
+            return self._chosen[0]
+        count = len(offered)
+        if count <= _SAMPLE:
+            sample = offered
+        else:  # One draw, then even steps; the array has no order.
+            place, step = self._draw() % count, count // _SAMPLE
+            sample = [offered[place - i * step] for i in range(_SAMPLE)]
+        victim = self._least_dense(sample)
+        self._chosen = (victim, self._uses)
+        return victim
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        return True
+
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
+
+    def _least_dense(self, sample: list[int]) -> int:
+        """Return the handle with the least density; among equal handles the least recently used."""
+        found, least, oldest = sample[0], float("inf"), 0
+        state, density, step, uses = self._state, self._density, self._step, self._uses
+        for handle in sample:
+            last, kind, _ = state[handle]
+            age = (uses - last) // step
+            rank = density[kind][age] if age < _AGES else -1.0
+            if rank < least or (rank == least and last < oldest):
+                found, least, oldest = handle, rank, last
+        return found
+
+    def _draw(self) -> int:
+        """Return 32 pseudo-random bits."""
+        self._chance = (self._chance * _LCG_FACTOR + _LCG_STEP) & 0xFFFF_FFFF_FFFF_FFFF
+        return self._chance >> 32
+
+    def _age(self, last: int) -> int:
+        return min((self._uses - last) // self._step, _AGES - 1)
+
+    def _tick(self) -> None:
+        self._uses += 1
+        if self._uses >= self._due:
+            self._due = self._uses + self._every
+            for kind in range(_CLASSES):
+                self._reconfigure(kind)
+
+    def _reconfigure(self, kind: int) -> None:
+        """Compute hit densities from old age to young, then let the counts decay."""
+        hits, evictions = self._hits[kind], self._evictions[kind]
+        ahead = events = held = 0.0
+        for age in range(_AGES - 1, -1, -1):
+            ahead += hits[age]
+            events += hits[age] + evictions[age]
+            held += events
+            if events > 0.0:
+                self._density[kind][age] = ahead / held
+        self._hits[kind] = [count * _DECAY for count in hits]
+        self._evictions[kind] = [count * _DECAY for count in evictions]
+
+
+def _class_of(age: int) -> int:
+    """Return the class of a hit at an age: 1 for the oldest ages, more for younger ages.
+
+    Class 0 is for blocks never hit.
+    """
+    return max(1, _CLASSES - 1 - age.bit_length())
+
+
+class S3Fifo(OfferedHandles):
+    """S3-FIFO: a small queue for newcomers, a main queue for reused blocks, a queue of ghosts.
+
+    A tenth of the cache is for newcomers.
+
+    Ref: J. Yang and others, "FIFO Queues are All You Need for Cache Eviction", SOSP 2023,
+    algorithm 1.
+
+    Attributes:
+        _small, _main: resident handles and their keys, oldest first.
+        _gone: keys evicted from the small queue, oldest first; bounded by the size of the main
+            queue.
+        _uses: per resident handle, uses since admission to its queue, at most three.
+    """
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self._most_small = max(1, int(capacity_blocks * _SMALL_SHARE))
+        self._most_gone = max(1, capacity_blocks - self._most_small)
+        self._small: OrderedDict[int, Hashable] = OrderedDict()
+        self._main: OrderedDict[int, Hashable] = OrderedDict()
+        self._gone: OrderedDict[Hashable, None] = OrderedDict()
+        self._uses: dict[int, int] = {}
+        super().__init__()
+
+    def entered(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._uses[handle] = 0
+        if facts.key in self._gone:
+            del self._gone[facts.key]
+            self._main[handle] = facts.key
+        else:
+            self._small[handle] = facts.key
+
+    def used(self, handle: int, facts: BlockFacts, now: float) -> None:
+        self._uses[handle] = min(self._uses[handle] + 1, _MOST_USES)
+
+    def left(self, handle: int, now: float) -> None:
+        self._offered.discard(handle)
+        del self._uses[handle]
+        if handle in self._small:
+            self._gone[self._small.pop(handle)] = None
+            if len(self._gone) > self._most_gone:
+                self._gone.popitem(last=False)
+        else:
+            del self._main[handle]
+
+    def victim(self, now: float) -> int | None:
+        if not self._offered:
+            return None
+        victim = None
+        if len(self._small) >= self._most_small or not self._main:
+            victim = self._from_small()
+        if victim is None:
+            victim = self._from_main()
+        return victim if victim is not None else self._from_small()
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        return True
+
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
+
+    def _from_small(self) -> int | None:
+        """Return the oldest handle with at most one use; others move to the main queue."""
+        for handle in list(self._peek(self._small)):
+            if self._uses[handle] <= 1:
+                return handle
+            self._main[handle] = self._small.pop(handle)
+            self._uses[handle] = 0
+        return None
+
+    def _from_main(self) -> int | None:
+        """Return the oldest handle without uses; each round costs a used handle one use."""
+        for _ in range((_MOST_USES + 1) * len(self._main)):
+            handle = next(iter(self._main))
+            if handle in self._offered and not self._uses[handle]:
+                return handle
+            self._main.move_to_end(handle)
+            self._uses[handle] = max(0, self._uses[handle] - 1)
+        return None
+
+    def _peek(self, queue: OrderedDict[int, Hashable]) -> list[int]:
+        """Return the offered handles up to the first evictable handle."""
+        found = []
+        for handle in queue:
+            if handle in self._offered:
+                found.append(handle)
+                if self._uses[handle] <= 1:
+                    break
+        return found
