@@ -4,7 +4,7 @@ kvwire/convert.py and metaserver/rpc/wire.py declare the tables. A field without
 unchanged. Bounds are checked once, for received messages only. A message outside the bounds is a
 fault of the peer (RemoteProtocolError), and the error names message and field; faults of a user are
 checked in the conversion itself and raise UserError. Values sent once per token or per chain have
-hand-written conversions (kvwire/convert_compute.py, metaserver/rpc/wire_locate.py), which call the
+hand-written conversions (kvwire/convert_compute.py, metaserver/rpc/wire.py), which call the
 checks directly.
 """
 

@@ -8,7 +8,7 @@ chains. A wrong reply costs a miss, never a wrong token, because owners check re
 # - State: the ledger (blocks and their copies) and the book (registered nodes). Each copy belongs
 #   to a registered node, and a block has a row only while the block has a copy.
 # - Events: ``add_node``, ``drop_node`` and ``apply`` of a batch. ``apply`` ignores a batch of an
-#   unregistered life of a node and a repeated batch; Feed (feed.py) classifies each batch.
+#   unregistered life of a node and a repeated batch; Feed (node_book.py) classifies each batch.
 # - A new node and a node whose feed has a gap are asked for an inventory. Copies that a finished
 #   inventory did not name are dropped, so the directory needs no log and may restart empty.
 # - Queries: ``find`` returns the longest known prefix of a chain and the part near each node.
@@ -33,10 +33,9 @@ from tierkv.metaserver.directory.block_table import halves, heads_of
 from tierkv.metaserver.directory.chain_view import ChainView
 from tierkv.metaserver.directory.copy_table import L1, L2
 from tierkv.metaserver.directory.event_columns import records_of
-from tierkv.metaserver.directory.feed import Verdict
 from tierkv.metaserver.directory.ledger import Ledger
 from tierkv.metaserver.directory.locate_reply import ListedReplicas, ReplicaColumns, ReplicaHolder
-from tierkv.metaserver.directory.node_book import NodeBook
+from tierkv.metaserver.directory.node_book import NodeBook, Verdict
 
 MAX_BLOCKS: Final = 1 << 26
 """Upper bound on blocks of one directory, some 8 GiB; further blocks are refused and counted. Only

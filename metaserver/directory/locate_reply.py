@@ -1,6 +1,6 @@
 """A locate's replicas in columns, and a sequence that makes Replica values on demand.
 
-Made by metaserver/directory/directory.py or from a message (metaserver/rpc/wire_locate.py). A chain
+Made by metaserver/directory/directory.py or from a message (metaserver/rpc/wire.py). A chain
 has thousands of replicas and a reader looks at few, so replicas are built on access.
 """
 

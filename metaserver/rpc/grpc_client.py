@@ -45,7 +45,7 @@ from tierkv.metaserver.client import (
     ReportReply,
 )
 from tierkv.metaserver.directory.locate_reply import chain_of, checked_question
-from tierkv.metaserver.rpc import wire, wire_locate
+from tierkv.metaserver.rpc import wire
 
 _Value = TypeVar("_Value")
 
@@ -118,7 +118,7 @@ class GrpcMeta:
             reserve_s=reserve_s,
         )
         return await self._call(
-            "Locate", request, lambda reply: wire_locate.locate_reply_from_proto(reply, chain)
+            "Locate", request, lambda reply: wire.locate_reply_from_proto(reply, chain)
         )
 
     async def locate_many(
@@ -127,7 +127,7 @@ class GrpcMeta:
         asked = checked_question(map(chain_of, chains))
         request = pb.LocateManyRequest(chains=asked, reserve_s=reserve_s)
         return await self._call(
-            "LocateMany", request, lambda reply: wire_locate.locate_replies_from_proto(reply, asked)
+            "LocateMany", request, lambda reply: wire.locate_replies_from_proto(reply, asked)
         )
 
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:

@@ -1,22 +1,145 @@
-"""The network service of the meta server: bind, serve, stop.
+"""The meta server on the network: the gRPC service, and binding, serving and stopping.
 
 Made by the composition root (``tierkv serve meta``, ``tierkv up``); also answers the standard gRPC
-health service. All decisions are in the core behind LocalMeta.
+health service. The service translates calls to the LocalMeta of this process and back; it holds no
+state and decides nothing. Errors become status codes in tierkv.kvwire.status.
 """
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.hold import LeaseId
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvwire import convert
 from tierkv.kvwire.channels import BoundServer, bind_server
-from tierkv.kvwire.v1 import meta_pb2_grpc
+from tierkv.kvwire.codec import checked_name
+from tierkv.kvwire.status import answering
+from tierkv.kvwire.v1 import meta_pb2 as pb
+from tierkv.kvwire.v1 import meta_pb2_grpc as rpc
 from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.directory.locate_reply import checked_question
 from tierkv.metaserver.local import LocalMeta
-from tierkv.metaserver.rpc.service import MetaService
+from tierkv.metaserver.rpc import wire
 
 _SERVICES = ("", "tierkv.v1.Meta")
+
+
+class MetaService(rpc.MetaServicer):
+    """Serves ``meta``; one method per RPC of kvwire/v1/meta.proto."""
+
+    def __init__(self, meta: LocalMeta) -> None:
+        self._meta = meta
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
+        async with answering(context):
+            info = convert.NODE_INFO.from_proto(request.info)
+            home = checked_name(request.home, "home") if request.home else ""
+            reply = await self._meta.register(info, home=home)
+            return pb.RegisterReply(
+                heartbeat_interval_s=reply.heartbeat_interval_s,
+                send_inventory=reply.send_inventory,
+            )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+        async with answering(context):
+            reply = await self._meta.heartbeat(
+                NodeId(request.node_id),
+                Incarnation(request.incarnation),
+                convert.NODE_REPORT.from_proto(request.report),
+            )
+            return pb.HeartbeatReply(known=reply.known, send_inventory=reply.send_inventory)
+
+    async def Deregister(self, request: pb.DeregisterRequest, context: Any) -> pb.DeregisterReply:
+        async with answering(context):
+            await self._meta.deregister(NodeId(request.node_id), Incarnation(request.incarnation))
+            return pb.DeregisterReply()
+
+    async def ReportEvents(self, request: pb.EventBatch, context: Any) -> pb.ReportReply:
+        async with answering(context):
+            reply = self._meta.report_records(convert.event_records_from_proto(request))
+            return pb.ReportReply(accepted=reply.accepted, send_inventory=reply.send_inventory)
+
+    async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
+        async with answering(context):
+            reply = self._meta.locate_chain(
+                wire.checked_chain(request.keys),
+                reader=HostId(request.reader) if request.reader else None,
+                max_replicas=request.max_replicas,
+                reserve_s=request.reserve_s,
+            )
+            return wire.locate_reply_to_proto(reply)
+
+    async def LocateMany(self, request: pb.LocateManyRequest, context: Any) -> pb.LocateManyReply:
+        async with answering(context):
+            chains = checked_question(map(wire.checked_chain, request.chains))
+            replies = self._meta.locate_chains(chains, reserve_s=request.reserve_s)
+            return pb.LocateManyReply(replies=map(wire.locate_reply_to_proto, replies))
+
+    async def ExtendLease(
+        self, request: pb.ExtendLeaseRequest, context: Any
+    ) -> pb.ExtendLeaseReply:
+        async with answering(context):
+            lease = LeaseId(request.lease)
+            known = await self._meta.extend_lease(lease, ttl_s=request.ttl_s)
+            return pb.ExtendLeaseReply(known=known)
+
+    async def EndLease(self, request: pb.EndLeaseRequest, context: Any) -> pb.EndLeaseReply:
+        async with answering(context):
+            known = await self._meta.end_lease(LeaseId(request.lease), used=request.used)
+            return pb.EndLeaseReply(known=known)
+
+    async def Holds(self, request: pb.HoldsRequest, context: Any) -> AsyncIterator[pb.HoldOrder]:
+        async with answering(context):
+            node_id, incarnation = NodeId(request.node_id), Incarnation(request.incarnation)
+            async for order in self._meta.holds(node_id, incarnation):
+                yield wire.hold_order_to_proto(order)
+
+    async def ResolveNamespace(
+        self, request: pb.ResolveNamespaceRequest, context: Any
+    ) -> pb.NamespaceGrant:
+        async with answering(context):
+            grant = await self._meta.resolve_namespace(
+                request.tenant,
+                model_revision=request.model_revision,
+                layout_fingerprint=request.layout_fingerprint,
+            )
+            return wire.GRANT.to_proto(grant)
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesReply:
+        async with answering(context):
+            nodes = await self._meta.list_nodes()
+            return pb.ListNodesReply(nodes=map(wire.NODE_STATE.to_proto, nodes))
+
+    async def ListBlocks(self, request: pb.ListBlocksRequest, context: Any) -> pb.ListBlocksReply:
+        async with answering(context):
+            return wire.listing_to_proto(await self._meta.list_blocks(request.limit))
+
+    async def DirectoryCounts(
+        self, request: pb.DirectoryCountsRequest, context: Any
+    ) -> pb.DirectoryCountsReply:
+        async with answering(context):
+            counts = await self._meta.directory_counts()
+            return pb.DirectoryCountsReply(
+                names=[name for name, _ in counts], counts=[count for _, count in counts]
+            )
+
+    async def ListNamespaces(
+        self, request: pb.ListNamespacesRequest, context: Any
+    ) -> pb.ListNamespacesReply:
+        async with answering(context):
+            namespaces = await self._meta.list_namespaces()
+            return pb.ListNamespacesReply(namespaces=map(wire.NAMESPACE.to_proto, namespaces))
+
+    async def PutNamespace(self, request: pb.Namespace, context: Any) -> pb.Namespace:
+        async with answering(context):
+            stored = await self._meta.put_namespace(wire.NAMESPACE.from_proto(request))
+            return wire.NAMESPACE.to_proto(stored)
 
 
 class MetaServer:
@@ -53,7 +176,7 @@ class MetaServer:
             await local.close()
             raise
         self.local = local
-        meta_pb2_grpc.add_MetaServicer_to_server(MetaService(local), bound.server)
+        rpc.add_MetaServicer_to_server(MetaService(local), bound.server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, bound.server)
         for service in _SERVICES:
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)

@@ -1,20 +1,33 @@
-"""Replies of kvwire/v1/meta.proto to values of metaserver/client.py and back, in symmetrical pairs.
+"""Messages of kvwire/v1/meta.proto: values of metaserver/client.py and back, in symmetric pairs.
 
-The meta server's own part of the conversion (kvwire must not know the values of this room). Bounds
-are checked in ``*_from_proto``, as in tierkv.kvwire.convert; locate has a separate file,
-wire_locate.py.
+The meta server's own part of the conversion (kvwire must not know the values of this room), called
+by both sides of the RPC. Bounds are checked in ``*_from_proto``, as in tierkv.kvwire.convert.
+Locate is the hot path, hence columns of raw numbers; a reply does not repeat the keys, so reading a
+reply takes the requested chain.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.errors import RemoteProtocolError, UserError
 from tierkv.kvcore.hold import HoldOrder, LeaseId
-from tierkv.kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, NodeId
+from tierkv.kvcore.ids import (
+    BLOCK_KEY_BYTES,
+    NAMESPACE_KEY_BYTES,
+    HostId,
+    Incarnation,
+    NamespaceKey,
+    NodeId,
+)
 from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import BlendSelector
 from tierkv.kvcore.reuse_policy import ReusePolicy
 from tierkv.kvwire.codec import (
@@ -22,8 +35,11 @@ from tierkv.kvwire.codec import (
     NUMBERS,
     FieldCodec,
     MessageCodec,
+    check_count,
     checked_amount,
+    checked_choice,
     checked_key,
+    checked_name,
     choice,
     choice_or_none,
     one,
@@ -34,11 +50,18 @@ from tierkv.metaserver.client import (
     BlockListing,
     BlockRecord,
     DirectoryNode,
+    LocateReply,
     Namespace,
     NamespaceGrant,
+    NodeCoverage,
 )
+from tierkv.metaserver.directory.copy_table import Places
 from tierkv.metaserver.directory.leases import cut_keys
-from tierkv.metaserver.rpc.wire_locate import checked_chain
+from tierkv.metaserver.directory.locate_reply import ListedReplicas, ReplicaColumns, ReplicaHolder
+
+_U2: Final = np.dtype("<u2")
+_U4: Final = np.dtype("<u4")
+_U8: Final = np.dtype("<u8")
 
 
 def _policy_from_proto(message: pb.ReusePolicy, name: str) -> ReusePolicy:
@@ -150,3 +173,119 @@ def listing_to_proto(listing: BlockListing) -> pb.ListBlocksReply:
 def listing_from_proto(message: pb.ListBlocksReply) -> BlockListing:
     """Convert a BlockListing."""
     return BlockListing(tuple(map(block_record_from_proto, message.blocks)), message.total)
+
+
+def checked_chain(raw: bytes) -> bytes:
+    """Return concatenated keys; RemoteProtocolError for a broken or over-long chain."""
+    if len(raw) % BLOCK_KEY_BYTES or len(raw) > limits.MAX_CHAIN_BLOCKS * BLOCK_KEY_BYTES:
+        raise RemoteProtocolError(
+            f"locate.keys has {len(raw)} bytes; it must be at most {limits.MAX_CHAIN_BLOCKS} keys "
+            f"of {BLOCK_KEY_BYTES}"
+        )
+    return raw
+
+
+def locate_reply_to_proto(reply: LocateReply) -> pb.LocateReply:
+    """Convert a LocateReply in the form made by the directory."""
+    message = pb.LocateReply(
+        coverage=[
+            pb.NodeCoverage(node_id=c.node_id, l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
+            for c in reply.coverage
+        ],
+        prefix_blocks=reply.prefix_blocks,
+        memory_blocks=reply.memory_blocks,
+        lease=reply.lease,
+    )
+    if isinstance(reply.replicas, ListedReplicas):
+        _put_columns(message, reply.replicas.columns)
+    else:
+        assert not reply.replicas, "replicas come in columns"
+    return message
+
+
+def locate_reply_from_proto(message: pb.LocateReply, chain: bytes) -> LocateReply:
+    """Convert the reply to a locate of ``chain``; RemoteProtocolError for inconsistent columns."""
+    check_count(message.coverage, limits.MAX_NODES, "locate.coverage")
+    blocks = len(chain) // BLOCK_KEY_BYTES
+    if not message.memory_blocks <= message.prefix_blocks <= blocks:
+        raise RemoteProtocolError(f"locate.prefix_blocks is {message.prefix_blocks} of {blocks}")
+    counted_only = not message.replica_counts and not message.holder
+    columns = None if counted_only else _columns(message, blocks)
+    return LocateReply(
+        replicas=() if columns is None else ListedReplicas(chain, columns),
+        coverage=tuple(
+            [
+                NodeCoverage(NodeId(c.node_id), l1_blocks=c.l1_blocks, l2_blocks=c.l2_blocks)
+                for c in message.coverage
+            ]
+        ),
+        prefix_blocks=message.prefix_blocks,
+        memory_blocks=message.memory_blocks,
+        lease=LeaseId(message.lease),
+    )
+
+
+def locate_replies_from_proto(
+    message: pb.LocateManyReply, chains: Sequence[bytes]
+) -> list[LocateReply]:
+    """Convert the replies to a locate of ``chains``; RemoteProtocolError if inconsistent."""
+    if len(message.replies) != len(chains):
+        raise RemoteProtocolError(f"{len(message.replies)} replies to {len(chains)} chains")
+    return [
+        locate_reply_from_proto(reply, chain)
+        for reply, chain in zip(message.replies, chains, strict=True)
+    ]
+
+
+def _put_columns(message: pb.LocateReply, columns: ReplicaColumns) -> None:
+    places = columns.places
+    message.replica_counts = columns.counts.astype(_U2).tobytes()
+    message.holder = columns.holder.astype(_U2).tobytes()
+    message.segment = places.segments.astype(_U4, copy=False).tobytes()
+    message.slot = places.slots.astype(_U4, copy=False).tobytes()
+    message.generation = places.generations.astype(_U8, copy=False).tobytes()
+    message.length = places.lengths.astype(_U4, copy=False).tobytes()
+    for holder in columns.holders:
+        message.holders.add(
+            node=holder.node,
+            host=holder.host,
+            tier=holder.tier.value,
+            incarnation=holder.incarnation,
+        )
+
+
+def _columns(message: pb.LocateReply, blocks: int) -> ReplicaColumns:
+    counts = _column(message.replica_counts, _U2, "replica_counts").astype(np.int64)
+    holder = _column(message.holder, _U2, "holder").astype(np.int64)
+    places = Places(
+        generations=_column(message.generation, _U8, "generation"),
+        slots=_column(message.slot, _U4, "slot"),
+        lengths=_column(message.length, _U4, "length"),
+        segments=_column(message.segment, _U4, "segment"),
+    )
+    check_count(counts, blocks, "locate.replica_counts")
+    if len(counts) and not counts.min():
+        raise RemoteProtocolError("locate.replica_counts has a block without a replica")
+    sizes = {len(holder), len(places.generations), len(places.slots)}
+    if sizes | {len(places.lengths), len(places.segments)} != {int(counts.sum())}:
+        raise RemoteProtocolError("locate's columns differ in length")
+    if len(holder) and int(holder.max()) >= len(message.holders):
+        raise RemoteProtocolError("locate.holder names a holder that is not there")
+    if len(holder) and int(places.lengths.max()) > limits.MAX_SLOT_BYTES:
+        raise RemoteProtocolError(f"locate.length exceeds {limits.MAX_SLOT_BYTES}")
+    return ReplicaColumns(counts, holder, places, tuple(map(_holder, message.holders)))
+
+
+def _column(raw: bytes, kind: np.dtype[Any], name: str) -> NDArray[Any]:
+    if len(raw) % kind.itemsize:
+        raise RemoteProtocolError(f"locate.{name} is cut: {len(raw)} bytes")
+    return np.frombuffer(raw, kind)
+
+
+def _holder(message: pb.ReplicaHolder) -> ReplicaHolder:
+    return ReplicaHolder(
+        NodeId(checked_name(message.node, "locate.holders.node")),
+        HostId(checked_name(message.host, "locate.holders.host")),
+        checked_choice(Tier, message.tier, "locate.holders.tier"),
+        Incarnation(message.incarnation),
+    )

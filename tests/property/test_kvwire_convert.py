@@ -59,7 +59,7 @@ from tierkv.metaserver.directory.locate_reply import (
     ReplicaHolder,
     chain_of,
 )
-from tierkv.metaserver.rpc import wire, wire_locate
+from tierkv.metaserver.rpc import wire
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -347,7 +347,7 @@ def test_every_field_of_every_value_travels() -> None:
 @given(st.lists(KEYS, max_size=20))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_a_chain_of_keys_survives_the_wire(keys: list[BlockKey]) -> None:
-    assert cut_keys(wire_locate.checked_chain(chain_of(keys))) == tuple(keys)
+    assert cut_keys(wire.checked_chain(chain_of(keys))) == tuple(keys)
 
 
 @st.composite
@@ -390,6 +390,6 @@ def _locate_replies(draw: st.DrawFn) -> tuple[bytes, LocateReply]:
 )
 def test_locate_replies_survive_the_wire(case: tuple[bytes, LocateReply]) -> None:
     chain, reply = case
-    raw = wire_locate.locate_reply_to_proto(reply).SerializeToString()
+    raw = wire.locate_reply_to_proto(reply).SerializeToString()
     message = meta_pb2.LocateReply.FromString(raw)
-    assert wire_locate.locate_reply_from_proto(message, chain) == reply
+    assert wire.locate_reply_from_proto(message, chain) == reply

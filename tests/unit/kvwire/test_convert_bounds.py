@@ -17,7 +17,7 @@ from tierkv.kvcore.request import GenerateRequest, SamplingParams
 from tierkv.kvwire import convert, convert_compute
 from tierkv.kvwire.event_records import RECORD_BYTES
 from tierkv.kvwire.v1 import common_pb2, compute_pb2, meta_pb2
-from tierkv.metaserver.rpc import wire, wire_locate
+from tierkv.metaserver.rpc import wire
 
 KEY = bytes(16)
 LAYOUT = common_pb2.BlockLayout(layers=1, kv_heads=1, head_dim=1, dtype="float32", block_tokens=1)
@@ -158,8 +158,8 @@ BROKEN: list[tuple[str, Callable[[Any], Any], Any]] = [
         convert_compute.generate_request_from_proto,
         changed(REQUEST, score_token_ids=[1] * (limits.MAX_SCORED_TOKENS + 1)),
     ),
-    ("locate.keys", wire_locate.checked_chain, bytes(17)),
-    ("locate.keys", wire_locate.checked_chain, bytes(16 * (limits.MAX_CHAIN_BLOCKS + 1))),
+    ("locate.keys", wire.checked_chain, bytes(17)),
+    ("locate.keys", wire.checked_chain, bytes(16 * (limits.MAX_CHAIN_BLOCKS + 1))),
     ("namespace_key", wire.GRANT.from_proto, meta_pb2.NamespaceGrant()),
 ]
 
@@ -204,9 +204,9 @@ LONG = column("I", 0, 0, 1 << 31)
     ],
 )
 def test_a_locate_reply_that_does_not_fit_is_refused(reason: str, message: Any) -> None:
-    assert list(map(len, wire_locate.locate_reply_from_proto(COLUMNS, KEY * 2).replicas)) == [1, 2]
+    assert list(map(len, wire.locate_reply_from_proto(COLUMNS, KEY * 2).replicas)) == [1, 2]
     with pytest.raises(RemoteProtocolError, match=reason):
-        wire_locate.locate_reply_from_proto(message, KEY)
+        wire.locate_reply_from_proto(message, KEY)
 
 
 @pytest.mark.parametrize(

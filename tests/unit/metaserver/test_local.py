@@ -18,8 +18,7 @@ from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.directory.leases import Asked
-from tierkv.metaserver.hold_streams import MAX_QUEUED_KEYS, HoldStreams
-from tierkv.metaserver.local import LocalMeta
+from tierkv.metaserver.local import MAX_QUEUED_KEYS, HoldStreams, LocalMeta
 from tierkv.metaserver.reporter import MetaReporter
 
 NODE, LIFE = NodeId("dmp-0"), Incarnation(1)
