@@ -46,7 +46,7 @@ MAX_LISTED_BLOCKS = 100_000
 """Upper bound on records of one ``list_blocks``: a view, not a dump; ``total`` is always exact."""
 
 
-class HoldStream:
+class _HoldStream:
     """The queued orders of one reader.
 
     Attributes:
@@ -105,20 +105,20 @@ class HoldStreams:
     """The open streams by node."""
 
     def __init__(self) -> None:
-        self._streams: dict[NodeId, set[HoldStream]] = {}
+        self._streams: dict[NodeId, set[_HoldStream]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._streams.values()))
 
     def open(
         self, node_id: NodeId, incarnation: Incarnation, already: Iterable[Asked]
-    ) -> HoldStream:
+    ) -> _HoldStream:
         """Open a stream, starting with all orders in ``already``, whatever the size."""
-        stream = HoldStream(node_id, incarnation, already)
+        stream = _HoldStream(node_id, incarnation, already)
         self._streams.setdefault(node_id, set()).add(stream)
         return stream
 
-    def close(self, stream: HoldStream) -> None:
+    def close(self, stream: _HoldStream) -> None:
         """Remove a stream whose reader is gone."""
         streams = self._streams.get(stream.node_id, set())
         streams.discard(stream)

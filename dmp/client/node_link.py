@@ -20,7 +20,7 @@ from tierkv.dmp.transfer_plan import Ends
 from tierkv.dmp.transport.connection import Peer, PeerConnection, RefusedError
 from tierkv.dmp.transport.select import Link, PathOptions, open_link, why_no_rdma
 from tierkv.dmp.wire.messages import Welcome
-from tierkv.dmp.wire.stored import DescribedBlock
+from tierkv.dmp.wire.range_codec import DescribedBlock
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import AuthenticationError, CacheError, TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId

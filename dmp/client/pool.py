@@ -38,7 +38,7 @@ from tierkv.dmp.tls import TlsFiles, client_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions
 from tierkv.dmp.transport.shm import ShmPoolNode
-from tierkv.dmp.wire.stored import DescribedBlock
+from tierkv.dmp.wire.range_codec import DescribedBlock
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.ids import BlockKey, NodeId
 

@@ -14,7 +14,7 @@ from io import BytesIO
 from tierkv.dmp.client.node_link import NodeLink
 from tierkv.dmp.client.values import covering
 from tierkv.dmp.pool_node import RangeRead
-from tierkv.dmp.wire.stored import DescribedBlock
+from tierkv.dmp.wire.range_codec import DescribedBlock
 from tierkv.kvcore.ids import BlockKey
 
 Place = Callable[[DescribedBlock], Sequence[tuple[int, memoryview]]]

@@ -17,8 +17,7 @@ from tierkv.dmp.node.puts import range_span
 from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.wire.messages import RangeRef
-from tierkv.dmp.wire.range_codec import Ref, as_ref
-from tierkv.dmp.wire.stored import DescribedBlock
+from tierkv.dmp.wire.range_codec import DescribedBlock, Ref, as_ref
 from tierkv.kvcore.errors import CacheError
 from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey

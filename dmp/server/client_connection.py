@@ -21,9 +21,8 @@ from tierkv.dmp.server.rdma_door import RdmaGuest
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameHeader, FrameType, pack_header
 from tierkv.dmp.wire.frame_reader import FrameReader
-from tierkv.dmp.wire.range_codec import unpack_ranges
+from tierkv.dmp.wire.range_codec import pack_stored, unpack_ranges
 from tierkv.dmp.wire.socket_io import Wire, discard
-from tierkv.dmp.wire.stored import pack_stored
 from tierkv.kvcore.errors import AuthenticationError, CacheError, RemoteProtocolError, TierKVError
 
 log = logging.getLogger(__name__)

@@ -1,18 +1,20 @@
-"""The slots in use, by number and by block.
+"""The slots in use, by number and by block, and how a restart fills an empty table.
 
-The bottom of the pure core, used by dmp/slots/slot_table.py and dmp/slots/evictor.py. After a
+The bottom of the pure core, used by dmp/slots/slot_table.py and dmp/slots/eviction.py. After a
 restart most slots are rows of columns (dmp/segment/restored.py) until the first access.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from tierkv.dmp.segment.extents import ExtentTable
 from tierkv.dmp.segment.restored import RestoredSlots
-from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.segment.slots import ExtentTable, Slot, SlotState
+from tierkv.dmp.slots.clean_slots import CleanSlots
+from tierkv.dmp.slots.leaf_queue import LeafQueue
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey
 
@@ -148,3 +150,59 @@ class SlotStore:
     def _cold_indices(self) -> list[int]:
         found: list[int] = np.flatnonzero(self._row_of >= 0).tolist() if self._cold else []
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class TableRestore:
+    """The parts of an empty table that a restart fills; used once by the slot table."""
+
+    store: SlotStore
+    extents: ExtentTable
+    leaves: LeafQueue
+    clean: CleanSlots
+
+    def fill(
+        self, extent_sizes: Sequence[int], sealed: RestoredSlots, quarantined: Sequence[Slot]
+    ) -> list[int]:
+        """Add slots, the readable slots oldest first; return the slots that are second copies."""
+        assert not len(self.store), "restore wants an empty table"
+        refused: list[int] = []
+        kept = self._adopt(extent_sizes, sealed, quarantined)
+        if not kept:
+            again = sealed.second_copies()
+            refused, sealed = sealed.indices[again].tolist(), sealed.some(~again)
+            kept = self._adopt(extent_sizes, sealed, quarantined)
+        assert kept, "second copies are out"
+        self._fill_queues(sealed)
+        return refused
+
+    def _adopt(
+        self, extent_sizes: Sequence[int], sealed: RestoredSlots, quarantined: Sequence[Slot]
+    ) -> bool:
+        """Add the slots; False, without any change, if two slots hold the same block."""
+        if not self.store.restore(sealed):
+            return False
+        numbers = np.append(sealed.indices, [slot.index for slot in quarantined]).astype(int)
+        self.extents.adopt(extent_sizes, np.sort(numbers).tolist())
+        self.store.restore_others(quarantined)
+        return True
+
+    def _fill_queues(self, sealed: RestoredSlots) -> None:
+        """Queue the leaves; a slot's age is its row, counting from 1."""
+        self.leaves.load(sealed.parent_list())
+        has_child = map(self.leaves.children.__contains__, self.store.by_key)
+        rows = np.flatnonzero(~np.fromiter(has_child, bool, len(sealed)))
+        places = sealed.indices[rows] // self.extents.slots_per_extent
+        sizes = np.array(self.extents.slot_sizes())[places]
+        entries = np.column_stack((rows + 1, sealed.indices[rows], sealed.generations[rows]))
+        for size in np.unique(sizes).tolist():
+            lane = entries[sizes == size].tolist()
+            self.leaves.load_lane(size, map(_entry, lane))
+        if self.clean.enabled:
+            self.clean.restore(self.leaves.children, map(_entry, entries.tolist()))
+        self.extents.note_uses(sealed.indices, len(sealed))
+
+
+def _entry(row: list[int]) -> tuple[int, int, int]:
+    used, index, generation = row
+    return used, index, generation

@@ -3,7 +3,7 @@
 Called by the node under its lock. The table decides and returns the changes (victims, expired
 slots); it never touches memory, clock or socket.
 
-Only *leaves* are evicted, in an order that a policy chooses (dmp/slots/eviction_order.py). A block
+Only *leaves* are evicted, in an order that a policy chooses (dmp/slots/eviction.py). A block
 is evicted after its children on this node, because a continuation without its head is useless.
 Held, leased, pinned and unsealed blocks are never evicted.
 """
@@ -12,16 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierkv.dmp.segment.extents import ExtentTable, slot_bytes_for
 from tierkv.dmp.segment.restored import RestoredSlots
-from tierkv.dmp.segment.slots import Reserved, Slot, SlotState
-from tierkv.dmp.slots.admission import Admission
+from tierkv.dmp.segment.slots import ExtentTable, Reserved, Slot, SlotState, slot_bytes_for
 from tierkv.dmp.slots.clean_slots import CleanSlots
-from tierkv.dmp.slots.eviction_order import SAME_USE_S, EvictionOrder, MakePolicy
-from tierkv.dmp.slots.evictor import Evictor
+from tierkv.dmp.slots.eviction import SAME_USE_S, Admission, EvictionOrder, Evictor, MakePolicy
 from tierkv.dmp.slots.holds import Deadlines, Owners, SlotLeases
-from tierkv.dmp.slots.slot_store import SlotStore
-from tierkv.dmp.slots.table_restore import TableRestore
+from tierkv.dmp.slots.slot_store import SlotStore, TableRestore
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey

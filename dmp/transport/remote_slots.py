@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dmp.segment.extents import slot_bytes_for
 from tierkv.dmp.segment.geometry import Geometry
 from tierkv.dmp.segment.segment import Stamp
-from tierkv.dmp.segment.slots import SlotState
+from tierkv.dmp.segment.slots import SlotState, slot_bytes_for
 from tierkv.dmp.wire.rdma_messages import RdmaAccept
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import RangeShape

@@ -29,9 +29,8 @@ from tierkv.dmp.pool_node import (
     put_in_steps,
 )
 from tierkv.dmp.segment import geometry as g
-from tierkv.dmp.segment.extents import slot_bytes_for
 from tierkv.dmp.segment.segment import Segment, Stamp, map_segment, parse_stamp
-from tierkv.dmp.segment.slots import SlotState
+from tierkv.dmp.segment.slots import SlotState, slot_bytes_for
 from tierkv.dmp.transport.inproc import copy_bytes
 from tierkv.dmp.transport.pending import as_bytes
 from tierkv.dmp.transport.tcp import BesideTcp, TcpPoolNode

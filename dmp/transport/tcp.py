@@ -18,8 +18,7 @@ from tierkv.dmp.transport.pending import PendingPuts, as_bytes
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameType
 from tierkv.dmp.wire.messages import RangeRef
-from tierkv.dmp.wire.range_codec import Ref, pack_ranges
-from tierkv.dmp.wire.stored import DescribedBlock, unpack_stored
+from tierkv.dmp.wire.range_codec import DescribedBlock, Ref, pack_ranges, unpack_stored
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock, SystemClock

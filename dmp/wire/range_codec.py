@@ -1,19 +1,26 @@
-"""Heads of READ and WRITE frames: lists of ranges as plain tuples, the hottest code of the parser.
+"""Ranges on the wire: the ranges that READ and WRITE name, and how a block is cut into ranges.
 
-Called by the node, its servers and dmp/transport/tcp.py. One precompiled struct per item and no
-object per range: a layer-wise load names hundreds of ranges, and a dataclass for each range would
-cost more than the rest of a small transfer.
+Called by the node, its servers and dmp/transport/tcp.py. The heads of READ and WRITE are the
+hottest code of the parser: plain tuples, one precompiled struct per item and no object per range.
+A layer-wise load names hundreds of ranges, and a dataclass for each range would cost more than the
+rest of a small transfer. DESCRIBE tells clients that know only a key (dmp/client/pool.py) where a
+block is and how it is cut; compute nodes know the layout of their blocks and only look blocks up.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dmp.wire.messages import RangeRef
+from tierkv.dmp.wire.packing import Packer, Unpacker
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import RangeShape
 from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.location import Location
 
 Ref = tuple[int, int, int, int, int, int]
 """Incarnation, segment, slot, generation, index of the range, expected bytes of the range."""
@@ -98,3 +105,51 @@ def unpack_sums(head: bytes | bytearray | memoryview, count: int) -> Iterable[in
     if len(head) != 8 * count:
         raise RemoteProtocolError(f"{len(head)} bytes of checksums for {count} ranges")
     return struct.unpack(f"<{count}Q", head)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedBlock:
+    """A sealed block.
+
+    Attributes:
+        location: slot of the block.
+        ranges: how the block is cut into ranges.
+    """
+
+    location: Location
+    ranges: RangeShape
+
+
+def pack_stored(blocks: Sequence[DescribedBlock | None]) -> bytes:
+    """Return the head of a DESCRIBE reply: one entry per requested key."""
+    p = Packer().pack("I", len(blocks))
+    for block in blocks:
+        p.pack("B", block is not None)
+        if block is not None:
+            p.ref(block.location).pack("QI", block.ranges.size_bytes, block.ranges.count)
+    return p.bytes()
+
+
+def unpack_stored(
+    head: bytes | bytearray | memoryview, node: NodeId
+) -> list[DescribedBlock | None]:
+    """Read the head of a DESCRIBE reply.
+
+    Raises:
+        RemoteProtocolError: the head is malformed or a size is out of bounds.
+    """
+    u = Unpacker(head, node)
+    blocks = [_unpack_described(u) if u.integer("B") else None for _ in range(u.count())]
+    u.end()
+    return blocks
+
+
+def _unpack_described(u: Unpacker) -> DescribedBlock:
+    block = DescribedBlock(u.ref(), RangeShape(u.integer("Q"), u.integer("I")))
+    ranges = block.ranges
+    if not (
+        1 <= ranges.count <= limits.MAX_LAYERS
+        and 1 <= ranges.payload_bytes == block.location.length <= limits.MAX_SLOT_BYTES
+    ):
+        raise RemoteProtocolError(f"a block of {ranges.size_bytes} x {ranges.count} bytes")
+    return block

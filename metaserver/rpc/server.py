@@ -30,7 +30,7 @@ from tierkv.metaserver.rpc import wire
 _SERVICES = ("", "tierkv.v1.Meta")
 
 
-class MetaService(rpc.MetaServicer):
+class _MetaService(rpc.MetaServicer):
     """Serves ``meta``; one method per RPC of kvwire/v1/meta.proto."""
 
     def __init__(self, meta: LocalMeta) -> None:
@@ -176,7 +176,7 @@ class MetaServer:
             await local.close()
             raise
         self.local = local
-        rpc.add_MetaServicer_to_server(MetaService(local), bound.server)
+        rpc.add_MetaServicer_to_server(_MetaService(local), bound.server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, bound.server)
         for service in _SERVICES:
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)

@@ -1,6 +1,6 @@
-"""What a segment store says of itself: its counters, and whether its disk accepts writes.
+"""Counters of a segment store, and whether the disk accepts writes.
 
-A pure state: the segment store reports failures and asks before each put; a failed disk is tried
+Pure state: the segment store reports failures and asks before each put; a failed disk is tried
 again after a while. Reads are never refused. Tier L4, benchmarks and tests read the counters.
 """
 

@@ -15,7 +15,7 @@ import pytest
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 from tests.fix_tls import Certificates
 from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
-from tierkv.dmp.slots.eviction_order import SAME_USE_S
+from tierkv.dmp.slots.eviction import SAME_USE_S
 from tierkv.dmp.tls import TlsFiles
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.select import PathOptions, connect_pool_node

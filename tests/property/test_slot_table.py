@@ -22,10 +22,9 @@ from hypothesis.stateful import (
 )
 
 from tests.fix_dmp import block_key, make_put
-from tierkv.dmp.segment.extents import slot_bytes_for
 from tierkv.dmp.segment.geometry import SLOT_DTYPE
 from tierkv.dmp.segment.restored import RestoredSlots
-from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.segment.slots import Slot, SlotState, slot_bytes_for
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import NO_OUTLOOK, Expectation
 from tierkv.kvcore.block_key import ROOT_PARENT

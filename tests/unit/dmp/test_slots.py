@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from tests.fix_dmp import block_key, make_put
-from tierkv.dmp.segment.extents import slot_bytes_for
 from tierkv.dmp.segment.geometry import SLOT_DTYPE
 from tierkv.dmp.segment.restored import RestoredSlots
-from tierkv.dmp.segment.slots import Slot
-from tierkv.dmp.slots.eviction_order import SAME_USE_S
+from tierkv.dmp.segment.slots import Slot, slot_bytes_for
+from tierkv.dmp.slots.eviction import SAME_USE_S
 from tierkv.dmp.slots.slot_table import SlotTable
 
 SLOT = 32 << 10

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fix_dmp import block_key, make_put
 from tierkv.dmp.segment.slots import Slot
-from tierkv.dmp.slots.eviction_order import SAME_USE_S
+from tierkv.dmp.slots.eviction import SAME_USE_S
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import BlockSpec, Expectation, Outlook
 from tierkv.kvcore.hold import HoldOrder, LeaseId
