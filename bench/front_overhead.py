@@ -22,7 +22,7 @@ from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport, NodeRole
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
 from tierkv.metaserver.local import LocalMeta
-from tierkv.parts.shipped_model import model_folder
+from tierkv.parts.served_models import model_folder
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.settings import ComputeSettings

@@ -8,19 +8,33 @@ traceback.
 from __future__ import annotations
 
 import asyncio
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tierkv.commands.connect import connect
-from tierkv.commands.role_flags import AnsweringEngine, Role, engine_flags, model_flags, role_flags
+from tierkv.commands.options import (
+    AddressOption,
+    AnsweringEngine,
+    ConfigOption,
+    ModelOption,
+    ModelsOption,
+    PostgresOption,
+    Role,
+    SetOption,
+    Switch,
+    engine_flags,
+    is_on,
+    load,
+    model_flags,
+    role_flags,
+)
 from tierkv.commands.simulate import simulate
-from tierkv.config import LoadedConfig, list_entries, load_config
+from tierkv.config import list_entries
 from tierkv.kvcore.errors import TierKVError
 from tierkv.output import OutputFormat
-from tierkv.processes.leave import leave
+from tierkv.processes.own_process import leave
 
 app = typer.Typer(
     help="LLM inference inside the database, on a KV cache that all machines share.",
@@ -41,35 +55,6 @@ app.add_typer(namespace_app, name="namespace")
 app.command()(simulate)
 app.command()(connect)
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", help="TOML file; else $TIERKV_CONFIG, else ./tierkv.toml."),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting, such as dmp.capacity=4GiB."),
-]
-PostgresOption = Annotated[
-    str | None,
-    typer.Option("--postgres", metavar="DSN", help="PostgreSQL server behind the SQL port."),
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Model folder (Hugging Face layout, safetensors).")
-]
-ModelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model", help="Model folder; may be repeated, and calls that name none mean the first."
-    ),
-]
-
-
-class Switch(StrEnum):
-    """Value of a yes/no setting of a namespace."""
-
-    ON = "on"
-    OFF = "off"
-
 
 def main() -> None:
     """Run the command line and end the process; the console script's entry point."""
@@ -82,18 +67,6 @@ def main() -> None:
         leave(1)
     except SystemExit as end:
         leave(end.code)
-
-
-def _load(config: Path | None, pairs: list[str] | None, **flags: Any) -> LoadedConfig:
-    """Load the configuration; ``flags`` are ``section__key`` values, None if not given."""
-    given: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"--set wants KEY=VALUE, got {pair!r}")
-        given[key] = value
-    given |= {key.replace("__", ".", 1): value for key, value in flags.items() if value is not None}
-    return load_config(config, flags=given)
 
 
 @app.command()
@@ -121,7 +94,7 @@ def sql(
     """
     from tierkv.shell import sql_shell
 
-    loaded = _load(config, settings, front__database=database, **model_flags(models))
+    loaded = load(config, settings, front__database=database, **model_flags(models))
     if command and file is not None:
         raise typer.BadParameter("give -c or -f, not both")
     text = _read_sql(file) if file else "\n;\n".join(command) if command else None
@@ -162,7 +135,7 @@ def up(
     """
     from tierkv.commands.up import ClusterShape, run_cluster
 
-    loaded = _load(
+    loaded = load(
         config,
         settings,
         front__pg_port=pg_port,
@@ -223,7 +196,7 @@ def serve(
 
     flags = role_flags(role, port, capacity, postgres)
     flags |= engine_flags(role, engine, url, api_key_file, model)
-    loaded = _load(config, settings, **flags)
+    loaded = load(config, settings, **flags)
     name = node_id or ""
     raise typer.Exit(
         asyncio.run(serve_role(loaded, role.value, node_id=name, supervised=supervised))
@@ -239,7 +212,7 @@ def status(
     """Show the nodes of the running cluster, their load and their cache."""
     from tierkv.commands.status import print_status
 
-    raise typer.Exit(asyncio.run(print_status(_load(config, settings).settings, output)))
+    raise typer.Exit(asyncio.run(print_status(load(config, settings).settings, output)))
 
 
 @app.command()
@@ -247,7 +220,7 @@ def doctor(config: ConfigOption = None, settings: SetOption = None) -> None:
     """Report what is missing on this machine and how to get it."""
     from tierkv.commands.doctor import print_report
 
-    raise typer.Exit(print_report(_load(config, settings)))
+    raise typer.Exit(print_report(load(config, settings)))
 
 
 @app.command("postgres-sql")
@@ -269,9 +242,9 @@ def demo(
     settings: SetOption = None,
 ) -> None:
     """Compare runs with and without the cache: questions over the same notes, and a chat."""
-    from tierkv.demo.demo import run_demo
+    from tierkv.commands.demo import run_demo
 
-    raise typer.Exit(run_demo(_load(config, settings), rows=rows, seed=seed))
+    raise typer.Exit(run_demo(load(config, settings), rows=rows, seed=seed))
 
 
 @app.command()
@@ -292,7 +265,7 @@ def calibrate(
     """
     from tierkv.commands.calibrate import calibrate as measure
 
-    loaded = _load(config, settings, compute__model=model)
+    loaded = load(config, settings, compute__model=model)
     written = measure(loaded.settings.compute, prompts=prompts, out=out)
     typer.echo(f"wrote {written}; restart the nodes of this model to use it")
 
@@ -304,17 +277,12 @@ def config_show(
     describe: Annotated[bool, typer.Option(help="Say what each setting means.")] = True,
 ) -> None:
     """Print every setting, its value and the source of the value."""
-    entries = list_entries(_load(config, settings))
+    entries = list_entries(load(config, settings))
     width = max(len(entry.key) for entry in entries)
     for entry in entries:
         typer.echo(f"{entry.key:<{width}}  {entry.value}  ({entry.source})")
         if describe:
             typer.secho(f"{'':<{width}}  {entry.description}", dim=True)
-
-
-AddressOption = Annotated[
-    str, typer.Argument(help="HOST:PORT of one or more pool nodes, separated by commas.")
-]
 
 
 @pool_app.command("stats")
@@ -327,7 +295,7 @@ def pool_stats(
     """Show pool nodes, their transport paths and their contents."""
     from tierkv.commands import pool_shell
 
-    pool_shell.print_stats(_load(config, settings).settings, addresses, output)
+    pool_shell.print_stats(load(config, settings).settings, addresses, output)
 
 
 @pool_app.command("put")
@@ -341,7 +309,7 @@ def pool_put(
     """Store a file under a key."""
     from tierkv.commands import pool_shell
 
-    raise typer.Exit(pool_shell.put(_load(config, settings).settings, addresses, key, file))
+    raise typer.Exit(pool_shell.put(load(config, settings).settings, addresses, key, file))
 
 
 @pool_app.command("get")
@@ -355,7 +323,7 @@ def pool_get(
     """Read a value; exit status 1 if the key is missing."""
     from tierkv.commands import pool_shell
 
-    raise typer.Exit(pool_shell.get(_load(config, settings).settings, addresses, key, file))
+    raise typer.Exit(pool_shell.get(load(config, settings).settings, addresses, key, file))
 
 
 @pool_app.command("clean")
@@ -363,7 +331,7 @@ def pool_clean(config: ConfigOption = None, settings: SetOption = None) -> None:
     """Free the memory left by this stopped cluster and by clusters whose folder is gone."""
     from tierkv.processes import left_memory
 
-    left_memory.clean(_load(config, settings).settings)
+    left_memory.clean(load(config, settings).settings)
 
 
 @namespace_app.command("list")
@@ -375,7 +343,7 @@ def namespace_list(
     """Show the namespaces of the running cluster; other tenants use the namespace.* settings."""
     from tierkv.commands.namespaces import print_namespaces
 
-    asyncio.run(print_namespaces(_load(config, settings).settings, output))
+    asyncio.run(print_namespaces(load(config, settings).settings, output))
 
 
 @namespace_app.command("show")
@@ -388,7 +356,7 @@ def namespace_show(
     """Show one namespace."""
     from tierkv.commands.namespaces import print_namespaces
 
-    asyncio.run(print_namespaces(_load(config, settings).settings, output, name))
+    asyncio.run(print_namespaces(load(config, settings).settings, output, name))
 
 
 @namespace_app.command("set")
@@ -432,18 +400,14 @@ def namespace_set(
 
     change = NamespaceChange(
         tenants=None if tenant is None else tuple(filter(None, tenant)),
-        cache=_is_on(cache),
-        blend=_is_on(blend),
+        cache=is_on(cache),
+        blend=is_on(blend),
         recompute_ratio=recompute_ratio,
         selector=selector,
-        gradual=_is_on(gradual),
+        gradual=is_on(gradual),
         kv_codec=kv_codec,
     )
-    asyncio.run(set_namespace(_load(config, settings).settings, name, change, output))
-
-
-def _is_on(switch: Switch | None) -> bool | None:
-    return None if switch is None else switch is Switch.ON
+    asyncio.run(set_namespace(load(config, settings).settings, name, change, output))
 
 
 @app.callback(invoke_without_command=True)

@@ -19,7 +19,7 @@ from tierkv.loop_thread import LoopThread
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.parts.front_part import FrontPart
-from tierkv.parts.shipped_model import with_default_model
+from tierkv.parts.served_models import with_default_model
 from tierkv.settings import Settings
 
 

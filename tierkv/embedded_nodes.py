@@ -33,9 +33,8 @@ from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.kvcore.node import NodeRole
 from tierkv.metaserver.client import MetaClient
 from tierkv.parts.disk_tier import disk_tier
-from tierkv.parts.node_config import compute_config
-from tierkv.parts.shipped_model import split_by_model
-from tierkv.quick_import import collecting_nothing
+from tierkv.parts.served_models import compute_config, split_by_model
+from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import Settings
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.embedded import EmbeddedCluster
 from tierkv.kvcore.errors import CancelledByUserError, ConfigError, ModelFolderError, NoNodeError
-from tierkv.parts.shipped_model import model_folder
+from tierkv.parts.served_models import model_folder
 from tierkv.settings import ComputeSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

@@ -23,9 +23,8 @@ from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.node import NodeRole
-from tierkv.parts.node_config import compute_config
-from tierkv.parts.shipped_model import model_folder
-from tierkv.progress import make_bar
+from tierkv.output import make_bar
+from tierkv.parts.served_models import compute_config, model_folder
 from tierkv.settings import ComputeSettings
 from tierkv.storage.modelfiles.model_folder import CALIBRATION_NAME
 

@@ -24,8 +24,8 @@ import typer
 from tierkv.config import LoadedConfig
 from tierkv.dmp.segment.memory_room import is_memory, memory_available
 from tierkv.kvcore.errors import ConfigError, ModelFolderError
-from tierkv.processes.descriptors import raise_descriptor_limit
 from tierkv.processes.left_memory import CURE, orphans_text, segment_prefix
+from tierkv.processes.own_process import raise_descriptor_limit
 from tierkv.settings import Settings, name_list
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def check_run_dir(settings: Settings) -> Finding:
 
 def check_model(settings: Settings) -> Finding:
     """Check the model folders: readable, and with different names."""
-    from tierkv.parts.shipped_model import model_folder, split_by_model
+    from tierkv.parts.served_models import model_folder, split_by_model
     from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 
     found = []

@@ -1,13 +1,16 @@
 """``tierkv serve ROLE``: one part of a cluster as a process.
 
-The process starts the part and reports the start with one JSON line on standard output. The process
-ends on SIGTERM or SIGINT and, under ``tierkv up``, when standard input closes.
+The process starts the part and reports the start with one JSON line on standard output. Logs go to
+standard error, as JSON lines; records of the standard library use the same handler, with the bound
+request id. The process ends on SIGTERM or SIGINT and, under ``tierkv up``, when standard input
+closes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -25,16 +28,15 @@ from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
-from tierkv.log import configure_logging
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.parts.disk_tier import disk_tier
-from tierkv.parts.node_config import compute_config
 from tierkv.parts.node_home import claim_home, segment_home
 from tierkv.parts.parts import DmpPart, announce, path_options
-from tierkv.processes.descriptors import keep_files_private, raise_descriptor_limit
+from tierkv.parts.served_models import compute_config
 from tierkv.processes.left_memory import segment_prefix
+from tierkv.processes.own_process import keep_files_private, raise_descriptor_limit
 from tierkv.processes.start_order import await_cluster, import_role
 from tierkv.settings import name_list
 
@@ -51,7 +53,7 @@ async def serve_role(
     """
     settings = config.settings
     name = NodeId(node_id or f"{role}-{socket.gethostname()}")
-    configure_logging(settings.cluster.log_level, json_lines=True, node=name)
+    _configure_logging(settings.cluster.log_level, json_lines=True, node=name)
     raise_descriptor_limit()
     keep_files_private()
     stop = asyncio.Event()
@@ -261,3 +263,46 @@ _START = {
     "decode": _start_decode,
     "front": _start_front,
 }
+
+
+def _configure_logging(level: str, *, json_lines: bool, node: str = "") -> None:
+    """Send structlog and stdlib records of ``level`` and above to standard error."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if json_lines
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Nodes look at engines every second, and each request would be a line.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    if node:
+        structlog.contextvars.bind_contextvars(node=node)

@@ -18,7 +18,7 @@ import typer
 
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError
-from tierkv.progress import make_bar
+from tierkv.output import make_bar
 
 if TYPE_CHECKING:
     from tierkv.simulator.request import SimulationRequest

@@ -28,14 +28,13 @@ import typer
 
 from tierkv.config import LoadedConfig, dump_toml
 from tierkv.kvcore.errors import ConfigError
-from tierkv.parts.shipped_model import (
+from tierkv.parts.served_models import (
     model_folder,
     model_name,
     split_by_model,
     with_default_model,
 )
 from tierkv.private_files import keep_passwords, keep_token
-from tierkv.processes.descriptors import keep_files_private
 from tierkv.processes.left_memory import (
     CONFIG_FILE,
     CURE,
@@ -44,6 +43,7 @@ from tierkv.processes.left_memory import (
     orphans_text,
     require_memory,
 )
+from tierkv.processes.own_process import keep_files_private
 from tierkv.processes.supervisor import ChildSpec, Supervisor, exit_text
 from tierkv.settings import ComputeSettings, Settings
 from tierkv.storage.modelfiles.model_folder import read_model_config

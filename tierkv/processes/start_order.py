@@ -16,7 +16,7 @@ from typing import Final
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.rpc.connect import connect_meta
-from tierkv.quick_import import collecting_nothing
+from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import ClusterSettings, Settings
 
 LOOK_EVERY_S: Final = 0.02

@@ -25,8 +25,7 @@ from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.contracts import Notice
 from tierkv.embedded import connect_with
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError
-from tierkv.output import OutputFormat, RowWriter, render_texts
-from tierkv.progress import StatementBar
+from tierkv.output import OutputFormat, RowWriter, StatementBar, render_texts
 from tierkv.shell.commands import LEAVING, answer, script_parts
 
 

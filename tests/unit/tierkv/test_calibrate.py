@@ -15,8 +15,7 @@ from tierkv.kvcore.errors import ConfigError  # noqa: E402
 from tierkv.kvcore.ids import HostId, NodeId  # noqa: E402
 from tierkv.kvcore.layout import KvCodec  # noqa: E402
 from tierkv.kvcore.node import NodeRole  # noqa: E402
-from tierkv.parts.node_config import compute_config  # noqa: E402
-from tierkv.parts.shipped_model import model_folder  # noqa: E402
+from tierkv.parts.served_models import compute_config, model_folder  # noqa: E402
 from tierkv.settings import ComputeSettings  # noqa: E402
 from tierkv.storage.modelfiles.model_folder import CALIBRATION_NAME  # noqa: E402
 

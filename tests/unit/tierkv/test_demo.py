@@ -8,11 +8,18 @@ import re
 import pytest
 from rich.console import Console
 
+from tierkv.commands.demo import run_demo
+from tierkv.commands.demo_report import (
+    Bar,
+    ChatTurn,
+    DemoStatement,
+    Kind,
+    Story,
+    plot_lines,
+    print_story,
+)
 from tierkv.config import load_config
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.demo.chat import ChatTurn
-from tierkv.demo.demo import run_demo
-from tierkv.demo.report import Bar, DemoStatement, Kind, Story, plot_lines, print_story
 from tierkv.kvcore.request import HitTokens
 
 GREEN, RED = Kind("with", "█", "green"), Kind("without", "░", "red")

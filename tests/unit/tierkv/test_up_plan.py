@@ -11,7 +11,7 @@ import pytest
 from tierkv.commands.up import ClusterShape, _own, _tell_ready, dialable, plan_nodes, sql_words
 from tierkv.config import load_config
 from tierkv.kvcore.errors import ConfigError
-from tierkv.parts.shipped_model import model_name, split_by_model, with_default_model
+from tierkv.parts.served_models import model_name, split_by_model, with_default_model
 from tierkv.settings import ComputeSettings, Settings
 
 

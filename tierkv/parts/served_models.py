@@ -1,6 +1,7 @@
-"""The served models: their folders and names, and the default model.
+"""The served models: folders and names, the default model, and the configuration of their nodes.
 
-The small model shipped with TierKV is the default, so everything works without a download.
+Called wherever compute nodes are planned or composed. The small model shipped with TierKV is the
+default, so everything works without a download. This module loads no model and imports no torch.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tierkv import compute
+from tierkv.compute.config import ComputeConfig, LoadPolicy
 from tierkv.config import LoadedConfig
 from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.node import NodeRole
 from tierkv.settings import ComputeSettings
 
 SHIPPED_NAME = "tierkv-demo"
@@ -65,3 +69,30 @@ def with_default_model(config: LoadedConfig) -> LoadedConfig:
 def _is_shipped(model: str) -> bool:
     """True also for the shipped model's name, unless a folder here has the same name."""
     return not model or (model == SHIPPED_NAME and not Path(model).exists())
+
+
+def compute_config(
+    settings: ComputeSettings, *, node_id: NodeId, host: HostId, role: NodeRole
+) -> ComputeConfig:
+    """Convert settings to the room's configuration."""
+    return ComputeConfig(
+        node_id=node_id,
+        host=host,
+        role=role,
+        model_folder=str(model_folder(settings)),
+        model_name=model_name(settings),
+        dtype=settings.dtype,
+        device=settings.device,
+        l1_bytes=int(settings.l1_capacity),
+        block_tokens=settings.block_tokens,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_running=settings.max_running,
+        eviction_policy=settings.eviction_policy,
+        load_policy=LoadPolicy(settings.load_policy),
+        kv_codec=settings.kv_codec,
+        kv_calibration=settings.kv_calibration or None,
+        ttft_budget_s=settings.ttft_budget_s,
+        publish=settings.publish,
+        threads=settings.threads,
+        speculative_tokens=settings.speculative_tokens,
+    )

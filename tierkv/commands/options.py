@@ -1,15 +1,50 @@
-"""Conversion of command line options to settings of the roles: nodes, engines, models.
+"""Options that several verbs of the command line share, and their conversion to settings.
 
-Called by tierkv/cli.py. Contradictory options are refused here, before anything is loaded.
+Called by tierkv/cli.py. Contradictory options are refused here, before anything is loaded. This
+module starts nothing and imports none of the rooms.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+
+from tierkv.config import LoadedConfig, load_config
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="TOML file; else $TIERKV_CONFIG, else ./tierkv.toml."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting, such as dmp.capacity=4GiB."),
+]
+PostgresOption = Annotated[
+    str | None,
+    typer.Option("--postgres", metavar="DSN", help="PostgreSQL server behind the SQL port."),
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Model folder (Hugging Face layout, safetensors).")
+]
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", help="Model folder; may be repeated, and calls that name none mean the first."
+    ),
+]
+AddressOption = Annotated[
+    str, typer.Argument(help="HOST:PORT of one or more pool nodes, separated by commas.")
+]
+
+
+class Switch(StrEnum):
+    """Value of a yes/no setting of a namespace."""
+
+    ON = "on"
+    OFF = "off"
 
 
 class Role(StrEnum):
@@ -29,6 +64,23 @@ class AnsweringEngine(StrEnum):
     VLLM = "vllm"
     SGLANG = "sglang"
     OPENAI = "openai"
+
+
+def load(config: Path | None, pairs: list[str] | None, **flags: Any) -> LoadedConfig:
+    """Load the configuration; ``flags`` are ``section__key`` values, None if not given."""
+    given: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set wants KEY=VALUE, got {pair!r}")
+        given[key] = value
+    given |= {key.replace("__", ".", 1): value for key, value in flags.items() if value is not None}
+    return load_config(config, flags=given)
+
+
+def is_on(switch: Switch | None) -> bool | None:
+    """Return the switch as a truth value; None if not given."""
+    return None if switch is None else switch is Switch.ON
 
 
 def model_flags(models: list[str] | None) -> dict[str, Any]:

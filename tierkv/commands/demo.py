@@ -1,8 +1,9 @@
 """``tierkv demo``: a demonstration of the cache on the shipped model, with and without cache.
 
 Several questions over the same generated customer notes, the first question once more, and a chat
-of ten turns over REST. Everything runs without the cache first and then with the cache. The answers
-must be equal. ``tierkv/demo/report.py`` prints the results.
+of ten turns over REST, sent by the openai client as a chat application would send them. Everything
+runs without the cache first and then with the cache. The answers must be equal.
+``tierkv/commands/demo_report.py`` prints the results.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import typer
 from rich.console import Console
 
+from tierkv.commands.demo_report import ChatTurn, DemoStatement, Story, print_story
 from tierkv.compute.demo_model.data import INSTRUCTION, CustomerRecord, make_chats, make_records
 from tierkv.compute.demo_model.instructions import Head
 from tierkv.config import LoadedConfig, load_config
 from tierkv.dbapi import Connection
-from tierkv.demo.chat import play_chat
-from tierkv.demo.report import DemoStatement, Story, print_story
 from tierkv.embedded import EmbeddedProcess, start_embedded
-from tierkv.output import OutputFormat, render_rows
-from tierkv.progress import StatementBar
+from tierkv.kvcore.errors import ConfigError
+from tierkv.output import OutputFormat, StatementBar, render_rows
 
 L1_OF_THE_DEMO = "16MiB"
 """Smaller than the notes' KV, so later questions have to fetch KV from the pool."""
@@ -187,3 +188,43 @@ def _share_right(step: Step, run: DemoStatement, records: Sequence[CustomerRecor
         answers = dict(run.rows)
         right = sum(answers[r.record_id] == getattr(r, step.fact) for r in records)
     return right / len(records)
+
+
+def play_chat(base_url: str, questions: Sequence[str], *, use_cache: bool) -> list[ChatTurn]:
+    """Ask the questions one after the other, each with the whole history.
+
+    Raises:
+        ConfigError: the openai package is not installed.
+    """
+    try:
+        import openai  # a development dependency, and takes a second to import
+    except ImportError:
+        raise ConfigError("the demo's chat needs openai", hint="pip install openai") from None
+    messages: list[Any] = []
+    turns: list[ChatTurn] = []
+    with openai.OpenAI(base_url=base_url, api_key="none") as client:
+        model = client.models.list().data[0].id
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            turns.append(_ask(client, model, messages, use_cache=use_cache))
+            messages.append({"role": "assistant", "content": turns[-1].answer})
+    return turns
+
+
+def _ask(client: Any, model: str, messages: list[Any], *, use_cache: bool) -> ChatTurn:
+    answer, prompt, cached, first_s = "", 0, 0, 0.0
+    asked = time.monotonic()
+    stream = client.chat.completions.create(
+        model=model, messages=messages, temperature=0, max_tokens=16, stream=True,
+        stream_options={"include_usage": True}, extra_body={"use_cache": use_cache},
+    )  # fmt: skip
+    for chunk in stream:
+        if chunk.choices and chunk.choices[0].delta.content:
+            first_s = first_s or time.monotonic() - asked
+            answer += chunk.choices[0].delta.content
+        if chunk.usage is not None:
+            prompt = chunk.usage.prompt_tokens
+            details = chunk.usage.prompt_tokens_details
+            cached = (details.cached_tokens or 0) if details else 0
+    wall_s = time.monotonic() - asked
+    return ChatTurn(answer, prompt, cached, first_s or wall_s, wall_s)

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.contracts import Column
-from tierkv.demo.chat import ChatTurn
 
 BAR_WIDTH = 40
 _ASCII = {"█": "#", "▓": "=", "▒": "+", "░": "-"}
@@ -86,6 +85,25 @@ TIERS = (
     Kind("L3 (other hosts)", "░", "blue"),
     Kind("L4 (disk)", "░", "magenta"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """One turn as seen by the client.
+
+    Attributes:
+        answer: the whole answer.
+        prompt_tokens: tokens of the history and the question.
+        cached_tokens: tokens of the prompt that were loaded instead of computed.
+        ttft_s: seconds from sending the request to the first piece of the answer.
+        wall_s: seconds to the end of the answer.
+    """
+
+    answer: str
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    wall_s: float
 
 
 @dataclass(frozen=True, slots=True)

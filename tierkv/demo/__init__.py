@@ -1,1 +1,0 @@
-"""``tierkv demo``: the cache's savings, shown on the shipped model."""
