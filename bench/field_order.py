@@ -17,7 +17,7 @@ from os.path import commonprefix
 from bench.report import Report, finish, parse_arguments
 from tierkv.dbfront.calls.context_fields import render_context
 from tierkv.dbfront.calls.field_order import order_fields
-from tierkv.sql.calls.field_reorder import FieldReorder
+from tierkv.sql.settings import FieldReorder
 
 ROWS = 30_000
 QUICK_ROWS = 2_000

@@ -16,7 +16,7 @@ from tierkv.kvcore.call_options import USUAL, CallOptions
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
-from tierkv.sql.calls.field_reorder import FieldReorder
+from tierkv.sql.settings import FieldReorder
 
 if TYPE_CHECKING:
     from tierkv.scheduler.plans.forecast import (

@@ -21,7 +21,7 @@ class SqlSession(Protocol):
     """One client's SQL session.
 
     1. ``split`` cuts a simple-query string into statements; comments and empty statements are
-       dropped. A ``SqlStatement`` (sql/plan/statement.py) caches its tokens and plan; any ``str``
+       dropped. A ``SqlStatement`` (sql/plan/plan.py) caches its tokens and plan; any ``str``
        is accepted.
     2. ``describe`` never runs the statement.
     3. ``execute`` runs one statement; ``params`` bind ``$1``... Errors are defined in

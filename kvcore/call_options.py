@@ -1,7 +1,7 @@
 """What a call of a model asks besides its prompt: the value, and one table that declares it.
 
 A new option is a field of CallOptions, a row of OPTIONS and the code that heeds the option. SQL's
-``options => {...}`` (sql/calls/options.py), ``SET tierkv.*`` (sql/settings.py) and the bodies of
+``options => {...}`` (sql/calls/arguments.py), ``SET tierkv.*`` (sql/settings.py) and the bodies of
 REST (dbfront/http/schema.py) read names, bounds and descriptions from the table.
 """
 

@@ -17,7 +17,7 @@ from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId
 from tierkv.kvcore.location import Replica
 from tierkv.kvcore.node import NodeInfo, NodeReport
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import ReusePolicy
 
 MAX_LISTED_REPLICAS: Final = 4
 """Default number of replicas listed per block in a locate reply."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import ReusePolicy
 
 
 @dataclass(frozen=True, slots=True)

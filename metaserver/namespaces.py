@@ -17,8 +17,7 @@ from dataclasses import asdict, replace
 from tierkv.kvcore import block_key, limits
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import Namespace, NamespaceGrant
 from tierkv.metaserver.database_file import DatabaseFile, is_full
 

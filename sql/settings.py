@@ -11,15 +11,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import OPTIONS, OptionSetting, OptionSpec
 from tierkv.kvcore.errors import SqlError, SqlSyntaxError, UserError
 from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Whole
-from tierkv.sql.calls.field_reorder import FieldReorder
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
 from tierkv.sql.text.suggest import did_you_mean
+
+
+class FieldReorder(StrEnum):
+    """How the order of the fields of ``context => ...`` in a prompt is chosen.
+
+    The values of ``tierkv.field_reorder``; dbfront/calls/field_order.py does the ordering. OFF
+    keeps the order of the call. STATS uses one order for all rows of a call, from statistics of
+    these rows.
+    """
+
+    OFF = "off"
+    STATS = "stats"
+
 
 SettingValue = str | int | float | bool | None
 

@@ -30,10 +30,10 @@ from tierkv.kvcore.request import (
     GenerateEvent,
     GenerateRequest,
     HitTokens,
+    ReusePolicy,
     SamplingParams,
     Usage,
 )
-from tierkv.kvcore.reuse_policy import ReusePolicy
 from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import BlendSelector, ReusePolicy
 
 GIB = 1 << 30
 

@@ -14,7 +14,7 @@ from tierkv.kvcore.errors import UserError
 from tierkv.sql.calls.ai_call import AiCall, CallForm, resolve_call
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.calls.functions import Returns
-from tierkv.sql.text.exact_json import exact_text
+from tierkv.sql.text.exact_values import exact_text
 
 _REPLACEMENT: Final = "\ufffd"
 

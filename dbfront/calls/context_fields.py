@@ -14,8 +14,8 @@ from typing import Final
 
 from tierkv.dbfront.calls.field_order import FieldOrders
 from tierkv.sql.calls.ai_call import AiCall
-from tierkv.sql.calls.field_reorder import FieldReorder
 from tierkv.sql.calls.functions import CONTEXT
+from tierkv.sql.settings import FieldReorder
 
 _INDENT: Final = "  "
 

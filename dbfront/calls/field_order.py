@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import count
 from operator import add
 
-from tierkv.sql.calls.field_reorder import FieldReorder
+from tierkv.sql.settings import FieldReorder
 
 ABSENT = 0
 """Number for a missing value; no text has this number."""

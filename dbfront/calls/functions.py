@@ -29,8 +29,8 @@ from tierkv.dbfront.calls.recipe import (
 from tierkv.dbfront.contracts import TextAnswer, TextCall
 from tierkv.kvcore.errors import RowLevelError, TierKVError
 from tierkv.kvcore.request import FinishReason
-from tierkv.sql.calls.extract_schema import field_questions
-from tierkv.sql.text.exact_json import exact_value
+from tierkv.sql.calls.arguments import field_questions
+from tierkv.sql.text.exact_values import exact_value
 
 _YES: Final = ("yes", "Yes")
 _YES_OR_NO: Final = (*_YES, "no", "No")

@@ -21,8 +21,8 @@ from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.databases.duckdb_errors import to_tierkv_error
 from tierkv.kvcore.errors import SqlError, TierKVError
+from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.kept_names import KeptNames
-from tierkv.sql.plan.plan import MAX_FORMS
 from tierkv.sql.plan.rewrite import RewrittenSql
 
 if TYPE_CHECKING:

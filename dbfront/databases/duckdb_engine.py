@@ -25,8 +25,8 @@ from tierkv.dbfront.databases.duckdb_errors import RaisedErrors, is_disk_full
 from tierkv.dbfront.databases.simulations import Simulations
 from tierkv.kvcore.errors import ConfigError, SqlError
 from tierkv.sql.calls.dialect import Dialect, engine_function
+from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.kept_names import KeptNames
-from tierkv.sql.plan.plan import MAX_FORMS
 from tierkv.sql.plan.stream_plan import WINDOW_FUNCTION
 from tierkv.sql.views import SCHEMA, SESSION_VARIABLE, simulate_ddl, view_ddl
 

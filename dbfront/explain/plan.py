@@ -31,7 +31,8 @@ from tierkv.dbfront.explain.rendering import (
 )
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.calls.functions import DOCUMENTS
-from tierkv.sql.plan.plan import CallSite, StatementPlan
+from tierkv.sql.plan.call_sites import CallSite
+from tierkv.sql.plan.plan import StatementPlan
 
 STREAM, REPLAY = "stream", "replay"
 _OF_ROWS: Final = ("Rows", "Dedup Ratio")

@@ -23,7 +23,8 @@ from tierkv.kvcore.errors import (
     UnknownModelError,
     UserError,
 )
-from tierkv.sql.plan.plan import CallSite, StatementPlan
+from tierkv.sql.plan.call_sites import CallSite
+from tierkv.sql.plan.plan import StatementPlan
 
 MAX_WARNED_MESSAGES = 5
 

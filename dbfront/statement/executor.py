@@ -27,12 +27,11 @@ from tierkv.dbfront.statement.stream_executor import CannotStreamError, RowSink,
 from tierkv.dbfront.statement.transaction import ClientTransaction
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
-from tierkv.sql.calls.field_reorder import FieldReorder
 from tierkv.sql.plan.changes import may_change
-from tierkv.sql.plan.plan import StatementPlan
+from tierkv.sql.plan.plan import SqlStatement, StatementPlan
 from tierkv.sql.plan.rewrite import RewrittenSql, joined
-from tierkv.sql.plan.statement import SqlStatement
 from tierkv.sql.plan.stream_plan import StreamPlan
+from tierkv.sql.settings import FieldReorder
 from tierkv.sql.text.lexer import tokenize
 from tierkv.sql.text.statement import StatementKind, classify
 

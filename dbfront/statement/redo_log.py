@@ -25,9 +25,9 @@ from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.kvcore.errors import SqlError, TierKVError
 from tierkv.kvcore.limits import MAX_REDO_CELLS
+from tierkv.sql.plan.changes import ChangeText, called_functions
 from tierkv.sql.plan.rewrite import RewrittenSql, joined
 from tierkv.sql.text.lexer import name_value, tokenize
-from tierkv.sql.text.repeating import ChangeText, called_functions
 
 _COUNT: Final = (Column("Count", "BIGINT"),)
 _MEANWHILE: Final = "another session changed the database meanwhile"

@@ -25,7 +25,7 @@ from tierkv.dbfront.views.rows import Row, timestamp
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import activity_row, statistic_rows
 from tierkv.kvcore.clock import Clock, SystemClock
-from tierkv.sql.view_columns import VIEW_COLUMNS
+from tierkv.sql.views import VIEW_COLUMNS
 
 
 class DuckDbSqlServer:

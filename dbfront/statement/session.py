@@ -34,8 +34,7 @@ from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError, Us
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.kept_names import refuse_kept
 from tierkv.sql.plan.parameters import parameter_types
-from tierkv.sql.plan.plan import Explain, StatementPlan
-from tierkv.sql.plan.statement import SqlStatement
+from tierkv.sql.plan.plan import Explain, SqlStatement, StatementPlan
 from tierkv.sql.settings import SettingCommand, setting_command, setting_spec
 from tierkv.sql.text.statement import StatementKind, classify, makes_function, split_statements
 from tierkv.sql.views import view_variable

@@ -12,8 +12,14 @@ from typing import Any
 from tierkv.dbfront.contracts import CallDefaults
 from tierkv.dbfront.statement.error_policy import ErrorPolicy
 from tierkv.kvcore.call_options import OPTIONS, USUAL, CallOptions
-from tierkv.sql.calls.field_reorder import FieldReorder
-from tierkv.sql.settings import SETTINGS, SettingValue, parse_setting, setting_spec, show_value
+from tierkv.sql.settings import (
+    SETTINGS,
+    FieldReorder,
+    SettingValue,
+    parse_setting,
+    setting_spec,
+    show_value,
+)
 
 
 class SessionSettings:

@@ -19,9 +19,9 @@ from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineR
 from tierkv.dbfront.statement.redo_log import PendingChange, RedoLog
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
+from tierkv.sql.plan.changes import change_text
 from tierkv.sql.plan.rewrite import RewrittenSql
 from tierkv.sql.text.lexer import Token, TokenKind
-from tierkv.sql.text.repeating import change_text
 from tierkv.sql.text.statement import StatementKind
 
 _NOISE: Final = frozenset({"SAVEPOINT", "WORK", "TRANSACTION", "TO"})

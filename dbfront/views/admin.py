@@ -1,7 +1,7 @@
 """Rows of the admin views about the cluster, gathered when a statement reads a view.
 
 Sessions call ``cluster_rows`` with a ClusterSource. Column names and types are defined in
-sql/view_columns.py; a row is a dictionary with these names. The routing views (routing_log,
+sql/views.py; a row is a dictionary with these names. The routing views (routing_log,
 routing_errors, node_costs) show the scheduler's own values (scheduler/routing_stats.py).
 """
 

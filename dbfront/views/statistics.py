@@ -1,6 +1,6 @@
 """Rows of the admin views over the front's statistics, and over the activity of sessions.
 
-Column names and types are defined in sql/view_columns.py; dbfront/accounts/statement_log.py has the
+Column names and types are defined in sql/views.py; dbfront/accounts/statement_log.py has the
 numbers. Statements are shown in normal form, so prompts never appear.
 """
 

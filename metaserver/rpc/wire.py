@@ -28,8 +28,7 @@ from tierkv.kvcore.ids import (
 )
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.location import Tier
-from tierkv.kvcore.request import BlendSelector
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.kvwire.codec import (
     AMOUNT,
     NUMBERS,

@@ -15,7 +15,7 @@ from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.sql.calls.arguments import NotTextError, Value, checked_value
 from tierkv.sql.calls.functions import AI_FUNCTIONS, CONTEXT, DOCUMENTS, AiFunction, ArgumentKind
-from tierkv.sql.text.exact_json import exact_argument
+from tierkv.sql.text.exact_values import exact_argument
 
 Arguments = tuple[tuple[str, Value], ...]
 """Values by parameter name, without NULL and missing arguments."""

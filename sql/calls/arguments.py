@@ -1,21 +1,25 @@
 """Valid argument values of AI functions, and the canonical form used to compare each value.
 
 Constant arguments pass ``checked_value`` when a statement is planned, other arguments when the
-engine sends a row. Equal values must have equal forms: each distinct call has one answer.
+engine sends a row. Equal values must have equal forms: each distinct call has one answer. The keys
+of ``options`` are those of the table in kvcore/call_options.py; an option that is not given is
+None, and the session's setting applies. The schema of ``ai_extract`` is fields to ask for (a list
+of names, or an object of names and questions) or a JSON Schema.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.call_options import CallOptions
+from tierkv.kvcore.call_options import OPTIONS, CallOptions
 from tierkv.kvcore.errors import UdfArgumentError
-from tierkv.sql.calls.extract_schema import check_fields
+from tierkv.kvcore.value_kinds import Flag
 from tierkv.sql.calls.functions import CONTEXT, DOCUMENTS, SETTINGS, AiFunction, ArgumentKind
-from tierkv.sql.calls.options import parse_options
-from tierkv.sql.text.exact_json import exact_argument, exact_text
+from tierkv.sql.text.exact_values import exact_argument, exact_text
+from tierkv.sql.text.suggest import did_you_mean
 
 Value = str | tuple[str, ...] | CallOptions | None
 """Text, JSON text, a list of text, or options; None is NULL."""
@@ -159,9 +163,140 @@ def _check_schema(function: AiFunction, value: Any) -> None:
             hint=_HINTS[SCHEMA],
         )
     if takes_fields:
-        check_fields(value)
+        _check_fields(value)
     size = len(exact_text(value))
     if size > limits.MAX_SCHEMA_CHARS:
         raise UdfArgumentError(
             f"the schema has {size} characters, at most {limits.MAX_SCHEMA_CHARS} are allowed"
         )
+
+
+def parse_options(value: Any) -> CallOptions:
+    """Check an options object.
+
+    Args:
+        value: a mapping, a JSON text of a mapping, or None for no options.
+
+    Raises:
+        UdfArgumentError: not a JSON object, an unknown key, or a value out of range.
+    """
+    if value is None:
+        return CallOptions()
+    for _ in range(2):  # A text column arrives as JSON of its text.
+        if isinstance(value, str):
+            value = _options_from_json(value)
+    if value is None:
+        return CallOptions()
+    if not isinstance(value, Mapping):
+        raise UdfArgumentError(
+            f"options must be a JSON object, not {type(value).__name__}",
+            hint="Write options => '{\"max_tokens\": 64}'.",
+        )
+    checked = {key: _checked_option(key, item) for key, item in value.items()}
+    return CallOptions(
+        **{_OPTION_FIELDS[key]: item for key, item in checked.items() if key in _OPTION_FIELDS}
+    )
+
+
+def _options_from_json(text: str) -> Any:
+    try:
+        return exact_argument(text)
+    except ValueError as error:
+        raise UdfArgumentError(
+            f"options is not JSON: {error}", hint="Write options => '{\"max_tokens\": 64}'."
+        ) from None
+
+
+def _checked_option(key: str, value: Any) -> Any:
+    check = _OPTION_CHECKS.get(key)
+    if check is None:
+        raise UdfArgumentError(f'unknown option "{key}"', hint=did_you_mean(key, _OPTION_CHECKS))
+    if value is None:
+        return None
+    try:
+        return check(value)
+    except ValueError as error:
+        shown = json.dumps(value, default=str)
+        raise UdfArgumentError(f'option "{key}" {error}, got {shown}') from None
+
+
+def _dedup(value: Any) -> None:
+    if not Flag().from_json(value):
+        raise UdfArgumentError(
+            "equal calls of a statement always have one answer; dedup can't be false",
+            hint="For samples of their own, make the calls differ: put a key of the row into seed, "
+            "such as options => {'temperature': 1, 'seed': id}.",
+        )
+
+
+def _response_format(value: Any) -> None:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return
+    if kind in ("json_object", "json_schema"):
+        raise UdfArgumentError(
+            'option "response_format" can\'t ask for JSON, which is another type of result',
+            hint="Call ai_generate_json(prompt, schema).",
+        )
+    raise ValueError('must be {"type": "text"}')
+
+
+_OPTION_FIELDS: Final = {option.sql: option.name for option in OPTIONS if option.sql}
+_OPTION_CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
+    option.sql: option.kind.from_json for option in OPTIONS if option.sql and option.kind
+} | {"dedup": _dedup, "response_format": _response_format}
+"""By key. The last two accept a single value, which is the default behaviour anyway."""
+
+OPTION_NAMES: Final = tuple(_OPTION_CHECKS)
+
+
+_JSON_TYPES: Final = frozenset(
+    {"object", "array", "string", "number", "integer", "boolean", "null"}
+)
+
+
+def field_questions(schema: Any) -> dict[str, str] | None:
+    """Return the question for each field; None for a JSON Schema.
+
+    An object lists fields if all values are texts, unless ``type`` is a JSON type or a key begins
+    with ``$``, for example ``$ref``.
+    """
+    if isinstance(schema, list):
+        return {name: f"Extract the {name}." for name in schema}
+    if not isinstance(schema, Mapping) or not all(isinstance(v, str) for v in schema.values()):
+        return None
+    if schema.get("type") in _JSON_TYPES or any(key.startswith("$") for key in schema):
+        return None
+    return dict(schema)
+
+
+def _check_fields(schema: Any) -> None:
+    """Refuse invalid fields; a JSON Schema is checked where models are.
+
+    Raises:
+        UdfArgumentError: no fields, too many, a duplicate, or a field without name or question.
+    """
+    if isinstance(schema, list):
+        _check_names(schema)
+    questions = field_questions(schema)
+    if questions is None:
+        return
+    if len(questions) > limits.MAX_EXTRACTED_FIELDS:
+        raise UdfArgumentError(
+            f"{len(questions)} fields were given, at most {limits.MAX_EXTRACTED_FIELDS} are "
+            "allowed",
+            hint="Each is a question of its own; a JSON Schema asks for all at once.",
+        )
+    empty = next((name for name, question in questions.items() if not question.strip()), None)
+    if empty is not None:
+        raise UdfArgumentError(f'the field "{empty}" has no question')
+
+
+def _check_names(names: list[Any]) -> None:
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise UdfArgumentError(
+            "a list of fields must be a list of names", hint="Write schema => '[\"city\"]'."
+        )
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if twice is not None:
+        raise UdfArgumentError(f'the field "{twice}" is given twice')

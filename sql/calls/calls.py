@@ -20,7 +20,8 @@ from tierkv.sql.calls.functions import (
     AiFunction,
     ArgumentKind,
 )
-from tierkv.sql.calls.prompt_template import PromptTemplate, parse_template
+from tierkv.sql.calls.prompt_text import PromptTemplate, parse_template
+from tierkv.sql.text.exact_values import NotConstantError, literal_value
 from tierkv.sql.text.lexer import (
     Token,
     TokenKind,
@@ -30,7 +31,6 @@ from tierkv.sql.text.lexer import (
     name_value,
     string_value,
 )
-from tierkv.sql.text.literals import NotConstantError, literal_value
 from tierkv.sql.text.suggest import did_you_mean
 
 

@@ -1,44 +1,40 @@
 """The plan of one statement: kind, AI calls, and the texts for the engine.
 
-``plan_statement`` is the entry point of the room: text in, frozen plan out. It refuses invalid
-statements before anything runs; it knows no tables and never executes anything.
+``plan_statement`` is the entry point of the room: text in, frozen plan out. The doors of the front
+make a ``SqlStatement`` of each client statement; the executor runs this value, and prepared
+statements keep it. A plan with AI calls is handed out once, because its form keys are valid for a
+single run. This module refuses invalid statements before anything runs (sql/plan/refusals.py),
+knows no tables and never executes anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
-from tierkv.kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
-from tierkv.sql.calls.aggregate_places import refuse_misplaced
+from tierkv.kvcore.errors import SqlSyntaxError
 from tierkv.sql.calls.ai_call import CallForm
 from tierkv.sql.calls.calls import FoundCall, find_calls, find_templates
 from tierkv.sql.calls.dialect import Dialect
-from tierkv.sql.calls.functions import DOCUMENTS
-from tierkv.sql.calls.placement import Place, Placement, place_calls
-from tierkv.sql.calls.same_calls import call_identities
-from tierkv.sql.calls.static_prefix import static_prefix
-from tierkv.sql.plan.changes import query_writes, with_writes, writing_bodies
+from tierkv.sql.calls.placement import Placement, place_calls
+from tierkv.sql.plan.call_sites import CallSite, call_sites, row_sources
+from tierkv.sql.plan.changes import query_writes, with_writes
 from tierkv.sql.plan.collect import CollectForm, collect_form, columns_form
 from tierkv.sql.plan.early_rows import CursorRows, cursor_rows, early_rows, row_bound, stops_early
 from tierkv.sql.plan.explain_options import ExplainOptions, explain_options, explaining
 from tierkv.sql.plan.filter_plan import FilterPlan, filter_plan
 from tierkv.sql.plan.late_items import late_items
+from tierkv.sql.plan.refusals import refuse_misplaced, refuse_statement
 from tierkv.sql.plan.rewrite import CallRendering, RewrittenSql, SqlRewriter, parameter_names
-from tierkv.sql.plan.row_sources import row_sources
 from tierkv.sql.plan.select_list import missing_aliases
 from tierkv.sql.plan.stream_plan import StreamPlan, stream_plan, top_plan
 from tierkv.sql.plan.stream_shape import NotStreamableError
-from tierkv.sql.text.clauses import begins_clause
-from tierkv.sql.text.lexer import SqlText, Token, TokenKind, name_value, tokenize
-from tierkv.sql.text.statement import StatementKind, classify, command_name
+from tierkv.sql.text.lexer import SqlText, Token, tokenize
+from tierkv.sql.text.statement import StatementKind, classify
 from tierkv.sql.views import admin_views_in
-
-MAX_FORMS: Final = 4096
-"""Different AI calls in one statement; the low bits of a form key."""
 
 
 class Explain(StrEnum):
@@ -48,26 +44,6 @@ class Explain(StrEnum):
     PLAN = "plan"
     ESTIMATE = "estimate"
     ANALYZE = "analyze"
-
-
-@dataclass(frozen=True, slots=True)
-class CallSite:
-    """One AI call as written; positions count characters from 1.
-
-    Attributes:
-        arguments: start of each argument's value, by parameter name.
-        shared_head: text at the beginning of every row's prompt, as far as known from the
-            statement's text; for display (sql/calls/static_prefix.py).
-    """
-
-    number: int
-    function: str
-    clause: str
-    stage: int
-    position: int
-    form: CallForm
-    arguments: tuple[tuple[str, int], ...] = ()
-    shared_head: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,38 +109,7 @@ class StatementPlan:
         return changes and self.explain in (Explain.NO, Explain.ANALYZE)
 
 
-_MAY_HOLD_CALLS: Final = frozenset(
-    {
-        StatementKind.QUERY,
-        StatementKind.INSERT,
-        StatementKind.UPDATE,
-        StatementKind.DELETE,
-        StatementKind.CREATE_TABLE_AS,
-        StatementKind.COPY,
-    }
-)
-_VOLATILE: Final = frozenset(
-    {
-        "random",
-        "gen_random_uuid",
-        "uuid",
-        "uuidv4",
-        "uuidv7",
-        "nextval",
-        "setseed",
-        "clock_timestamp",
-        "statement_timestamp",
-        "timeofday",
-    }
-)
-_SESSION_LOCKS: Final = frozenset(
-    f"pg_{what}{shared}"
-    for what in ("advisory_lock", "try_advisory_lock", "advisory_unlock")
-    for shared in ("", "_shared")
-) | {"pg_advisory_unlock_all"}
 _SHOWS: Final = frozenset({"DESCRIBE", "DESC", "SUMMARIZE", "PRAGMA"})
-_MEMBERSHIP: Final = frozenset({"IN", "ANY", "ALL", "SOME"})
-_SHARED_TEXT: Final = frozenset({"GROUP", "OVER", "DISTINCT", "WINDOW"})
 
 
 def plan_statement(
@@ -193,11 +138,11 @@ def plan_statement(
     if not calls:
         bare = SqlRewriter(text, tokens, {}, templates, {}, parameters, dialect=dialect)
         return _without_calls(text, tokens, kind, bare, _mode(options))
-    _refuse(tokens, kind, dialect, tokens[calls[0].first].start + 1)
+    refuse_statement(tokens, kind, dialect, position=tokens[calls[0].first].start + 1)
     body = text[tokens[0].start :]
     placement = place_calls(body, *_shifted(tokens, calls), dialect)
     refuse_misplaced(tokens, calls, placement)
-    sites = _sites(tokens, calls, placement, key_base)
+    sites = call_sites(tokens, calls, placement, key_base)
     sources = row_sources(tokens, calls, placement, dialect)
     renderings = {
         call.first: (call, CallRendering(site.form.key, kept, sources.get(call.first, ("", ""))))
@@ -349,136 +294,40 @@ def _shifted(tokens: list[Token], calls: list[FoundCall]) -> tuple[list[Token], 
     return moved, calls
 
 
-def _refuse(tokens: list[Token], kind: StatementKind, dialect: Dialect, position: int) -> None:
-    # PostgreSQL runs a MERGE under a savepoint; DuckDB has no savepoints, and no SELECT meets the
-    # calls of a MERGE.
-    merges = kind is StatementKind.MERGE and dialect is Dialect.POSTGRES
-    if kind not in _MAY_HOLD_CALLS and not merges:
-        raise FeatureNotSupportedError(
-            f"{command_name(tokens)} can't hold AI calls",
-            position=position,
-            hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS, "
-            "and use the table it fills here.",
-        )
-    for index, token in enumerate(tokens):
-        _refuse_volatile(tokens, index, token)
-    for _, verb in writing_bodies(tokens) if dialect is Dialect.DUCKDB else ():
-        if tokens[verb].upper == "COPY":
-            raise FeatureNotSupportedError(
-                "COPY in a WITH can't stand in a statement with AI calls, which is run more than "
-                "once: no transaction takes back what is written to files",
-                position=tokens[verb].start + 1,
-                hint="Run the COPY by itself.",
-            )
+class SqlStatement(SqlText):
+    """A statement of DuckDB's dialect.
 
+    Attributes:
+        _plan: None before the first plan, always for long text, and after a plan with AI calls was
+            taken.
+    """
 
-def _refuse_volatile(tokens: list[Token], index: int, token: Token) -> None:
-    following = tokens[index + 1].text if index + 1 < len(tokens) else ""
-    is_call = token.kind in (TokenKind.WORD, TokenKind.QUOTED) and following == "("
-    name = name_value(token)
-    if is_call and name in _SESSION_LOCKS:
-        raise FeatureNotSupportedError(
-            f"{name}() can't stand in a statement with AI calls: each run of it would take or "
-            "release a lock of the session once more",
-            position=token.start + 1,
-            hint="Use pg_advisory_xact_lock() or pg_try_advisory_xact_lock(), which the "
-            "transaction gives back, or a statement of its own.",
-        )
-    volatile = is_call and name in _VOLATILE
-    sampled = (token.upper == "TABLESAMPLE" and begins_clause(tokens, index)) or (
-        token.upper == "SAMPLE" and index and tokens[index - 1].upper == "USING"
-    )
-    if not volatile and not sampled:
-        return
-    what = f"{name}()" if volatile else "sampling"
-    raise FeatureNotSupportedError(
-        f"{what} can't stand in a statement with AI calls, which is run more than once",
-        position=token.start + 1,
-        hint="Store it first: CREATE TEMP TABLE t AS SELECT ..., then call the AI over t.",
-    )
+    __slots__ = ("_plan",)
+    _plan: StatementPlan | None
 
+    def __new__(cls, text: str, tokens: list[Token] | None = None) -> Self:
+        """Make an unplanned statement."""
+        self = super().__new__(cls, text, tokens)
+        self._plan = None
+        return self
 
-def _sites(
-    tokens: list[Token], calls: list[FoundCall], placement: Placement, key_base: int
-) -> list[tuple[CallSite, bool]]:
-    """Group calls into forms; return the site of each call and whether it is kept in place."""
-    words = {token.upper for token in tokens}
-    shares_text = not words.isdisjoint(_SHARED_TEXT)
-    # In an unparsed statement with a membership test any call may be inside the test.
-    names_membership = placement.tree is None and not words.isdisjoint(_MEMBERSHIP)
-    groups: dict[Hashable, list[int]] = {}
-    kept_of: list[bool] = []
-    identities = call_identities(tokens, calls)
-    for number, call in enumerate(calls):
-        constant = not any(_is_column(tokens, index) for index in range(call.first + 2, call.last))
-        place = placement.place(number)
-        in_membership = names_membership or place.in_membership
-        kept = place.kept_in_place or (constant and not shares_text and not in_membership)
-        kept_of.append(kept)
-        groups.setdefault((kept, identities[number]), []).append(number)
-    if len(groups) > MAX_FORMS:
-        number = list(groups.values())[MAX_FORMS][0]
-        raise FeatureNotSupportedError(
-            f"more than {MAX_FORMS} different AI calls in a statement",
-            position=tokens[calls[number].first].start + 1,
-            hint="Put what differs into rows: one AI call over a table.",
-        )
-    forms: dict[int, CallForm] = {}
-    for order, numbers in enumerate(groups.values()):
-        form = _form(key_base + order, calls[numbers[0]], [placement.place(n) for n in numbers])
-        forms.update(dict.fromkeys(numbers, form))
-    return [
-        (
-            CallSite(
-                number=number + 1,
-                function=call.function.name,
-                clause=placement.place(number).clause,
-                stage=placement.place(number).stage,
-                position=tokens[call.first].start + 1,
-                form=forms[number],
-                arguments=tuple(
-                    (name, tokens[argument.first].start + 1)
-                    for name, argument in call.arguments.items()
-                ),
-                shared_head=_shared_head(tokens, call),
-            ),
-            kept_of[number],
-        )
-        for number, call in enumerate(calls)
-    ]
+    def plan(self, new_key_base: Callable[[], int]) -> StatementPlan:
+        """Plan the statement for a description; ``take_plan`` will return the same plan.
 
+        Args:
+            new_key_base: draws a secret key base; called only to make a plan.
 
-def _shared_head(tokens: list[Token], call: FoundCall) -> str:
-    """Return the common beginning of every row's prompt; documents would come before it."""
-    prompt = call.arguments.get("prompt")
-    if prompt is None or prompt.constant or DOCUMENTS in call.arguments:
-        return ""
-    return static_prefix(tokens[prompt.first : prompt.last])
+        Raises:
+            UserError: as ``plan_statement``.
+        """
+        plan = self._plan or plan_statement(self, key_base=new_key_base())
+        if not self.is_long:
+            self._plan = plan
+        return plan
 
-
-def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:
-    return CallForm(
-        key=key,
-        function=call.function,
-        constants=call.constants(),
-        row_parameters=call.row_parameters,
-        packed=call.packed,
-        always_null=any(
-            argument.constant and argument.value is None and call.function.parameter(name).strict
-            for name, argument in call.arguments.items()
-        ),
-        stage=min(place.stage for place in places),
-        filters=all(place.filters for place in places),
-        unordered=call.gathering is not None and not call.gathering.ordered,
-    )
-
-
-def _is_column(tokens: list[Token], index: int) -> bool:
-    """Return whether a token may name a column; types and keywords count too, harmlessly."""
-    token = tokens[index]
-    if token.kind is TokenKind.QUOTED:
-        return True
-    if token.kind is not TokenKind.WORD or token.upper in ("NULL", "TRUE", "FALSE", "AS"):
-        return False
-    following = tokens[index + 1].text if index + 1 < len(tokens) else ""
-    return following not in ("(", "=>", ":=", ":") and tokens[index - 1].text != "::"
+    def take_plan(self, new_key_base: Callable[[], int]) -> StatementPlan:
+        """Plan the statement for a run; arguments and errors as in ``plan``."""
+        plan = self.plan(new_key_base)
+        if plan.forms:
+            self._plan = None
+        return plan

@@ -130,7 +130,7 @@ def joined(parts: Sequence[str | RewrittenSql]) -> RewrittenSql:
 class CallRendering:
     """How one call is written: the key of the form and the kind of engine function.
 
-    ``around`` is written before and after the call, see sql/plan/row_sources.py.
+    ``around`` is written before and after the call, see sql/plan/call_sites.py.
     """
 
     key: int

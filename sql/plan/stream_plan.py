@@ -39,9 +39,15 @@ from tierkv.sql.plan.stream_shape import (
     reads_plain_column,
     shown,
 )
-from tierkv.sql.text.clauses import Range, SelectClauses, select_clauses
+from tierkv.sql.text.clauses import (
+    Range,
+    RowLimits,
+    SelectClauses,
+    number_of_rows,
+    row_limits,
+    select_clauses,
+)
 from tierkv.sql.text.lexer import Token
-from tierkv.sql.text.row_limits import RowLimits, number_of_rows, row_limits
 from tierkv.sql.text.statement import main_verb
 
 WINDOW_ROWS: Final = "tierkv_rows"

@@ -33,8 +33,7 @@ from tierkv.kvcore.node import (
     NodeRole,
     TierStats,
 )
-from tierkv.kvcore.request import BlendSelector
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import MetaClient, Namespace, NodeCoverage
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta

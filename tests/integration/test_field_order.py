@@ -13,7 +13,7 @@ from tierkv.dbfront.calls.evaluation import CallOutcome
 from tierkv.dbfront.contracts import CallDefaults
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.sql.calls.ai_call import AiCall, make_call
-from tierkv.sql.calls.field_reorder import FieldReorder
+from tierkv.sql.settings import FieldReorder
 
 pytestmark = pytest.mark.integration
 MODEL = tiny_config(vocab_size=4096, max_position_embeddings=1024)

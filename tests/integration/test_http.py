@@ -25,8 +25,7 @@ from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import HitTokens
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import HitTokens, ReusePolicy
 
 pytestmark = pytest.mark.integration
 

@@ -11,8 +11,7 @@ from tierkv.config import load_config
 from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.embedded import EmbeddedProcess, start_embedded
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import Namespace
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fix_postgres import PostgresServer
-from tierkv.sql.calls.static_prefix import static_prefix
+from tierkv.sql.calls.prompt_text import static_prefix
 from tierkv.sql.text.lexer import tokenize
 
 pytestmark = pytest.mark.integration

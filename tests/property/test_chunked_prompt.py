@@ -21,7 +21,7 @@ from tierkv.dbfront.tokens.chunked_prompt import (
     encode_text,
 )
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer, load_tokenizer
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import ReusePolicy
 from tierkv.metaserver.client import NamespaceGrant
 
 DEMO = Path(compute.__file__).parent / "demo_model" / "weights"

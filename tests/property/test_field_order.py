@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tierkv.dbfront.calls.field_order import FieldOrders, FieldTable, order_fields
-from tierkv.sql.calls.field_reorder import FieldReorder
+from tierkv.sql.settings import FieldReorder
 
 OFF, STATS = FieldReorder
 Row = dict[str, str]

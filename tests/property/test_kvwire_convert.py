@@ -34,10 +34,10 @@ from tierkv.kvcore.request import (
     GenerateRequest,
     HitTokens,
     ReuseHint,
+    ReusePolicy,
     SamplingParams,
     Usage,
 )
-from tierkv.kvcore.reuse_policy import ReusePolicy
 from tierkv.kvwire import convert, convert_compute
 from tierkv.kvwire.codec import MessageCodec
 from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords

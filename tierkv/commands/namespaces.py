@@ -16,8 +16,7 @@ from tierkv.commands.status import find_cluster
 from tierkv.dbfront.contracts import Column
 from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserError
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import MetaClient, Namespace
 from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.output import OutputFormat, render_rows

@@ -26,7 +26,7 @@ from tierkv.kvcore.errors import (
     TierKVError,
     UserError,
 )
-from tierkv.sql.plan.statement import SqlStatement
+from tierkv.sql.plan.plan import SqlStatement
 from tierkv.sql.text.statement import statement_spans
 
 NDJSON: Final = "application/x-ndjson"

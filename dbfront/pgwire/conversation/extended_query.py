@@ -37,7 +37,7 @@ from tierkv.dbfront.postgres_values.parameters import without_void
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.postgres_values.types import PgType, pg_type
 from tierkv.kvcore.errors import SqlError, TierKVError
-from tierkv.sql.plan.statement import SqlStatement
+from tierkv.sql.plan.plan import SqlStatement
 from tierkv.sql.text.statement import statement_spans
 
 _ENDS_TRANSACTION: Final = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})

@@ -26,7 +26,7 @@ from tierkv.dbfront.postgres_values.sql_tokens import (
 )
 from tierkv.dbfront.postgres_values.types import TEXT, PgType, by_oid, pg_type
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, UserError
-from tierkv.sql.plan.statement import SqlStatement
+from tierkv.sql.plan.plan import SqlStatement
 
 _MAX_DECIMAL_DIGITS: Final = 38
 _UNDECLARED: Final = (0, 705)

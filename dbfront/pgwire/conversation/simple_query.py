@@ -17,7 +17,7 @@ from tierkv.dbfront.pgwire.conversation.exchange import (
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.kvcore.errors import SqlError, TierKVError, UserError
 from tierkv.kvcore.limits import MAX_SQL_BYTES
-from tierkv.sql.plan.statement import SqlStatement
+from tierkv.sql.plan.plan import SqlStatement
 from tierkv.sql.text.statement import statement_spans
 
 

@@ -17,7 +17,7 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
-from tierkv.sql.plan.plan import MAX_FORMS
+from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.settings import SETTINGS
 
 _OTHERS: Final = (

@@ -11,8 +11,9 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 from tierkv.sql.calls.calls import find_calls
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.calls.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
+from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.explain_options import ESTIMATE_OPTION
-from tierkv.sql.plan.plan import MAX_FORMS, StatementPlan, plan_statement
+from tierkv.sql.plan.plan import StatementPlan, plan_statement
 from tierkv.sql.plan.rewrite import RewrittenSql
 from tierkv.sql.settings import parse_setting, setting_command, setting_spec
 from tierkv.sql.text.lexer import Token, TokenKind, name_value, string_value, tokenize

@@ -35,7 +35,7 @@ from tierkv.dbfront.postgres_dialect.rewriting.rewriter import (
 )
 from tierkv.dbfront.postgres_dialect.session.sequences import current_value
 from tierkv.kvcore.errors import UserError
-from tierkv.sql.plan.statement import SqlStatement
+from tierkv.sql.plan.plan import SqlStatement
 
 TELLING: Final = re.compile(
     r"pg_|information_schema|\bcurrent_database\b|\bjsonb?_build_|\bjsonb\b|'\{|\bregclass\b"

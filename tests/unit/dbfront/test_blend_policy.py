@@ -12,8 +12,7 @@ from tests.fix_text import Front, running_front, text_call, text_model, write_mo
 from tierkv.dbfront.contracts import Message, PreparedCall
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import Blend, BlendSelector
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import Blend, BlendSelector, ReusePolicy
 
 ALLOWED = ReusePolicy(blend=True, recompute_ratio=0.3, selector=BlendSelector.QUERY, gradual=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tierkv.dbfront.calls.field_order import FieldOrders, FieldTable, order_fields, statistics_order
-from tierkv.sql.calls.field_reorder import FieldReorder
+from tierkv.sql.settings import FieldReorder
 
 OFF, STATS = FieldReorder
 

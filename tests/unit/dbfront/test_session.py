@@ -40,7 +40,7 @@ from tierkv.kvcore.node import (
     PathReport,
     TierStats,
 )
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import ReusePolicy
 from tierkv.metaserver.client import BlockListing, BlockRecord, DirectoryNode, Namespace
 from tierkv.scheduler.choosing.admission import WaitingCall
 from tierkv.scheduler.dispatcher import WaitingRequest

@@ -13,8 +13,7 @@ import pytest
 
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import Namespace
 from tierkv.metaserver.namespaces import NamespaceStore
 

@@ -6,7 +6,8 @@ import pytest
 
 from tierkv.kvcore.errors import UserError
 from tierkv.sql.calls.dialect import Dialect
-from tierkv.sql.plan.plan import MAX_FORMS, plan_statement
+from tierkv.sql.plan.call_sites import MAX_FORMS
+from tierkv.sql.plan.plan import plan_statement
 
 
 def refused(sql: str, dialect: Dialect) -> UserError:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
-from tierkv.sql.calls.options import parse_options
+from tierkv.sql.calls.arguments import parse_options
 from tierkv.sql.plan.changes import may_change, query_writes
 from tierkv.sql.plan.parameters import parameter_types
 from tierkv.sql.plan.plan import plan_statement
 from tierkv.sql.settings import parse_setting, setting_command
+from tierkv.sql.text.exact_values import NotConstantError, literal_value
 from tierkv.sql.text.lexer import SqlText, TokenKind, string_value, tokenize
-from tierkv.sql.text.literals import NotConstantError, literal_value
 from tierkv.sql.text.statement import StatementKind, classify, split_statements
 from tierkv.sql.views import VIEW_COLUMNS, view_ddl
 

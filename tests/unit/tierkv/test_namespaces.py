@@ -13,8 +13,7 @@ from tierkv.commands.namespaces import NamespaceChange
 from tierkv.config import load_config
 from tierkv.kvcore.errors import NoNodeError, UserError
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector
-from tierkv.kvcore.reuse_policy import ReusePolicy
+from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.loop_thread import LoopThread
 from tierkv.metaserver.client import Namespace
 from tierkv.metaserver.config import MetaConfig

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.sql.calls.static_prefix import static_prefix
+from tierkv.sql.calls.prompt_text import static_prefix
 from tierkv.sql.text.lexer import tokenize
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.sql.text.exact_json import ExactNumber, exact_argument, exact_text, exact_value
+from tierkv.sql.text.exact_values import ExactNumber, exact_argument, exact_text, exact_value
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.sql.plan.changes import may_change
+from tierkv.sql.plan.changes import ChangeText, change_text, may_change
 from tierkv.sql.text.lexer import tokenize
-from tierkv.sql.text.repeating import ChangeText, change_text
 from tierkv.sql.text.statement import classify
 
 
