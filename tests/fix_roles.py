@@ -25,7 +25,7 @@ from tests.fix_chaos import ChaosProxy
 from tests.fix_cluster import ROOT, free_port, wait_for
 from tierkv.compute.connect import connect_compute
 from tierkv.dmp.client.pool import Pool
-from tierkv.processes.left_memory import segment_prefix
+from tierkv.processes.cluster_files import segment_prefix
 
 COMPUTE = ("compute-0", "compute-1")
 ANSWER_S = 40.0

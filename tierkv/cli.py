@@ -329,9 +329,9 @@ def pool_get(
 @pool_app.command("clean")
 def pool_clean(config: ConfigOption = None, settings: SetOption = None) -> None:
     """Free the memory left by this stopped cluster and by clusters whose folder is gone."""
-    from tierkv.processes import left_memory
+    from tierkv.processes import cluster_files
 
-    left_memory.clean(load(config, settings).settings)
+    cluster_files.clean(load(config, settings).settings)
 
 
 @namespace_app.command("list")

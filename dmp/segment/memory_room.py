@@ -1,7 +1,7 @@
 """How much more memory this process may take: limits of the machine and the control group.
 
 The check runs before a segment is opened or made (dmp/segment/segment_file.py), before a cluster
-starts, and when a process starts that will make a segment later (tierkv/embedded_nodes.py).
+starts, and when a process starts that will make a segment later (tierkv/embedded.py).
 """
 
 from __future__ import annotations

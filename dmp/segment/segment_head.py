@@ -1,7 +1,7 @@
 """The beginning of a segment file: the magic and the owning cluster.
 
 A part of dmp/segment/geometry.py that needs no numpy, for commands that only look at files
-(tierkv/processes/left_memory.py).
+(tierkv/processes/cluster_files.py).
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ from tierkv.integrations.launch import (
     plan_launch,
     serve_command,
 )
-from tierkv.private_files import find_token
-from tierkv.processes.left_memory import CONFIG_FILE, STATE_FILE
+from tierkv.processes.cluster_files import CONFIG_FILE, STATE_FILE, find_token
 from tierkv.settings import Settings
 
 DEFAULT_POOL: Final = "127.0.0.1:7401"

@@ -24,7 +24,7 @@ import typer
 from tierkv.config import LoadedConfig
 from tierkv.dmp.segment.memory_room import is_memory, memory_available
 from tierkv.kvcore.errors import ConfigError, ModelFolderError
-from tierkv.processes.left_memory import CURE, orphans_text, segment_prefix
+from tierkv.processes.cluster_files import CURE, orphans_text, segment_prefix
 from tierkv.processes.own_process import raise_descriptor_limit
 from tierkv.settings import Settings, name_list
 

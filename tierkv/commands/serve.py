@@ -35,7 +35,7 @@ from tierkv.parts.disk_tier import disk_tier
 from tierkv.parts.node_home import claim_home, segment_home
 from tierkv.parts.parts import DmpPart, announce, path_options
 from tierkv.parts.served_models import compute_config
-from tierkv.processes.left_memory import segment_prefix
+from tierkv.processes.cluster_files import segment_prefix
 from tierkv.processes.own_process import keep_files_private, raise_descriptor_limit
 from tierkv.processes.start_order import await_cluster, import_role
 from tierkv.settings import name_list

@@ -21,7 +21,7 @@ from tierkv.kvcore.node import TierStats
 from tierkv.metaserver.client import DirectoryNode
 from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.output import OutputFormat, render_rows
-from tierkv.processes.left_memory import CONFIG_FILE, CURE, STATE_FILE, orphans_text
+from tierkv.processes.cluster_files import CONFIG_FILE, CURE, STATE_FILE, orphans_text
 from tierkv.settings import Settings
 
 COLUMNS = (

@@ -34,11 +34,12 @@ from tierkv.parts.served_models import (
     split_by_model,
     with_default_model,
 )
-from tierkv.private_files import keep_passwords, keep_token
-from tierkv.processes.left_memory import (
+from tierkv.processes.cluster_files import (
     CONFIG_FILE,
     CURE,
     STATE_FILE,
+    keep_passwords,
+    keep_token,
     kept_text,
     orphans_text,
     require_memory,

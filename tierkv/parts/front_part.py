@@ -6,15 +6,12 @@ cluster uses the same part with a compute node in the process and opens no door.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tierkv.compute.client import ComputeClient
 from tierkv.compute.connect import connect_compute
-from tierkv.config import LoadedConfig, list_entries
+from tierkv.config import LoadedConfig
 from tierkv.dbfront.accounts.statement_entry import LoggedStatements
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
@@ -22,17 +19,13 @@ from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.statement.server import DuckDbSqlServer
-from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore.clock import SystemClock
-from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError
-from tierkv.kvcore.ids import NodeId
-from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport
-from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace
-from tierkv.parts.front_checks import front_checks
+from tierkv.kvcore.node import NodeInfo
+from tierkv.metaserver.client import MetaClient
+from tierkv.parts.front_source import MetaSource, front_checks
 from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.dispatcher import Dispatcher, WaitingRequest
+from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView, NodeMemory, StartNodes
-from tierkv.scheduler.routing_stats import RoutingView
 from tierkv.settings import FrontSettings, name_list
 
 if TYPE_CHECKING:
@@ -57,101 +50,6 @@ def statement_log(settings: FrontSettings) -> StatementLog:
         logged=LoggedStatements(settings.query_log),
         flush_s=settings.stats_interval_s,
     )
-
-
-_REPORT_WITHIN_S: Final = 1.0
-"""Longest wait of a view for a compute node's counters, before it shows the last heartbeat's."""
-
-
-@contextmanager
-def _no_directory_is_no_view() -> Iterator[None]:
-    """Tell a DBA to try again: AI calls run without the meta server, admin views can't."""
-    try:
-        yield
-    except DirectoryUnavailableError as error:
-        raise NoNodeError(
-            "the admin views need the meta server, which does not answer",
-            detail=error.message,
-            hint="AI calls go on without it; `tierkv status` shows when it is back",
-        ) from error
-
-
-@dataclass(slots=True)
-class MetaSource:
-    """Content of the admin views, from the meta server and the compute nodes.
-
-    Attributes:
-        own_id: this front's name in the list of nodes; None while not listed.
-    """
-
-    meta: MetaClient
-    generation: Generation
-    dispatcher: Dispatcher
-    config: LoadedConfig
-    own_id: NodeId | None = None
-
-    async def nodes(self) -> tuple[DirectoryNode, ...]:
-        """Return every known node; compute nodes and this front with current counters.
-
-        No heartbeat contains the counters of a statement that has just ended.
-        """
-        await self._need_nodes()
-        with _no_directory_is_no_view():
-            nodes = await self.meta.list_nodes()
-        reports = await self.dispatcher.view.fresh_reports(_REPORT_WITHIN_S)
-        if self.own_id is not None:
-            reports[self.own_id] = self.own_report()
-        return tuple(
-            replace(node, report=reports[node.info.node_id], heartbeat_age_s=0.0)
-            if node.info.node_id in reports
-            else node
-            for node in nodes
-        )
-
-    async def _need_nodes(self) -> None:
-        """Start nodes that start on demand: a view of the nodes is a demand."""
-        if self.dispatcher.view.asleep:
-            await self.dispatcher.wake()
-
-    def own_report(self) -> NodeReport:
-        """Return this front's report for a heartbeat."""
-        return NodeReport(cache_errors=self.dispatcher.snapshot().cache_errors)
-
-    async def blocks(self, limit: int) -> BlockListing:
-        """Return copies of blocks, at most ``limit``."""
-        await self._need_nodes()
-        with _no_directory_is_no_view():
-            return await self.meta.list_blocks(limit)
-
-    async def directory(self) -> tuple[tuple[str, int], ...]:
-        """Return the meta server's counters of blocks and leases."""
-        await self._need_nodes()
-        with _no_directory_is_no_view():
-            return await self.meta.directory_counts()
-
-    async def namespaces(self) -> tuple[Namespace, ...]:
-        """Return the configured namespaces; tenants without a namespace have the defaults."""
-        with _no_directory_is_no_view():
-            return await self.meta.list_namespaces()
-
-    async def models(self) -> tuple[ModelInfo, ...]:
-        """Return the models that nodes serve."""
-        return await self.generation.models()
-
-    async def queue(self) -> tuple[WaitingRequest, ...]:
-        """Return the calls of this front that wait for a node."""
-        return self.dispatcher.waiting()
-
-    async def routing(self) -> RoutingView:
-        """Return the decisions of this front's scheduler, with their inputs."""
-        return self.dispatcher.routing()
-
-    async def settings(self) -> tuple[SettingRow, ...]:
-        """Return this process's configuration, secrets masked."""
-        return tuple(
-            SettingRow(entry.key, entry.value, entry.source, entry.description)
-            for entry in list_entries(self.config)
-        )
 
 
 class FrontPart:

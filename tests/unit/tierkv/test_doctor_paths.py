@@ -11,7 +11,7 @@ import pytest
 from tierkv.commands.doctor import check_disk, check_rdma, check_shm, check_tcp, judge_rdma
 from tierkv.config import load_config
 from tierkv.dmp.transport.verbs.device import Discovery, RdmaPort
-from tierkv.processes.left_memory import segment_prefix
+from tierkv.processes.cluster_files import segment_prefix
 from tierkv.settings import Settings
 
 GIB = 1 << 30

@@ -17,8 +17,7 @@ from tierkv.shell.commands import (
     is_complete,
     script_parts,
 )
-from tierkv.shell.completion import catalog_of, words_for
-from tierkv.shell.prompt import MAX_ENTRY_CHARS, StatementHistory
+from tierkv.shell.prompt import MAX_ENTRY_CHARS, StatementHistory, catalog_of, words_for
 from tierkv.shell.sql_shell import summarise
 from tierkv.sql.calls.functions import AI_FUNCTIONS
 

@@ -12,7 +12,7 @@ from tierkv.config import load_config
 from tierkv.dmp.segment.memory_room import memory_available
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.errors import ConfigError
-from tierkv.processes.left_memory import (
+from tierkv.processes.cluster_files import (
     clean,
     kept_text,
     left_segments,

@@ -1,14 +1,19 @@
-"""Files of clusters on this machine, and memory of stopped clusters in the pool's folder.
+"""Files of clusters on this machine: state and secrets in run_dir, and memory of stopped clusters.
 
-Called by ``tierkv up`` (at start and end), ``tierkv status``, ``tierkv doctor`` and ``tierkv pool
-clean``. A clean stop keeps the pool's sealed blocks for the next start. This module imports few
-other parts of TierKV, so read-only commands stay quick.
+Called by ``tierkv up`` (at start and end), ``tierkv status``, ``tierkv doctor``, ``tierkv connect``
+and ``tierkv pool clean``. A clean stop keeps the pool's sealed blocks in the pool's folder for the
+next start. Secrets lie in private files, so printed lines can name the file instead of the secret:
+each file is readable only by the owner and is replaced as a whole, hence a reader sees the old text
+or the new text. This module imports few other parts of TierKV, so read-only commands stay quick.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
 import os
+import tempfile
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -148,3 +153,43 @@ def _look(path: Path, mine: str) -> LeftSegment | None:
         return None
     finally:
         os.close(fd)
+
+
+TOKEN_FILE: Final = "cluster.token"
+PASSWORD_FILE: Final = "pgpass"
+
+
+def keep_token(run_dir: Path, token: str) -> Path:
+    """Write the token of the cluster that runs from ``run_dir``; return the file."""
+    return _keep(run_dir / TOKEN_FILE, token + "\n")
+
+
+def find_token(run_dir: Path, token: str) -> Path:
+    """Return a file with a token; a separate file if ``run_dir`` belongs to another cluster."""
+    with contextlib.suppress(OSError):
+        if (run_dir / TOKEN_FILE).read_text().strip() == token:
+            return run_dir / TOKEN_FILE
+    name = hashlib.sha256(token.encode()).hexdigest()[:8]
+    return _keep(run_dir / f"{name}.token", token + "\n")
+
+
+def keep_passwords(run_dir: Path, users: dict[str, str]) -> Path:
+    r"""Write passwords of SQL users in libpq's ``passfile`` format: ``:`` and ``\`` escaped."""
+    lines = (f"*:*:*:{_escaped(user)}:{_escaped(word)}\n" for user, word in users.items())
+    return _keep(run_dir / PASSWORD_FILE, "".join(lines))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace(":", "\\:")
+
+
+def _keep(file: Path, text: str) -> Path:
+    with contextlib.suppress(OSError):
+        if file.read_text() == text and file.stat().st_mode & 0o077 == 0:
+            return file
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    with os.fdopen(number, "w") as stream:
+        stream.write(text)
+    os.replace(name, file)
+    return file

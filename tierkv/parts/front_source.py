@@ -1,0 +1,171 @@
+"""What a front shows of the cluster: the content of the admin views, and the checks of ``/readyz``.
+
+Used by tierkv/parts/front_part.py; the front's doors ask through the interfaces of dbfront. The
+checks of ``/readyz?verbose`` are about parts that a front can run without, but should have: each
+check returns an empty string, or the problem. This module changes nothing in the cluster, except
+that a view of nodes that start on demand starts them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tierkv.config import LoadedConfig, list_entries
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.dbfront.views.admin import SettingRow
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError
+from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.node import ModelInfo, NodeReport
+from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace
+from tierkv.scheduler.dispatcher import Dispatcher, WaitingRequest
+from tierkv.scheduler.routing_stats import RoutingView
+
+_REPORT_WITHIN_S: Final = 1.0
+"""Longest wait of a view for a compute node's counters, before it shows the last heartbeat's."""
+
+LEAST_FREE_BYTES: Final = 64 << 20
+"""With fewer free bytes a commit may soon fail."""
+
+Check = Callable[[], Awaitable[str]]
+
+
+@contextmanager
+def _no_directory_is_no_view() -> Iterator[None]:
+    """Tell a DBA to try again: AI calls run without the meta server, admin views can't."""
+    try:
+        yield
+    except DirectoryUnavailableError as error:
+        raise NoNodeError(
+            "the admin views need the meta server, which does not answer",
+            detail=error.message,
+            hint="AI calls go on without it; `tierkv status` shows when it is back",
+        ) from error
+
+
+@dataclass(slots=True)
+class MetaSource:
+    """Content of the admin views, from the meta server and the compute nodes.
+
+    Attributes:
+        own_id: this front's name in the list of nodes; None while not listed.
+    """
+
+    meta: MetaClient
+    generation: Generation
+    dispatcher: Dispatcher
+    config: LoadedConfig
+    own_id: NodeId | None = None
+
+    async def nodes(self) -> tuple[DirectoryNode, ...]:
+        """Return every known node; compute nodes and this front with current counters.
+
+        No heartbeat contains the counters of a statement that has just ended.
+        """
+        await self._need_nodes()
+        with _no_directory_is_no_view():
+            nodes = await self.meta.list_nodes()
+        reports = await self.dispatcher.view.fresh_reports(_REPORT_WITHIN_S)
+        if self.own_id is not None:
+            reports[self.own_id] = self.own_report()
+        return tuple(
+            replace(node, report=reports[node.info.node_id], heartbeat_age_s=0.0)
+            if node.info.node_id in reports
+            else node
+            for node in nodes
+        )
+
+    async def _need_nodes(self) -> None:
+        """Start nodes that start on demand: a view of the nodes is a demand."""
+        if self.dispatcher.view.asleep:
+            await self.dispatcher.wake()
+
+    def own_report(self) -> NodeReport:
+        """Return this front's report for a heartbeat."""
+        return NodeReport(cache_errors=self.dispatcher.snapshot().cache_errors)
+
+    async def blocks(self, limit: int) -> BlockListing:
+        """Return copies of blocks, at most ``limit``."""
+        await self._need_nodes()
+        with _no_directory_is_no_view():
+            return await self.meta.list_blocks(limit)
+
+    async def directory(self) -> tuple[tuple[str, int], ...]:
+        """Return the meta server's counters of blocks and leases."""
+        await self._need_nodes()
+        with _no_directory_is_no_view():
+            return await self.meta.directory_counts()
+
+    async def namespaces(self) -> tuple[Namespace, ...]:
+        """Return the configured namespaces; tenants without a namespace have the defaults."""
+        with _no_directory_is_no_view():
+            return await self.meta.list_namespaces()
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """Return the models that nodes serve."""
+        return await self.generation.models()
+
+    async def queue(self) -> tuple[WaitingRequest, ...]:
+        """Return the calls of this front that wait for a node."""
+        return self.dispatcher.waiting()
+
+    async def routing(self) -> RoutingView:
+        """Return the decisions of this front's scheduler, with their inputs."""
+        return self.dispatcher.routing()
+
+    async def settings(self) -> tuple[SettingRow, ...]:
+        """Return this process's configuration, secrets masked."""
+        return tuple(
+            SettingRow(entry.key, entry.value, entry.source, entry.description)
+            for entry in list_entries(self.config)
+        )
+
+
+def front_checks(
+    meta: MetaClient, dispatcher: Dispatcher, *, folder: Path | None
+) -> dict[str, Check]:
+    """Return the checks of one front by name.
+
+    Args:
+        meta: the directory.
+        dispatcher: knows the nodes.
+        folder: folder of tables and statistics; None if both are in memory.
+    """
+
+    clock = SystemClock()
+
+    async def directory() -> str:
+        try:
+            await meta.list_nodes()
+        except DirectoryUnavailableError as error:
+            return error.message
+        return ""
+
+    async def nodes() -> str:
+        now = clock.now()
+        records = dispatcher.state.fleet.records.values()
+        away = sorted(r.info.node_id for r in records if r.state != "alive" or not r.usable(now))
+        return f"do not answer: {', '.join(away)}" if away else ""
+
+    async def pool() -> str:
+        states = [s for s in dispatcher.view.nodes if s.info.role.value == "dmp"]
+        away = sorted(s.info.node_id for s in states if s.state != "alive")
+        return f"pool nodes that do not answer: {', '.join(away)}" if away else ""
+
+    async def disk() -> str:
+        return _disk(folder) if folder is not None else ""
+
+    return {"directory": directory, "nodes": nodes, "pool": pool, "disk": disk}
+
+
+def _disk(folder: Path) -> str:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return str(error)
+    return "" if free >= LEAST_FREE_BYTES else f"{free} bytes are free in {folder}"
