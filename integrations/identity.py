@@ -3,7 +3,9 @@
 The code inside an engine builds the identity from the engine's own configuration. Fingerprints key
 the names of blocks: equal identities have equal fingerprints, and engines with different identities
 never share a block. ``differences`` lists the differing fields for people. Pure, except for reading
-the model's folder.
+the model's folder. The releases of vLLM and SGLang in TierKV's tests stand here too, also for
+``tierkv connect``; docs/engines.md has the same table with the kinds of tests. An untested release
+is used all the same: an incompatibility is a miss.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ class EngineIdentity:
     def model_info(self) -> ModelInfo | None:
         """Describe the model as a node of the cluster does; None for opaque blocks.
 
-        Facts become part of the revision, so tenants' salts (integrations/salts.py) made for other
+        Facts become part of the revision, so tenants' salts (integrations/keys.py) made for other
         facts do not match this engine.
         """
         if self.layout is None or not self.revision:
@@ -180,3 +182,15 @@ def _snapshot(model: str, told: str | None) -> Path | None:
 
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
+
+
+TESTED: Final = {"vllm": ("0.32",), "sglang": ("0.5.23",)}
+"""Prefixes of the tested releases, per engine."""
+
+
+def untested(engine: str, version: str) -> str:
+    """Return a warning for an untested release; empty for a tested one."""
+    known = TESTED.get(engine, ())
+    if any(re.match(rf"{re.escape(start)}(?![0-9])", version) for start in known):
+        return ""
+    return f"{engine} {version} was not tested with TierKV; tested: {', '.join(known) or 'none'}"

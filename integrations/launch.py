@@ -1,7 +1,7 @@
 """The command line that starts vLLM or SGLang on the pool, as values; pure.
 
 Called by tierkv/commands/connect.py, which checks and prints the command line. The flags are for
-the tested versions (integrations/versions.py). JSON values are passed by the engine to TierKV's
+the tested versions (integrations/identity.py). JSON values are passed by the engine to TierKV's
 classes or to the engine's own event publisher.
 """
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dmp.client.pool import Pool
-from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.engine_report import Complaints
 from tierkv.integrations.identity import EngineIdentity, differences
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import NodeId

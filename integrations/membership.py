@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.engine_report import Complaints
 from tierkv.integrations.identity import EngineIdentity, differences, layout_fields
 from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.clock import Clock

@@ -17,14 +17,12 @@ from concurrent.futures import Future
 from typing import Final, TypeVar
 
 from tierkv.dmp.client.pool import Pool
-from tierkv.integrations.complaints import Complaints
-from tierkv.integrations.engine_report import engine_report
-from tierkv.integrations.identity import EngineIdentity
+from tierkv.integrations.engine_report import Complaints, engine_report
+from tierkv.integrations.identity import EngineIdentity, untested
 from tierkv.integrations.manifest import Manifest
 from tierkv.integrations.membership import EngineMembership
 from tierkv.integrations.pool_keeper import PoolKeeper
 from tierkv.integrations.settings import PoolAccess
-from tierkv.integrations.versions import untested
 from tierkv.integrations.work_queue import Call, WorkQueue
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_key import namespace_key

@@ -18,7 +18,7 @@ from tierkv.dmp.client.values import PoolStats, to_transport
 from tierkv.dmp.tls import client_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions
-from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.engine_report import Complaints
 from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, TierKVError

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tierkv.integrations.events.messages import EngineBatch, decode_batch
-from tierkv.integrations.salts import TenantSalt, identity_digest
+from tierkv.integrations.keys import TenantSalt, identity_digest
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 from tierkv.kvcore.layout import BlockLayout, KvDtype

@@ -22,7 +22,7 @@ from tierkv.integrations.events.messages import (
     EngineStored,
     token_numbers,
 )
-from tierkv.integrations.salts import identity_digest, parse_salt
+from tierkv.integrations.keys import identity_digest, parse_salt
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored

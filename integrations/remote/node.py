@@ -15,10 +15,10 @@ from typing import Protocol
 
 from tierkv.costing.fit import EnginePace
 from tierkv.costing.service_time import tell_cost
+from tierkv.integrations.keys import TenantSalt, identity_digest, uncached_salt
 from tierkv.integrations.remote.answering import Answering, hands_over
 from tierkv.integrations.remote.config import RemoteConfig
 from tierkv.integrations.remote.door import EngineDoor, EngineLook, EngineRequest
-from tierkv.integrations.salts import TenantSalt, identity_digest, uncached_salt
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (

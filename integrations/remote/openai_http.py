@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tierkv.integrations.remote.door import AnswerPiece, EngineLook, EngineRequest
 from tierkv.integrations.remote.http import EngineHttp
-from tierkv.integrations.remote.openai_json import counts_of, listed_model, only_choice
+from tierkv.integrations.remote.replies import counts_of, listed_model, only_choice
 from tierkv.integrations.remote.text_tokens import Spoken, messages_of, tokens_of
 from tierkv.kvcore.errors import FeatureNotSupportedError, RemoteProtocolError, UserError
 

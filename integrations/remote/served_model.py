@@ -1,24 +1,27 @@
 """The engine's model as the cluster sees it: a ModelInfo from the engine's reports and the folder.
 
-Called by the keeper before each life of the node, in a thread because files are read.
+Called by the keeper before each life of the node, in a thread because files are read. The layout of
+the engine's blocks is derived from the model's config.json and the engine's answers, because the
+engine's memory can't be seen from here. Code inside an engine reads the layout off the engine's
+tensors, and both results must be equal. Where an engine with TierKV's classes is in the cluster
+(NodeRole.ENGINE), the node takes over the engine's report instead of this guess.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 from tierkv.integrations.identity import FACTS_MARK
-from tierkv.integrations.layouts import VLLM_ORDER, config_layout, opaque_layout
 from tierkv.integrations.remote.config import EngineKind, RemoteConfig
 from tierkv.integrations.remote.door import EngineDoor, EngineLook
 from tierkv.integrations.remote.text_tokens import END, text_folder
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvcore.layout import BlockLayout
+from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo
 from tierkv.storage.modelfiles.model_folder import ModelFolder, inspect_model_folder
 
@@ -30,6 +33,10 @@ _UNTOLD_CONTEXT: Final = 1 << 17
 _BYTES_PER_TOKEN: Final = 16
 """Assumed bytes per token, an upper estimate: the front counts bytes, the engine decides."""
 
+VLLM_ORDER: Final = "vllm-untold"
+"""For a vLLM without TierKV's classes: the order depends on release, backend and CPU."""
+
+_OPAQUE_TOKENS: Final = 64
 _ORDERS: Final = {EngineKind.VLLM: VLLM_ORDER, EngineKind.SGLANG: "sglang-untold"}
 
 
@@ -132,3 +139,45 @@ def _name(config: RemoteConfig, look: EngineLook) -> str:
 def _architecture(config: dict[str, Any]) -> str:
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def config_layout(
+    config: Mapping[str, Any], *, block_tokens: int, dtype: str, order: str
+) -> BlockLayout | None:
+    """Derive a layout from a model's configuration; None if the KV is not of the plain kind.
+
+    Args:
+        config: config.json; for a multimodal model the text part is used.
+        block_tokens: tokens of the engine's blocks.
+        dtype: element type of the engine's KV; empty or ``auto``: the model's own.
+        order: name of the byte order within a layer.
+    """
+    text = config.get("text_config")
+    config = text if isinstance(text, Mapping) else config
+    if config.get("kv_lora_rank"):  # The KV is one compressed vector per token.
+        return None
+    name = dtype if dtype not in ("", "auto") else config.get("dtype") or config.get("torch_dtype")
+    try:
+        heads = int(config["num_attention_heads"])
+        return BlockLayout(
+            layers=int(config["num_hidden_layers"]),
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            dtype=KvDtype(str(name)),
+            block_tokens=block_tokens,
+            order=order,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def opaque_layout(kind: str, block_tokens: int = 0) -> BlockLayout:
+    """Return a layout for an engine with unshared KV: only ``block_tokens`` has a meaning."""
+    return BlockLayout(
+        layers=1,
+        kv_heads=1,
+        head_dim=1,
+        dtype=KvDtype.FLOAT32,
+        block_tokens=block_tokens or _OPAQUE_TOKENS,
+        order=f"{kind}-opaque",
+    )

@@ -18,10 +18,8 @@ from tierkv.integrations.remote.door import (
     EngineLook,
     EngineRequest,
 )
-from tierkv.integrations.remote.http import EngineHttp
-from tierkv.integrations.remote.metrics import MetricsPage
-from tierkv.integrations.remote.openai_json import listed_model, token_ids, whole
-from tierkv.integrations.remote.refusals import refusal
+from tierkv.integrations.remote.http import EngineHttp, refusal
+from tierkv.integrations.remote.replies import MetricsPage, listed_model, token_ids, whole
 from tierkv.kvcore.errors import RemoteProtocolError, UserError
 from tierkv.kvcore.request import HitTokens
 

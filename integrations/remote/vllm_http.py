@@ -21,8 +21,8 @@ from tierkv.integrations.remote.door import (
     EngineRequest,
 )
 from tierkv.integrations.remote.http import EngineHttp
-from tierkv.integrations.remote.metrics import MetricsPage
-from tierkv.integrations.remote.openai_json import (
+from tierkv.integrations.remote.replies import (
+    MetricsPage,
     counts_of,
     listed_model,
     only_choice,

@@ -17,9 +17,8 @@ from typing import Any, Final, TypeVar
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.values import PutNotes
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.sglang.generations import Generations
 from tierkv.integrations.sglang.host_pages import HostPages, page_memory
-from tierkv.integrations.sglang.page_names import KV, PageNames
+from tierkv.integrations.sglang.page_names import KV, Generations, PageNames
 from tierkv.kvcore.block import Outlook, Owner
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
+from tierkv.integrations.keys import identity_digest, is_uncached, parse_salt, user_namespace
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.salts import identity_digest, is_uncached, parse_salt, user_namespace
 from tierkv.integrations.vllm.connector_book import RequestBook, RequestStory
 from tierkv.integrations.vllm.connector_lookups import Lookups
 from tierkv.integrations.vllm.connector_plan import IDLE_WAIT_S, BlockLoad, StepPlan, StepReport

@@ -15,9 +15,8 @@ import torch
 from tests.fix_cluster import wait_for
 from tests.fix_door import IDENTITY, LAYOUT, MakeDoor
 from tests.fix_serve_dmp import Alone
-from tierkv.integrations.keys import rank_key
+from tierkv.integrations.keys import TenantSalt, identity_digest, rank_key, user_namespace
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.salts import TenantSalt, identity_digest, user_namespace
 from tierkv.integrations.settings import PoolAccess
 from tierkv.integrations.vllm.connector_plan import BlockLoad, BlockSave, StepPlan, StepReport
 from tierkv.integrations.vllm.connector_scheduler import HANDOFF, SchedulerSide

@@ -15,7 +15,7 @@ from tests.fix_cluster import ROOT, free_port, wait_for
 from tests.fix_door import IDENTITY, LAYOUT, MakeDoor
 from tests.fix_serve_dmp import StartNode
 from tierkv.dmp.client.pool import Pool
-from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.engine_report import Complaints
 from tierkv.integrations.manifest import LOOK_INTERVAL_S, PERIOD_S, SLOTS, Manifest
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.settings import PoolAccess

@@ -12,11 +12,11 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from tierkv.integrations.layouts import opaque_layout
 from tierkv.integrations.remote.config import EngineKind, RemoteConfig
 from tierkv.integrations.remote.door import EngineLook
 from tierkv.integrations.remote.doors import open_door
 from tierkv.integrations.remote.node import Life, RemoteNode
+from tierkv.integrations.remote.served_model import opaque_layout
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import (
     ConfigError,

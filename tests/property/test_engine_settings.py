@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tierkv.integrations.complaints import Complaints
+from tierkv.integrations.engine_report import Complaints
 from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from tierkv.commands.doctor import MISSING, OK, OPTIONAL, Finding
 from tierkv.dmp.client.pool import Pool
+from tierkv.integrations.identity import TESTED, untested
 from tierkv.integrations.launch import LaunchKind
 from tierkv.integrations.settings import PoolAccess
-from tierkv.integrations.versions import TESTED, untested
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ModelFolderError, NoNodeError, TierKVError
 from tierkv.kvcore.layout import KvDtype

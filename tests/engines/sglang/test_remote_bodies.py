@@ -11,9 +11,9 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams as TheirParams
 
+from tierkv.integrations.keys import TenantSalt, identity_digest
 from tierkv.integrations.remote.door import Counts, EngineRequest
 from tierkv.integrations.remote.sglang_http import counts_of_meta, generate_body, score_body
-from tierkv.integrations.salts import TenantSalt, identity_digest
 from tierkv.kvcore.ids import NamespaceKey, RequestId
 from tierkv.kvcore.request import GenerateRequest, HitTokens, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Who shares with whom: equal identities only, and people are told in what others differ."""
+"""Who shares with whom, and which releases are tested: people are told in what others differ."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tierkv.integrations.complaints import Complaints
-from tierkv.integrations.engine_report import engine_report
+from tierkv.integrations.engine_report import Complaints, engine_report
 from tierkv.integrations.identity import (
     FACTS_MARK,
     EngineIdentity,
     differences,
     layout_fields,
     revision_of,
+    untested,
 )
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
@@ -129,3 +129,27 @@ def test_a_report_has_hits_complaints_and_who_it_is() -> None:
     assert report.cache_errors == (("pool_down", 1),)
     assert report.notes == ("vllm 0.32.0, rank 0 of 1", "pool_down (1): no node answers")
     assert convert.NODE_REPORT.from_proto(convert.NODE_REPORT.to_proto(report)) == report
+
+
+@pytest.mark.parametrize(
+    ("engine", "version"),
+    [("vllm", "0.32.0"), ("vllm", "0.32.1+cpu"), ("vllm", "0.32"), ("sglang", "0.5.23.post1")],
+)
+def test_tested_releases_are_not_spoken_of(engine: str, version: str) -> None:
+    assert untested(engine, version) == ""
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "known"),
+    [
+        ("vllm", "0.3.2", "0.32"),
+        ("vllm", "0.320.0", "0.32"),
+        ("vllm", "0.33.0", "0.32"),
+        ("vllm", "", "0.32"),
+        ("sglang", "0.5.2", "0.5.23"),
+        ("other", "1", "none"),
+    ],
+)
+def test_others_are_named_with_those_that_are(engine: str, version: str, known: str) -> None:
+    said = f"{engine} {version} was not tested with TierKV; tested: {known}"
+    assert untested(engine, version) == said

@@ -20,7 +20,7 @@ from tests.fix_engine_events import (
     stored,
 )
 from tierkv.integrations.events.own_blocks import OwnBlocks
-from tierkv.integrations.salts import TenantSalt
+from tierkv.integrations.keys import TenantSalt
 from tierkv.kvcore.block import Owner
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
 from tierkv.kvcore.ids import BlockKey

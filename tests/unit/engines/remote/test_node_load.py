@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from tierkv.integrations.events.feed import EngineEvents
-from tierkv.integrations.layouts import opaque_layout
 from tierkv.integrations.remote.config import EngineKind, RemoteConfig
 from tierkv.integrations.remote.door import AnswerPiece, EngineLook, EngineRequest
 from tierkv.integrations.remote.node import Life, RemoteNode
+from tierkv.integrations.remote.served_model import opaque_layout
 from tierkv.kvcore.block_event import NullReporter
 from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from tierkv.kvcore.node import ModelInfo, NodeRole

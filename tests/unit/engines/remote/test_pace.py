@@ -8,7 +8,7 @@ from tierkv.costing.fit import EnginePace
 from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix, known_rates
 from tierkv.costing.node_service import lone_speeds, serve_one
 from tierkv.costing.service_time import tell_cost
-from tierkv.integrations.layouts import opaque_layout
+from tierkv.integrations.remote.served_model import opaque_layout
 from tierkv.kvcore.node import NodeLoad
 from tierkv.scheduler.config import SchedulerConfig
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.integrations.keys import rank_key
-from tierkv.integrations.salts import (
+from tierkv.integrations.keys import (
     TenantSalt,
     identity_digest,
     is_uncached,
     parse_salt,
+    rank_key,
     uncached_salt,
     user_namespace,
 )

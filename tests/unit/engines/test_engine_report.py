@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tierkv.integrations.complaints import Complaints, clean_text
+from tierkv.integrations.engine_report import Complaints, clean_text
 from tierkv.kvcore import limits
 
 
