@@ -16,8 +16,7 @@ from bench.report import Report, finish, median_seconds, parse_arguments
 from tierkv.dmp.config import MIN_SLOT_BYTES, DmpConfig
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.node.state import NodeState, shape_of
-from tierkv.dmp.segment.segment_file import open_segment
-from tierkv.dmp.segment.segment_scan import scan_segment
+from tierkv.dmp.segment.segment_file import open_segment, scan_segment
 from tierkv.dmp.wire.messages import Sealing
 from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
 from tierkv.kvcore.block_event import NullReporter

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tierkv.kvcore.errors import TierKVError
-from tierkv.simulator.request import parse
+from tierkv.simulator.options import parse
 from tierkv.simulator.run import simulate
 
 NICENESS = 10

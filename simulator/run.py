@@ -14,7 +14,7 @@ from pathlib import Path
 from tierkv.simulator.cache_replay import replay
 from tierkv.simulator.cluster import Cluster
 from tierkv.simulator.nodes.serving_model import load_constants
-from tierkv.simulator.request import CacheQuestion, SimulationRequest
+from tierkv.simulator.options import CacheQuestion, SimulationRequest
 from tierkv.simulator.results import ResultLedger
 from tierkv.simulator.sizing import load_prices, pool_worth
 from tierkv.simulator.trace import Trace, load_trace

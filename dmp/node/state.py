@@ -15,7 +15,7 @@ from typing import Final
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.segment.geometry import Geometry
 from tierkv.dmp.segment.segment import Segment
-from tierkv.dmp.segment.segment_scan import scan_segment
+from tierkv.dmp.segment.segment_file import scan_segment
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored

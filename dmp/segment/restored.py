@@ -1,6 +1,6 @@
 """Slots that a restart found in the segment, as columns: a hundred thousand in milliseconds.
 
-Made by dmp/segment/segment_scan.py and kept by dmp/slots/slot_table.py, which makes the Slot of a
+Made by dmp/segment/segment_file.py and kept by dmp/slots/slot_table.py, which makes the Slot of a
 row at the first access to the block. Making the objects of all rows at once would take a second.
 """
 

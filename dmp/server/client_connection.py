@@ -1,8 +1,11 @@
 """One client connection of a DMP node: frames in, node calls, frames out.
 
-Run in a thread per connection by dmp/server/server.py. Requests may be pipelined; replies keep the
-order of the requests. A refused request gets an ERROR frame, and the connection stays usable. A
-peer that breaks the frame rules gets an ERROR frame and is dropped.
+Run in a thread per connection by dmp/server/server.py, over a connected Wire. Requests may be
+pipelined; replies keep the order of the requests. A refused request gets an ERROR frame, its
+payload is skipped, and the connection stays usable. A peer that breaks the frame rules gets an
+ERROR frame and is dropped. The reservations and holds of a dead client are freed when its last
+connection closes. Bytes move straight between the socket and pinned slots; for a slow reader the
+node keeps only pins in memory, and the number of pinned bytes is bounded.
 """
 
 from __future__ import annotations
@@ -10,24 +13,182 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.server.byte_frames import ByteFrames
-from tierkv.dmp.server.clients import ByteBudget, Clients
 from tierkv.dmp.server.rdma_door import RdmaGuest
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameHeader, FrameType, pack_header
 from tierkv.dmp.wire.frame_reader import FrameReader
-from tierkv.dmp.wire.range_codec import pack_stored, unpack_ranges
+from tierkv.dmp.wire.range_codec import Ref, pack_stored, pack_sums, unpack_ranges, unpack_sums
 from tierkv.dmp.wire.socket_io import Wire, discard
-from tierkv.kvcore.errors import AuthenticationError, CacheError, RemoteProtocolError, TierKVError
+from tierkv.kvcore import limits
+from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.errors import (
+    AuthenticationError,
+    CacheError,
+    RemoteProtocolError,
+    TierKVError,
+    TransportError,
+)
+
+PUT_DEADLINE_S: Final = 60.0
+"""Longest reservation of a PUT; the frame itself has a shorter deadline."""
 
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S: Final = 0.2
 MAX_LEAVE_BYTES: Final = 1 << 20
+
+
+class Clients:
+    """Connections per client id; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: Counter[str] = Counter()
+
+    def joined(self, client_id: str) -> None:
+        """Count a new connection of a client."""
+        with self._lock:
+            self._connections[client_id] += 1
+
+    def left(self, client_id: str, free: Callable[[str], None]) -> None:
+        """Count a closed connection; after the client's last connection, call ``free``.
+
+        The client may be connecting again; the lock makes ``joined`` wait until ``free`` has
+        returned.
+        """
+        with self._lock:
+            self._connections[client_id] -= 1
+            if not self._connections[client_id]:
+                del self._connections[client_id]
+                free(client_id)
+
+
+class ByteBudget:
+    """A bound on bytes pinned by concurrent transfers; further transfers wait for room."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._used = 0
+        self._waiting = 0
+        self._freed = threading.Condition(threading.Lock())
+
+    def take(self, size: int, *, timeout_s: float) -> bool:
+        """Wait for room for ``size`` bytes; return False if no room was found in time.
+
+        A transfer may be larger than the whole budget; then the transfer runs alone.
+        """
+        with self._freed:
+            if not self._fits(size) and not self._wait_for(size, timeout_s):
+                return False
+            self._used += size
+            return True
+
+    def _wait_for(self, size: int, timeout_s: float) -> bool:
+        self._waiting += 1
+        try:
+            return self._freed.wait_for(lambda: self._fits(size), timeout_s)
+        finally:
+            self._waiting -= 1
+
+    def give_back(self, size: int) -> None:
+        """End a transfer."""
+        with self._freed:
+            self._used -= size
+            if self._waiting:
+                self._freed.notify_all()
+
+    def _fits(self, size: int) -> bool:
+        return self._used + size <= self._limit or not self._used
+
+
+class _ByteFrames:
+    """Handlers of one connection."""
+
+    def __init__(self, wire: Wire, reader: FrameReader, node: DmpNode, budget: ByteBudget) -> None:
+        self._wire = wire
+        self._reader = reader
+        self._node = node
+        self._budget = budget
+
+    def read(self, header: FrameHeader, refs: Sequence[Ref]) -> None:
+        """Send ranges straight from their slots."""
+        total = sum([ref[5] for ref in refs])
+        if total > limits.MAX_FRAME_BYTES:
+            raise RemoteProtocolError("more is asked for than fits a frame")
+        if not self._budget.take(total, timeout_s=self._wire.timeout_s):
+            raise TransportError("too many bytes are being read at once")
+        try:
+            ticket = self._node.gets.begin_read(refs)
+            try:
+                lead = pack_header(
+                    FrameType.REPLY,
+                    header.request_id,
+                    head_bytes=8 * len(refs),
+                    payload_bytes=total,
+                )
+                self._wire.send([lead + pack_sums(ticket.checksums), *ticket.views])
+            finally:
+                self._node.gets.end_read(ticket)
+        finally:
+            self._budget.give_back(total)
+
+    def write(self, header: FrameHeader, head: bytearray) -> bytes:
+        """Receive ranges straight into their slots."""
+        refs = unpack_ranges(head)
+        if sum([ref[5] for ref in refs]) != header.payload_bytes:
+            raise RemoteProtocolError("a WRITE frame's payload is as long as its ranges")
+        ticket = self._node.puts.begin_write(refs)
+        try:
+            self._reader.take(ticket.views)
+        finally:
+            self._node.puts.end_write(ticket)
+        return b""
+
+    def put(self, header: FrameHeader, head: bytearray, owner: str) -> bytes:
+        """Reserve, receive and seal whole blocks; the reply has None for blocks without a slot."""
+        ask = m.Put.unpack(head)
+        if ask.data_bytes + ask.sums_bytes != header.payload_bytes:
+            raise RemoteProtocolError("a PUT frame's payload is as long as its blocks")
+        ticket = self._node.puts.begin_put(ask.puts, deadline_s=PUT_DEADLINE_S, owner=owner)
+        try:
+            sums = bytearray(ask.sums_bytes)
+            self._receive_blocks(ask.puts, ticket.views, memoryview(sums))
+        except BaseException:
+            self._node.puts.abort_put(ticket)
+            raise
+        places = self._node.puts.end_put(ticket, _checksums(ask.puts, sums))
+        return m.MaybeRefs(places).pack()
+
+    def _receive_blocks(
+        self, puts: Sequence[BlockSpec], views: Sequence[memoryview | None], sums: memoryview
+    ) -> None:
+        """Receive each run of blocks that have a slot with one call; skip the other blocks."""
+        run: list[memoryview] = []
+        for put, view in zip(puts, views, strict=True):
+            if view is not None:
+                run.append(view)
+                continue
+            self._reader.take(run)
+            run = []
+            self._reader.skip(put.ranges.payload_bytes)
+        run.append(sums)
+        self._reader.take(run)
+
+
+def _checksums(puts: Sequence[BlockSpec], sums: bytearray) -> list[tuple[int, ...]]:
+    """Split the checksums of all ranges by block."""
+    found = tuple(unpack_sums(sums, len(sums) // 8))
+    answer, start = [], 0
+    for put in puts:
+        answer.append(found[start : start + put.ranges.count])
+        start += put.ranges.count
+    return answer
 
 
 class Session:
@@ -50,7 +211,7 @@ class Session:
         self._client_id = ""
         self._rdma = rdma
         self._reader = FrameReader(wire)
-        self._bytes = ByteFrames(wire, self._reader, node, budget)
+        self._bytes = _ByteFrames(wire, self._reader, node, budget)
         self._handlers: dict[FrameType, Callable[[bytearray], bytes]] = {
             FrameType.HELLO: self._hello,
             FrameType.LOOKUP: self._lookup,

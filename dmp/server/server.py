@@ -16,8 +16,7 @@ import time
 from typing import Final
 
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.server.client_connection import Session
-from tierkv.dmp.server.clients import ByteBudget, Clients
+from tierkv.dmp.server.client_connection import ByteBudget, Clients, Session
 from tierkv.dmp.server.rdma_door import RdmaDoor
 from tierkv.dmp.tls import server_context
 from tierkv.dmp.wire.socket_io import TlsWire, Wire

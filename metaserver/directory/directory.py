@@ -13,7 +13,7 @@ chains. A wrong reply costs a miss, never a wrong token, because owners check re
 #   inventory did not name are dropped, so the directory needs no log and may restart empty.
 # - Queries: ``find`` returns the longest known prefix of a chain and the part near each node.
 # - Batches and chains have thousands of keys, so both are processed as NumPy columns
-#   (ledger.py, chain_view.py) and never key by key.
+#   (ledger.py, views.py) and never key by key.
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from tierkv.kvcore.node import NodeInfo
 from tierkv.kvwire.event_records import EventRecords
 from tierkv.metaserver.client import MAX_LISTED_REPLICAS, BlockListing, LocateReply
 from tierkv.metaserver.directory.arrays import U8, Ints
-from tierkv.metaserver.directory.block_listing import list_blocks
 from tierkv.metaserver.directory.block_table import halves, heads_of
-from tierkv.metaserver.directory.chain_view import ChainView
 from tierkv.metaserver.directory.copy_table import L1, L2
 from tierkv.metaserver.directory.event_columns import records_of
 from tierkv.metaserver.directory.ledger import Ledger
 from tierkv.metaserver.directory.locate_reply import ListedReplicas, ReplicaColumns, ReplicaHolder
 from tierkv.metaserver.directory.node_book import NodeBook, Verdict
+from tierkv.metaserver.directory.views import ChainView, list_blocks
 
 MAX_BLOCKS: Final = 1 << 26
 """Upper bound on blocks of one directory, some 8 GiB; further blocks are refused and counted. Only

@@ -23,8 +23,7 @@ from tierkv.kvcore.node import NodeRole, PreferredNode
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import CandidateCost, Stage
 from tierkv.scheduler.nodes.fleet import Fleet, Group
-from tierkv.scheduler.nodes.node_record import NodeRecord, Work
-from tierkv.scheduler.nodes.node_table import Figures
+from tierkv.scheduler.nodes.node_record import Figures, NodeRecord, Work
 from tierkv.scheduler.request_record import RequestRecord
 
 EQUAL_COST = 1.02

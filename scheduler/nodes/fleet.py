@@ -19,8 +19,7 @@ from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.node import ModelInfo, NodeLoad, NodeRole
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import SeenNode, Stage, WantedModel
-from tierkv.scheduler.nodes.node_record import NodeRecord
-from tierkv.scheduler.nodes.node_table import NodeTable
+from tierkv.scheduler.nodes.node_record import NodeRecord, NodeTable
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 """States of a node in the directory (tierkv.metaserver.client.DirectoryNode.state)."""

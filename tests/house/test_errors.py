@@ -106,8 +106,7 @@ OWN_RDMA = {
 
 
 OWN_DISK = {
-    "dmp/node/demoter.py",
-    "dmp/node/promoter.py",
+    "dmp/node/tiering.py",
     "storage/archive.py",
     "storage/archiver.py",
     "storage/l4.py",

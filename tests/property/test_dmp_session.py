@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fix_dmp import Rig, block_key, make_put
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.server.client_connection import Session
-from tierkv.dmp.server.clients import ByteBudget, Clients
+from tierkv.dmp.server.client_connection import ByteBudget, Clients, Session
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameType, pack_header
 from tierkv.dmp.wire.range_codec import pack_ranges

@@ -1,6 +1,6 @@
 """``tierkv simulate``: replay a trace through one cache or a whole cluster in virtual time.
 
-Registered by tierkv/cli.py. simulator/request.py checks combinations of options, also for the SQL
+Registered by tierkv/cli.py. simulator/options.py checks combinations of options, also for the SQL
 function. This file only declares the options and prints the answer.
 """
 
@@ -21,7 +21,7 @@ from tierkv.kvcore.errors import ConfigError
 from tierkv.output import make_bar
 
 if TYPE_CHECKING:
-    from tierkv.simulator.request import SimulationRequest
+    from tierkv.simulator.options import SimulationRequest
     from tierkv.simulator.run import Metric, Progress, SimulationAnswer
 
 
@@ -152,7 +152,7 @@ def run(trace: Path, given: Mapping[str, Any], *, plot: Path | None, output: Tex
     Raises:
         UserError: an option, the trace or a file can't be used.
     """
-    from tierkv.simulator.request import parse  # Importing the command should cost nothing.
+    from tierkv.simulator.options import parse  # Importing the command should cost nothing.
     from tierkv.simulator.run import simulate as answer_question
 
     if not trace.is_file():

@@ -14,7 +14,7 @@ from tierkv.kvcore.node import NodeLoad
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import SeenNode
 from tierkv.scheduler.nodes.fleet import Fleet
-from tierkv.scheduler.nodes.node_table import Figures
+from tierkv.scheduler.nodes.node_record import Figures
 
 FAST = NodeLoad(prefill_token_s=1e-4, prefill_step_s=1e-3)
 

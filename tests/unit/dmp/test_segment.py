@@ -13,8 +13,7 @@ from tests.fix_dmp import Rig, block_key, make_put, store
 from tests.fix_small_disk import fill, small_disk  # noqa: F401 - a fixture
 from tierkv.dmp.segment.geometry import Geometry
 from tierkv.dmp.segment.segment import Segment, map_segment
-from tierkv.dmp.segment.segment_file import open_segment
-from tierkv.dmp.segment.segment_scan import SegmentScan, scan_segment
+from tierkv.dmp.segment.segment_file import SegmentScan, open_segment, scan_segment
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.verbs.fabric import address_of

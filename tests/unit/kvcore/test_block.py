@@ -10,8 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from tierkv.dmp.segment.geometry import SLOT_HEADER_BYTES, Geometry
-from tierkv.dmp.segment.segment_file import open_segment
-from tierkv.dmp.segment.segment_scan import scan_segment
+from tierkv.dmp.segment.segment_file import open_segment, scan_segment
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.wire.messages import Put
 from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, RangeShape

@@ -8,8 +8,7 @@ import pytest
 
 from tierkv.kvcore.errors import ConfigError
 from tierkv.simulator.nodes.serving_model import load_constants
-from tierkv.simulator.options import ClusterOptions, Gate, RouterName
-from tierkv.simulator.request import CacheQuestion, parse
+from tierkv.simulator.options import CacheQuestion, ClusterOptions, Gate, RouterName, parse
 from tierkv.simulator.sizing import pool_worth
 from tierkv.simulator.trace import Request
 from tierkv.simulator.workload import make_workload

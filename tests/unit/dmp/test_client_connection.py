@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from tierkv.dmp.server.clients import Clients
+from tierkv.dmp.server.client_connection import Clients
 
 
 def test_what_a_client_has_is_freed_with_its_last_connection() -> None:

@@ -1,0 +1,261 @@
+"""Blocks on their way between memory and the lower tier: down before eviction, up on demand.
+
+Parts of DmpNode. The demoter, a thread in the node's life, is active while the exposed bytes
+(dmp/slots/slot_table.py) exceed the share ``demote_above`` of the memory; eviction then loses
+nothing. It copies blocks in the order of eviction and never delays a reservation: a slot is pinned
+only during the copy, and a block evicted before the copy is simply lost. Threads of the promoter
+read several blocks at a time, straight into reserved slots. Concurrent requests for the same block
+share a read; a read that fails or takes too long is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
+
+from tierkv.dmp.node.gets import Gets
+from tierkv.dmp.node.lower_tier import LowerTier, resting
+from tierkv.dmp.node.puts import Puts
+from tierkv.dmp.node.reports import Reports
+from tierkv.dmp.node.scrubber import is_sound
+from tierkv.dmp.node.state import NodeState
+from tierkv.dmp.segment.slots import Slot
+from tierkv.dmp.wire.messages import RangeRef, Sealing
+from tierkv.dmp.wire.range_codec import WHOLE, as_ref
+from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block_event import BlockRemoved
+from tierkv.kvcore.errors import CacheError, RemoteProtocolError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.location import Location, Tier
+
+log = logging.getLogger(__name__)
+_RETRY_S: Final = 5.0
+"""Pause after the lower tier refused a block: the tier is full or broken, and its stats say so."""
+
+_Coming = Future[Location | None]
+
+
+class Demoter:
+    """The demotion thread."""
+
+    def __init__(self, state: NodeState, lower: LowerTier, reports: Reports) -> None:
+        self._state = state
+        self._lower = lower
+        self._reports = reports
+        self._limit_bytes = 0
+        self._awake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        lower.set_listener(self.gone_below)
+
+    def start(self) -> None:
+        """Start the thread."""
+        config = self._state.config
+        capacity = config.extent_count * config.extent_bytes
+        self._limit_bytes = int(capacity * config.demote_above)
+        self._stopping.clear()
+        self._awake.set()
+        self._thread = threading.Thread(target=self._run, name="dmp-demote", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a running copy is finished first."""
+        self._stopping.set()
+        self._awake.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def wake(self) -> None:
+        """Look for due blocks again; called after blocks were sealed."""
+        if not self._awake.is_set():
+            self._awake.set()
+
+    def demote_one(self, *, limit_bytes: int) -> bool:
+        """Copy the next block if more than ``limit_bytes`` are exposed; False if no block is due.
+
+        Raises:
+            CacheError: the lower tier did not store the block.
+        """
+        state = self._state
+        with state.lock:
+            table = state.table
+            slot = table.next_dirty() if table.exposed_bytes > limit_bytes else None
+            if slot is None:
+                return False
+            table.pin(slot)
+            view = state.segment.span(slot.offset, 0, slot.length)
+            sums = [state.segment.stored_checksum(slot, i) for i in range(slot.block.ranges.count)]
+        try:
+            is_new = self._copy(slot, view, sums)
+        finally:
+            view.release()
+            with state.lock:
+                state.unpin(slot)
+        self._reports.demoted_blocks += is_new
+        return True
+
+    def _copy(self, slot: Slot, view: memoryview, sums: Sequence[int]) -> bool:
+        """Copy a pinned slot to the lower tier; False if no new copy was made.
+
+        No copy is made if a copy exists (after a restart) or if bytes are bad. A slot with bad
+        bytes is quarantined. The copy has the checksums of the block's writer.
+        """
+        block = slot.block.at_rest()
+        key = block.key
+        is_new = self._lower.find(key) is None
+        if is_new and not is_sound(slot, view, sums):
+            with self._state.lock:
+                self._state.quarantine(slot.index, slot.generation)
+            return False
+        if is_new:
+            self._lower.put(block, view, checksums=struct.pack(f"<{len(sums)}Q", *sums))
+        with self._state.lock:
+            if self._state.running:
+                self._state.table.clean.mark(slot)
+            if is_new:
+                self._state.tell([resting(block)])
+        if self._lower.find(key) is None:  # The copy left before it was marked.
+            self.gone_below([key])
+        return is_new
+
+    def gone_below(self, keys: Sequence[BlockKey]) -> None:
+        """Note that blocks left the lower tier by themselves."""
+        state = self._state
+        with state.lock:
+            state.tell([BlockRemoved(key, Tier.L4) for key in keys])
+            if not state.running:
+                return
+            for key in keys:
+                slot = state.table.peek(key)
+                if slot is not None:
+                    state.table.clean.unmark(slot)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._awake.wait()
+            self._awake.clear()
+            self._copy_all_due()
+
+    def _copy_all_due(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if not self.demote_one(limit_bytes=self._limit_bytes):
+                    return
+            except CacheError as error:
+                log.debug("a block was not copied down: %s", error)
+                self._stopping.wait(_RETRY_S)
+            except Exception:
+                log.exception("copying blocks down failed")
+                self._stopping.wait(_RETRY_S)
+
+
+class Promoter:
+    """Reads from the lower tier into slots."""
+
+    def __init__(
+        self, state: NodeState, puts: Puts, gets: Gets, lower: LowerTier, reports: Reports
+    ) -> None:
+        self._state = state
+        self._puts = puts
+        self._gets = gets
+        self._lower = lower
+        self._reports = reports
+        self._lock = threading.Lock()
+        self._coming: dict[BlockKey, _Coming] = {}
+        self._workers: ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Create the thread pool; threads start with the first block."""
+        self._workers = ThreadPoolExecutor(
+            self._state.config.promote_threads, thread_name_prefix="dmp-promote"
+        )
+
+    def stop(self) -> None:
+        """End the threads; running reads are finished, queued reads are cancelled."""
+        with self._lock:
+            workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown(wait=True, cancel_futures=True)
+
+    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
+        """Return the location of each block, in memory already or now; None for a miss."""
+        found = self._gets.lookup(keys)
+        coming = {
+            index: self._begin(key)
+            for index, key in enumerate(keys)
+            if found[index] is None and self._lower.find(key) is not None
+        }
+        some = [future for future in coming.values() if future is not None]
+        wait(some, timeout=self._state.config.promote_timeout_s)
+        for index, future in coming.items():
+            if future is not None:
+                found[index] = _result(future)
+        return found
+
+    def _begin(self, key: BlockKey) -> _Coming | None:
+        """Join the running read of a block, or begin a read; None when stopping."""
+        with self._lock:
+            future = self._coming.get(key)
+            if future is None and self._workers is not None:
+                future = self._coming[key] = self._workers.submit(self._read, key)
+                future.add_done_callback(lambda _: self._ended(key))
+            return future
+
+    def _ended(self, key: BlockKey) -> None:
+        # Runs in a worker, or directly in ``_begin`` if the worker was very quick; ``_begin`` holds
+        # the lock, hence no lock here. Removing one key from a dictionary is a single step.
+        self._coming.pop(key, None)
+
+    def _read(self, key: BlockKey) -> Location | None:
+        block = self._lower.find(key)
+        if block is None:
+            return None
+        try:
+            (place,) = self._puts.reserve(
+                [block],
+                deadline_s=60.0 + self._state.config.promote_timeout_s,
+                owner="",
+                must=True,  # A caller waits for the block.
+            )
+            if place is None:  # The block was stored meanwhile, or no room is left.
+                return self._gets.lookup([key])[0]
+            return self._fill(block, place)
+        except (
+            CacheError,
+            RemoteProtocolError,
+        ) as error:  # An archive may hold foreign data.
+            log.debug("dmp: block %s was not promoted: %s", key.hex(), error)
+            return None
+
+    def _fill(self, block: BlockSpec, place: Location) -> Location | None:
+        """Read a block into its slot and seal the slot."""
+        try:
+            ticket = self._puts.begin_write([as_ref(RangeRef(place, WHOLE))])
+            try:
+                # Not computed from the slot, which a late writer may have spoilt meanwhile.
+                packed = self._lower.get_block(block.key, ticket.views[0])
+            finally:
+                self._puts.end_write(ticket)
+            sums = struct.unpack(f"<{block.ranges.count}Q", packed)
+            (sealed,) = self._puts.seal([Sealing(place, sums)])
+        except CacheError:
+            self._puts.abort([place])
+            raise
+        self._reports.promoted_blocks += sealed is not None
+        with self._state.lock:
+            slot = self._state.table.peek(block.key)
+            if slot is not None:
+                self._state.table.clean.mark(slot, spare=False)
+        return sealed
+
+
+def _result(future: _Coming) -> Location | None:
+    """Return the result of a read; None if not done in time. A queued read is then cancelled."""
+    if future.cancel() or not future.done() or future.cancelled():
+        return None
+    return future.result()
