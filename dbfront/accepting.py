@@ -140,7 +140,7 @@ class Acceptor:
         if self._loop.time() - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = self._loop.time()
             log.warning(
-                "the %s door refuses clients: %s (%d so far)", self._door, why, self.refused
+                "the %s port refuses clients: %s (%d so far)", self._door, why, self.refused
             )
 
     def _hand_over(self, client: socket.socket) -> None:

@@ -100,8 +100,8 @@ class PoolDoor:
             life.count(f"{name}_overflow")
             self.complain(
                 "overflow",
-                f"{name}: {limits.MAX_ENGINE_WORK} calls to the pool wait already",
-                hint="raise threads, or see why the pool is slow",
+                f"{name}: {limits.MAX_ENGINE_WORK} calls to the pool are already waiting",
+                hint="raise threads, or find out why the pool is slow",
             )
             call.refuse()
         return call.answer
@@ -284,7 +284,7 @@ class _Life:
     def _failed(self, name: str, error: Exception) -> None:
         self.count(f"{name}_failed")
         self.complaints.complain(
-            f"{name}_failed", f"{name}: {type(error).__name__}: {error}", hint="it was a miss"
+            f"{name}_failed", f"{name}: {type(error).__name__}: {error}", hint="counted as a miss"
         )
 
     def _report(self) -> NodeReport:

@@ -191,9 +191,9 @@ class PoolKeeper:
         if refused > 0 and self.up:
             self._complaints.complain(
                 "pool_full",
-                f"the pool refused {refused} of the last values: it is full of what may not go, "
-                "or finds these worth less than what it holds",
-                hint="more memory (dmp.capacity) or a disk (dmp.disk_path) for its nodes",
+                f"the pool refused {refused} of the last values: it is full of blocks that can't "
+                "be evicted, or ranks these values below the stored ones",
+                hint="give its nodes more memory (dmp.capacity) or a disk (dmp.disk_path)",
             )
         self._quiet_looks = 0 if refused else self._quiet_looks + 1
         if self._quiet_looks >= QUIET_LOOKS:

@@ -117,23 +117,25 @@ class PoolAccess:
         if not self.pool and not self.meta:
             raise ConfigError(
                 f"{where}: neither pool nor meta is given",
-                hint='"pool": "HOST:PORT" of `tierkv serve dmp`, or "meta": "HOST:PORT" of the '
-                "cluster's meta server",
+                hint='give "pool": "HOST:PORT" of `tierkv serve dmp`, or "meta": "HOST:PORT" of '
+                "the cluster's meta server",
             )
         to_transport(self.transport)
         if self.meta and len(parse_addresses(self.meta)) != 1:
-            raise ConfigError(f"{where}: meta is one address", hint="write host:port")
+            raise ConfigError(f"{where}: meta must be one address", hint="write host:port")
         for name in _SECRETS:
             if getattr(self, name) and getattr(self, f"{name}_file"):
-                raise ConfigError(f"{where}: {name} and {name}_file", hint="give one of them")
+                raise ConfigError(
+                    f"{where}: {name} and {name}_file are both given", hint="give one of them"
+                )
         if not self.tls_ca and (self.tls_cert or self.tls_key or self.tls_name):
-            raise ConfigError(f"{where}: tls_cert, tls_key and tls_name want tls_ca")
+            raise ConfigError(f"{where}: tls_cert, tls_key and tls_name need tls_ca")
         for name in _NAMED:
             value = getattr(self, name)
             if value and not re.fullmatch(limits.NAME_PATTERN, value):
                 raise ConfigError(
-                    f"{where}: {name} = {value[:40]!r} is not a name",
-                    hint=f"1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /",
+                    f"{where}: {name} = {value[:40]!r} is not a valid name",
+                    hint=f"use 1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /",
                 )
 
     def _check_secret(self, where: str) -> None:
@@ -141,7 +143,8 @@ class PoolAccess:
             raise ConfigError(f"{where}: secret must have 16 to 64 bytes")
         if self.secret and self.meta:
             raise ConfigError(
-                f"{where}: secret and meta", hint="with a meta server the keys come from there"
+                f"{where}: secret and meta are both given",
+                hint="leave secret out; keys come from the meta server",
             )
 
 
@@ -151,12 +154,14 @@ def _value(name: str, given: Any, where: str) -> Any:
     if name in _NUMBERS:
         least, most = _NUMBERS[name]
         if type(given) is not int or not least <= given <= most:
-            raise ConfigError(f"{where}: {name} = {shown} is no number from {least} to {most}")
+            raise ConfigError(
+                f"{where}: {name} = {shown} is not a whole number from {least} to {most}"
+            )
         return given
     if name == "pool" and isinstance(given, list) and all(isinstance(a, str) for a in given):
         given = ",".join(given)
     if not isinstance(given, str):
-        raise ConfigError(f"{where}: {name} = {shown} is no text")
+        raise ConfigError(f"{where}: {name} = {shown} is not text")
     return tuple(parse_addresses(given)) if name == "pool" and given else given or _default(name)
 
 
@@ -179,5 +184,5 @@ def _file_text(name: str, path: str, where: str) -> str:
 
 def _unknown(name: str, known: list[str], where: str) -> ConfigError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+    hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(sorted(known))}"
     return ConfigError(f"{where}: unknown setting {name[:40]!r}; {hint}", hint=hint)

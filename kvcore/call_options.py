@@ -1,6 +1,6 @@
 """What a call of a model asks besides its prompt: the value, and one table that declares it.
 
-A new option is a field of CallOptions, a row of OPTIONS and the code that heeds the option. SQL's
+A new option is a field of CallOptions, a row of OPTIONS and the code that applies it. SQL's
 ``options => {...}`` (sql/calls/arguments.py), ``SET tierkv.*`` (sql/settings.py) and the bodies of
 REST (dbfront/http/schema.py) read names, bounds and descriptions from the table.
 """
@@ -27,27 +27,27 @@ from tierkv.kvcore.value_kinds import (
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """Options of one call; None leaves an option to the session, and then to the node.
+    """Options of one call; None means the session's value, or else the node's.
 
     Attributes:
         temperature: 0.0 to 2.0; 0.0 is greedy.
         top_p: nucleus mass in (0, 1].
-        max_tokens: most completion tokens; None at the node: what is left of the context.
+        max_tokens: maximum number of completion tokens; None at the node: the rest of the context.
         stop: strings that end the answer.
         seed: makes sampling repeatable.
-        ignore_eos: go on at the end token.
-        cache: False neither reads nor publishes KV.
-        cache_salt: keeps KV apart inside the tenant, under the tenant's policy.
+        ignore_eos: continue at the end token.
+        cache: False: neither read nor publish KV.
+        cache_salt: separates KV within the tenant; the tenant's policy still applies.
         session_id: conversation, for affinity.
         priority: lower runs earlier.
-        timeout_s: time for one try of the call; 0.0 is no limit.
-        retries: tries after the first of a call that may pass when tried again.
-        blend: False answers exactly although the namespace blends documents; True asks for
-            blending, so that a refusal is told.
-        recompute_ratio: share of reused document tokens computed again; the namespace's share is
-            the least.
-        selector: which of them.
-        chunk_separator: the pieces of the prompt between two separators are chunks.
+        timeout_s: time limit for one try of the call; 0.0 is no limit.
+        retries: number of retries after an error that may pass.
+        blend: False: an exact answer even if the namespace allows blending. True asks for blending,
+            so that a refusal is reported.
+        recompute_ratio: share of reused document tokens that is recomputed; at least the
+            namespace's share.
+        selector: how the tokens to recompute are chosen.
+        chunk_separator: the text between two separators in the prompt is a chunk.
         hint: when the KV will be wanted again.
     """
 
@@ -70,7 +70,7 @@ class CallOptions:
     hint: ReuseHint | None = None
 
     def over(self, defaults: CallOptions) -> CallOptions:
-        """Return these options, with what they leave open taken from ``defaults``."""
+        """Return these options; those that are None come from ``defaults``."""
         pairs = zip(_values(self), _values(defaults), strict=True)
         return CallOptions(*[theirs if own is None else own for own, theirs in pairs])
 
@@ -81,14 +81,14 @@ _values: Final = attrgetter(*CallOptions.__slots__)
 
 @dataclass(frozen=True, slots=True)
 class OptionSetting:
-    """The ``SET tierkv.NAME`` that gives an option to all calls of a session.
+    """The setting ``tierkv.NAME`` that sets an option for all calls of a session.
 
     Attributes:
         name: without ``tierkv.``.
-        default: what SHOW prints before any SET; None is shown as an empty text, and an empty text
-            is read as None.
-        doc: what the setting means, for SHOW ALL; empty: as the option.
-        leaves_open: a value that says nothing about the option.
+        default: value before any SET; None is shown as an empty text, and an empty text is read as
+            None.
+        doc: description for SHOW ALL; empty: the option's description.
+        leaves_open: the value that leaves the option at None.
     """
 
     name: str
@@ -97,7 +97,7 @@ class OptionSetting:
     leaves_open: bool | None = None
 
     def to_option(self, value: Any) -> Any:
-        """Return the option that a value of the setting stands for."""
+        """Convert a value of the setting to a value of the option."""
         return None if value == self.leaves_open else value
 
 
@@ -107,13 +107,13 @@ class OptionSpec:
 
     Attributes:
         name: the field of CallOptions.
-        kind: type and bounds; None: only REST has the option, in a shape of its own.
-        doc: what it means, for REST's API page.
-        sql: key in ``options => {...}``; empty: not there.
-        rest: field of a REST body; empty: not there.
+        kind: type and bounds; None: only REST has the option, with a type defined there.
+        doc: description for REST's API page.
+        sql: key in ``options => {...}``; empty: SQL does not have the option.
+        rest: field of a REST body; empty: REST does not have the option.
         setting: the session's setting.
-        usual: what a call of SQL takes when neither the call nor a setting says.
-        rest_kind: where REST's bounds are wider.
+        usual: default of SQL calls, for an option without a setting.
+        rest_kind: REST's type and bounds, if wider.
     """
 
     name: str
@@ -130,7 +130,7 @@ OPTIONS: Final = (
     OptionSpec(
         "temperature",
         Number(0, 2),
-        "0 is greedy; 1 when left out",
+        "sampling temperature; 0 is greedy; default 1",
         sql="temperature",
         rest="temperature",
         setting=OptionSetting("temperature", 0.0, "sampling temperature; 0 is greedy"),
@@ -138,7 +138,7 @@ OPTIONS: Final = (
     OptionSpec(
         "top_p",
         Number(0, 1, above_low=True),
-        "share of the probability that is sampled from",
+        "nucleus sampling: share of the probability mass to sample from",
         sql="top_p",
         rest="top_p",
         usual=1.0,
@@ -146,15 +146,15 @@ OPTIONS: Final = (
     OptionSpec(
         "max_tokens",
         Whole(1, limits.MAX_COMPLETION_TOKENS),
-        "most tokens of the answer",
+        "maximum number of tokens of the answer",
         sql="max_tokens",
         rest="max_tokens",
-        setting=OptionSetting("max_tokens", 512, "most tokens of an answer"),
+        setting=OptionSetting("max_tokens", 512, "maximum number of tokens of an answer"),
     ),
     OptionSpec(
         "stop",
         Texts(limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_CHARS),
-        "text, or up to 16 texts, at which the answer ends",
+        "string, or up to 16 strings, at which the answer ends",
         sql="stop",
         rest="stop",
         usual=(),
@@ -165,20 +165,22 @@ OPTIONS: Final = (
         "makes sampling repeatable",
         sql="seed",
         rest="seed",
-        setting=OptionSetting("seed", None, "sampling seed; empty draws one"),
+        setting=OptionSetting("seed", None, "sampling seed; empty: a random seed"),
         rest_kind=Whole(),
     ),
     OptionSpec(
         "timeout_s",
         Duration(most_ms=86_400_000),
-        "time for one try of the call",
+        "time limit for one try of the call",
         sql="timeout_ms",
-        setting=OptionSetting("request_timeout", 0.0, "time for one call, such as 30s; 0: none"),
+        setting=OptionSetting(
+            "request_timeout", 0.0, "time limit for one try of a call, such as 30s; 0: no limit"
+        ),
     ),
     OptionSpec(
         "retries",
         Whole(0, limits.MAX_RETRIES),
-        "tries after the first of a call whose time ran out or whose node was lost",
+        "retries of a call after a timeout or a lost node",
         sql="retries",
         setting=OptionSetting("max_retries", 0),
     ),
@@ -188,13 +190,15 @@ OPTIONS: Final = (
         "-100 to 100; lower runs earlier",
         sql="priority",
         rest="priority",
-        setting=OptionSetting("priority", 0, "of calls that have none; lower runs earlier"),
+        setting=OptionSetting(
+            "priority", 0, "priority of calls that have none; lower runs earlier"
+        ),
         rest_kind=Whole(),
     ),
     OptionSpec(
         "cache",
         Flag(),
-        "false neither reads nor publishes KV",
+        "false: neither read nor publish KV",
         sql="cache",
         rest="use_cache",
         setting=OptionSetting("cache", True, "read and publish KV; off for comparison"),
@@ -202,7 +206,7 @@ OPTIONS: Final = (
     OptionSpec(
         "blend",
         Flag(),
-        "false: exact although the namespace allows blending",
+        "false: exact answer even if the namespace allows blending",
         sql="blend",
         rest="blend",
         setting=OptionSetting(
@@ -215,55 +219,58 @@ OPTIONS: Final = (
     OptionSpec(
         "recompute_ratio",
         Number(0, 1, above_low=True),
-        "least share of reused document tokens that are computed again",
+        "least share of reused document tokens that is recomputed",
         sql="recompute_ratio",
         rest="recompute_ratio",
         setting=OptionSetting(
             "recompute_ratio",
             None,
-            "least share of reused document tokens computed again; empty: the namespace's",
+            "least share of reused document tokens that is recomputed; empty: the namespace's",
         ),
     ),
     OptionSpec(
         "selector",
         OneOf(tuple(BlendSelector)),
-        "which of them",
+        "how the tokens to recompute are chosen",
         sql="selector",
         rest="selector",
         setting=OptionSetting(
             "selector",
             None,
-            f"which of them: {', '.join(BlendSelector)}; empty: the namespace's",
+            f"how the tokens to recompute are chosen: {', '.join(BlendSelector)}; empty: the "
+            "namespace's selector",
         ),
     ),
     OptionSpec(
         "chunk_separator",
         Text(),
-        "what stands between two of these in the message is a document, too",
+        "text between two of these separators in the message is also a document",
         rest="chunk_separator",
         setting=OptionSetting(
             "chunk_separator",
             "",
-            "what stands between two of these in a prompt is a document; empty: nothing",
+            "text between two of these separators in a prompt is a document; empty: no separator",
         ),
     ),
     OptionSpec(
         "session_id",
         Text(),
-        "names the conversation: among equally good nodes it returns to its last",
+        "names the conversation: among equally good nodes it returns to its last node",
         rest="session_id",
     ),
     OptionSpec(
         "cache_salt",
         Text(pattern=limits.NAME_PATTERN),
-        "only requests of the same key and salt share blocks",
+        "only requests with the same key and salt share blocks",
         rest="cache_salt",
     ),
-    OptionSpec("ignore_eos", Flag(), "go on at the end token, for benchmarks", rest="ignore_eos"),
+    OptionSpec(
+        "ignore_eos", Flag(), "continue at the end token, for benchmarks", rest="ignore_eos"
+    ),
     OptionSpec(
         "hint",
         None,
-        "what is known of the next turn; an answer never changes by it",
+        "what the client knows about the next turn; it never changes an answer",
         rest="reuse",
     ),
 )
@@ -275,4 +282,4 @@ def _usual(option: OptionSpec) -> Any:
 
 
 USUAL: Final = CallOptions(**{option.name: _usual(option) for option in OPTIONS})
-"""What a call of SQL takes before any SET."""
+"""Options of a SQL call before any SET."""

@@ -118,7 +118,9 @@ def setting_command(tokens: list[Token]) -> SettingCommand | None:
         return SettingCommand(verb, name)
     value = tokens[at + 4 :]
     if words[at + 3 : at + 4] not in (["="], ["TO"]) or not value:
-        raise SqlSyntaxError(f"write SET {name} = value", position=tokens[at].start + 1)
+        raise SqlSyntaxError(
+            f'SET {name} needs "TO" or "=" and a value', position=tokens[at].start + 1
+        )
     return SettingCommand(verb, name, _set_value(value), words[1] == "LOCAL")
 
 
@@ -131,7 +133,9 @@ def _set_value(tokens: list[Token]) -> str | None:
         return tokens[0].text.strip('"')
     if len(tokens) == 2 and tokens[0].text == "-" and tokens[1].kind is TokenKind.NUMBER:
         return f"-{tokens[1].text}"
-    raise SqlSyntaxError("SET takes one value; quote it", position=tokens[1].start + 1)
+    raise SqlSyntaxError(
+        "SET takes one value; quote a value of several words", position=tokens[1].start + 1
+    )
 
 
 def _name(text: str) -> str:
@@ -163,46 +167,49 @@ _ON_OFF: Final = Flag().from_text
 _CALLS: Final = Whole(0, limits.MAX_CALLS_PER_STATEMENT).from_text
 _TOKENS: Final = Whole(0, (1 << 63) - 1).from_text
 _SETTINGS: Final = (
-    SettingSpec("tierkv.model", "", "model of calls that name none; empty: default", _name),
+    SettingSpec(
+        "tierkv.model", "", "model of calls that name no model; empty: the default model", _name
+    ),
     SettingSpec("tierkv.system_prompt", "", "system prompt of calls that have none", str),
     *(_of_option(option.setting, option) for option in OPTIONS if option.setting),
     SettingSpec(
         "tierkv.on_error",
         "auto",
-        "a failed call: null, error, or auto (null in reads, error in writes)",
+        "result of a failed call: null, error, or auto (null in reads, error in writes)",
         OneOf(("auto", "null", "error")).from_text,
     ),
     SettingSpec(
         "tierkv.max_calls",
         1000,
-        "most distinct calls of a statement; 0 is no limit",
+        "maximum number of distinct calls of a statement; 0 is no limit",
         _CALLS,
     ),
     SettingSpec(
         "tierkv.notice_calls",
         1000,
-        "a statement with more distinct calls says so, with an estimate; 0: none does",
+        "a statement with more distinct calls sends a NOTICE with an estimate; 0: no notice",
         _CALLS,
     ),
     SettingSpec(
-        "tierkv.query_tag", "", "shown with the session's statements in the statistics", _tag
+        "tierkv.query_tag", "", "label of the session's statements in the statistics", _tag
     ),
     SettingSpec(
         "tierkv.max_prompt_tokens",
         0,
-        "most prompt tokens a statement may send; 0 is no limit",
+        "maximum number of prompt tokens of a statement; 0 is no limit",
         _TOKENS,
     ),
     SettingSpec(
         "tierkv.max_completion_tokens",
         0,
-        "most tokens a statement may have generated; 0 is no limit",
+        "maximum number of generated tokens of a statement; 0 is no limit",
         _TOKENS,
     ),
     SettingSpec(
         "tierkv.bulk_calls",
         32,
-        "a statement that asks more at once lets others go first; 0: none does",
+        "a statement with more calls at once is bulk, and interactive calls go first; 0: no "
+        "statement is bulk",
         _CALLS,
     ),
     SettingSpec(
@@ -215,7 +222,8 @@ _SETTINGS: Final = (
     SettingSpec(
         "tierkv.plan",
         True,
-        "with it: runs of shared prefix go to one node each; what pending calls need is kept",
+        "send each run of calls with a shared prefix to one node, and keep the blocks that pending "
+        "calls need",
         _ON_OFF,
     ),
     SettingSpec(
@@ -227,14 +235,16 @@ _SETTINGS: Final = (
     SettingSpec(
         "tierkv.execution",
         "auto",
-        "auto; stream: rows as they come, or an error; replay: all calls as one batch",
+        "auto; stream: return rows while calls run, or fail; replay: make all calls as one batch",
         OneOf(("auto", "stream", "replay")).from_text,
     ),
-    SettingSpec("tierkv.max_concurrency", 64, "calls in flight at once", Whole(1, 4096).from_text),
+    SettingSpec(
+        "tierkv.max_concurrency", 64, "maximum number of calls in flight", Whole(1, 4096).from_text
+    ),
     SettingSpec(
         "tierkv.max_error_ratio",
         1.0,
-        "share of failed calls above which a statement fails although on_error is null",
+        "share of failed calls above which a statement fails even if on_error is null",
         Number(0, 1).from_text,
     ),
 )

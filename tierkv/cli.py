@@ -42,12 +42,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+config_app = typer.Typer(help="Show the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 pool_app = typer.Typer(help="Use a memory pool by hand.", no_args_is_help=True)
 app.add_typer(pool_app, name="pool")
 namespace_app = typer.Typer(
-    help="Say who shares KV with whom, and how far answers may depart from exact ones.",
+    help="Set which tenants share KV, and how far answers may depart from exact ones.",
     no_args_is_help=True,
 )
 app.add_typer(namespace_app, name="namespace")
@@ -72,17 +72,19 @@ def main() -> None:
 @app.command()
 def sql(
     command: Annotated[
-        list[str] | None, typer.Option("-c", "--command", help="SQL to run; any number of them.")
+        list[str] | None, typer.Option("-c", "--command", help="SQL to run; may be repeated.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="File of SQL to run.")] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="SQL file to run.")] = None,
     output: Annotated[
         OutputFormat, typer.Option("--format", help="How rows are printed.")
     ] = OutputFormat.TABLE,
     database: Annotated[
-        str | None, typer.Option("--database", "-d", help="DuckDB file; else in memory.")
+        str | None, typer.Option("--database", "-d", help="DuckDB file; default: in memory.")
     ] = None,
     models: ModelsOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")
+    ] = False,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -122,9 +124,9 @@ def up(
     prefill: Annotated[int, typer.Option(min=0, help="Prefill-only nodes, per model.")] = 0,
     decode: Annotated[int, typer.Option(min=0, help="Decode-only nodes, per model.")] = 0,
     dmp: Annotated[
-        int, typer.Option(min=0, help="Memory pool nodes, each acting as a host of its own.")
+        int, typer.Option(min=0, help="Memory pool nodes; each acts as a separate host.")
     ] = 1,
-    keep: Annotated[bool, typer.Option(help="Keep the pool's KV in memory at a stop.")] = True,
+    keep: Annotated[bool, typer.Option(help="Keep the pool's KV in memory after a stop.")] = True,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -146,7 +148,7 @@ def up(
     )
     if prefill or decode:
         if not (prefill and decode):
-            raise typer.BadParameter("--prefill and --decode need each other")
+            raise typer.BadParameter("give --prefill and --decode together")
         compute = 0 if compute == 1 else compute
     shape = ClusterShape(dmp=dmp, compute=compute, prefill=prefill, decode=decode)
     raise typer.Exit(asyncio.run(run_cluster(loaded, shape)))
@@ -156,7 +158,7 @@ def up(
 def serve(
     role: Annotated[Role, typer.Argument(help="What to start.")],
     node_id: Annotated[
-        str | None, typer.Option(help="Unique, stable name; else ROLE-HOST.")
+        str | None, typer.Option(help="Unique, stable name; default: ROLE-HOST.")
     ] = None,
     port: Annotated[
         int | None, typer.Option(help="Port of meta, dmp and compute nodes; 0: any.")
@@ -166,13 +168,11 @@ def serve(
     ] = None,
     postgres: PostgresOption = None,
     engine: Annotated[
-        AnsweringEngine | None, typer.Option(help="Have another engine answer for a compute node.")
+        AnsweringEngine | None, typer.Option(help="Another engine that answers for a compute node.")
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="Where that engine listens: http://HOST:PORT.")
-    ] = None,
+    url: Annotated[str | None, typer.Option(help="The engine's address: http://HOST:PORT.")] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the key that engine wants.")
+        Path | None, typer.Option(help="File with the engine's API key.")
     ] = None,
     model: ModelOption = None,
     supervised: Annotated[
@@ -237,7 +237,7 @@ def postgres_sql() -> None:
 @app.command()
 def demo(
     rows: Annotated[int, typer.Option(min=4, help="Records in the table.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the generated records.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of the generated records.")] = 7,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -251,10 +251,11 @@ def demo(
 def calibrate(
     model: ModelOption = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="Text like what the model will read (20,000 tokens).")
+        Path | None,
+        typer.Option(help="Text similar to the model's later prompts (20,000 tokens or more)."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File or folder to write to; else the --model folder.")
+        Path | None, typer.Option(help="File or folder to write to; default: the --model folder.")
     ] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -274,7 +275,7 @@ def calibrate(
 def config_show(
     config: ConfigOption = None,
     settings: SetOption = None,
-    describe: Annotated[bool, typer.Option(help="Say what each setting means.")] = True,
+    describe: Annotated[bool, typer.Option(help="Print the meaning of each setting.")] = True,
 ) -> None:
     """Print every setting, its value and the source of the value."""
     entries = list_entries(load(config, settings))
@@ -301,8 +302,8 @@ def pool_stats(
 @pool_app.command("put")
 def pool_put(
     addresses: AddressOption,
-    key: Annotated[str, typer.Argument(help="Any name.")],
-    file: Annotated[Path, typer.Argument(help="What to store.")],
+    key: Annotated[str, typer.Argument(help="Key of the value; any text.")],
+    file: Annotated[Path, typer.Argument(help="File to store.")],
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -315,8 +316,10 @@ def pool_put(
 @pool_app.command("get")
 def pool_get(
     addresses: AddressOption,
-    key: Annotated[str, typer.Argument(help="Its name.")],
-    file: Annotated[Path | None, typer.Argument(help="Where to; else standard output.")] = None,
+    key: Annotated[str, typer.Argument(help="Key of the value.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="File to write to; default: standard output.")
+    ] = None,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -348,7 +351,7 @@ def namespace_list(
 
 @namespace_app.command("show")
 def namespace_show(
-    name: Annotated[str, typer.Argument(help="The namespace.")],
+    name: Annotated[str, typer.Argument(help="Name of the namespace.")],
     output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -362,37 +365,43 @@ def namespace_show(
 @namespace_app.command("set")
 def namespace_set(
     name: Annotated[
-        str, typer.Argument(help="The namespace; without tenants, the tenant it is about.")
+        str,
+        typer.Argument(help="Name of the namespace; without --tenant, also the tenant using it."),
     ],
     tenant: Annotated[
         list[str] | None,
-        typer.Option(help="Who shares it; several times for several, '' for nobody else."),
+        typer.Option(
+            help="Tenant that uses the namespace; may be repeated. '': only the tenant NAME."
+        ),
     ] = None,
-    cache: Annotated[Switch | None, typer.Option(help="Keep and reuse KV at all.")] = None,
+    cache: Annotated[Switch | None, typer.Option(help="Store and reuse KV.")] = None,
     blend: Annotated[
         Switch | None,
         typer.Option(help="Reuse documents at any position; answers become approximate."),
     ] = None,
     recompute_ratio: Annotated[
         float | None,
-        typer.Option(help="Least share of reused tokens computed again, (0, 1]; 1 is exact."),
+        typer.Option(
+            help="Least share of reused document tokens that is recomputed, in (0, 1]; 1 is exact."
+        ),
     ] = None,
     selector: Annotated[
-        str | None, typer.Option(help="Which of them: hkvd, query or boundary.")
+        str | None,
+        typer.Option(help="How tokens to recompute are chosen: hkvd, query or boundary."),
     ] = None,
     gradual: Annotated[
         Switch | None,
-        typer.Option(help="With hkvd: more in early layers, fewer in late ones (default)."),
+        typer.Option(help="With hkvd: recompute more in early layers, fewer in late ones."),
     ] = None,
     kv_codec: Annotated[
         str | None,
-        typer.Option(help="Encoding below L1: none, fp8, int8 ...; default: the node's own."),
+        typer.Option(help="Encoding of KV below L1: none, fp8, int8 ...; default: each node's."),
     ] = None,
     output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Create a namespace or change the given settings only. Fronts notice within 5 s.
+    """Create a namespace, or change only the given settings. Fronts apply changes within 5 s.
 
     Example: tierkv namespace set default --blend on --recompute-ratio 0.2
     """

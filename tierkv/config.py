@@ -190,8 +190,8 @@ def _from_json(variable: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(
-            f"environment variable {variable} holds no JSON: {error}",
-            hint='tables and lists are written as JSON, as \'{"ann": "password"}\'',
+            f"environment variable {variable} is not valid JSON: {error}",
+            hint='write tables and lists as JSON, such as \'{"ann": "password"}\'',
         ) from None
 
 
@@ -228,6 +228,6 @@ def _validate(values: dict[str, dict[str, Any]], sources: Mapping[str, str]) -> 
         key = ".".join(str(part) for part in first["loc"][:2])
         shown = str(SecretStr("x")) if key in SECRET_KEYS else repr(first["input"])
         raise ConfigError(
-            f"{key} = {shown} is not usable ({sources.get(key, 'unknown')}): {first['msg']}",
+            f"{key} = {shown} is not valid ({sources.get(key, 'unknown')}): {first['msg']}",
             hint="`tierkv config show` describes every setting",
         ) from None

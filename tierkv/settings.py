@@ -34,28 +34,29 @@ class ClusterSettings(Section):
     )
     token: str = Field(
         default="",
-        description="secret that nodes show each other; required to listen beyond loopback",
+        description="secret shared by all nodes; required to listen beyond loopback",
     )
     secret: str = Field(
         default="",
-        description="keys the block hashes, 16 to 64 bytes; made at first start when empty",
+        description="key of the block hashes, 16 to 64 bytes; empty: created at first start",
     )
     meta_address: str = Field(default="", description="host:port of the meta server")
     host: str = Field(
         default="", description="name of this machine; nodes of one host share memory (L2)"
     )
     advertise: str = Field(
-        default="", description="name others reach this machine by; empty: the address bound"
+        default="", description="name by which others reach this machine; empty: the bound address"
     )
     start_wait_s: float = Field(
         default=0.0,
         ge=0.0,
-        description="longest wait of a starting role for the meta server; then it goes on without",
+        description="longest time a starting role waits for the meta server before it continues "
+        "without it",
     )
     start_nodes: int = Field(
         default=0,
         ge=0,
-        description="compute nodes that a starting front waits for, start_wait_s at the longest",
+        description="compute nodes that a starting front waits for, at most start_wait_s",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lowest level that is logged"
@@ -63,9 +64,9 @@ class ClusterSettings(Section):
 
 
 class FrontSettings(Section):
-    """The SQL and REST door."""
+    """The front: the SQL and the REST port."""
 
-    bind: str = Field(default="127.0.0.1", description="address both doors listen on")
+    bind: str = Field(default="127.0.0.1", description="listen address of the SQL and REST ports")
     pg_port: int = Field(default=5433, ge=0, le=65535, description="PostgreSQL wire port; 0: any")
     http_port: int = Field(default=8000, ge=0, le=65535, description="REST port; 0: any")
     database: str = Field(
@@ -75,18 +76,22 @@ class FrontSettings(Section):
         default="",
         description="DSN of a PostgreSQL server that runs the SQL instead of DuckDB; empty: none",
     )
-    default_model: str = Field(default="", description="model of calls that name none")
+    default_model: str = Field(
+        default="", description="model of calls that name no model; empty: the only served model"
+    )
     external_access: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="let SQL read and write files (read_csv, COPY TO); auto: in one process only",
+        description="let SQL read and write files (read_csv, COPY TO); auto: only in tierkv sql "
+        "and connect()",
     )
     trace_dir: str = Field(
-        default="", description="folder of request traces tierkv.simulate may read; empty: none"
+        default="",
+        description="folder of request traces that tierkv.simulate may read; empty: none",
     )
     max_calls: int = Field(
         default=1000,
         ge=0,
-        description="AI calls a statement may make; 0: any number, which is the default of "
+        description="AI calls a statement may make; 0: no limit, which is the default of "
         "tierkv sql and connect()",
     )
     stats_path: str = Field(
@@ -98,10 +103,11 @@ class FrontSettings(Section):
         default=5.0,
         gt=0.0,
         le=3_600.0,
-        description="seconds between writes of statistics; a killed front loses so much",
+        description="seconds between writes of statistics; a killed front loses the statistics "
+        "since the last write",
     )
     stats_days: float = Field(
-        default=30.0, gt=0.0, description="days that usage and query log are kept"
+        default=30.0, gt=0.0, description="days that usage history and query log are kept"
     )
     query_log: Literal["ai", "all", "off"] = Field(
         default="ai",
@@ -111,28 +117,29 @@ class FrontSettings(Section):
         default=limits.MAX_QUEUED_REQUESTS,
         ge=1,
         le=limits.MAX_QUEUED_REQUESTS,
-        description="AI calls and chat requests answered or waiting before new ones are refused",
+        description="AI calls and chat requests running or waiting at a time; more are refused",
     )
     max_waiting: int = Field(
         default=10_000,
         ge=0,
         le=limits.MAX_QUEUED_REQUESTS,
-        description="of these, those that wait for room at a node before new ones are refused",
+        description="requests of max_requests that may wait for room at a node; more are refused",
     )
     max_in_flight_per_node: int = Field(
-        default=64, ge=1, description="requests a compute node is given at a time; others wait"
+        default=64, ge=1, description="requests sent to a compute node at a time; others wait"
     )
     ttft_slo_s: float = Field(
         default=0.0,
         ge=0.0,
-        description="target for the time to the first token; who would miss it because of those "
-        "before it is refused at once; 0: none",
+        description="target for the time to the first token; a request that would miss it "
+        "because of the queue is refused at once; 0: none",
     )
     lease_s: float = Field(
         default=10.0,
         gt=0.0,
         le=limits.MAX_LEASE_S,
-        description="seconds that found KV is kept for a lost front; prolonged while calls wait",
+        description="seconds that KV found for a call stays if its front is lost; extended while "
+        "the call waits",
     )
     max_connections: int = Field(
         default=200, ge=1, le=100_000, description="SQL sessions at a time; more get 53300"
@@ -140,7 +147,8 @@ class FrontSettings(Section):
     max_connections_per_user: int = Field(
         default=0,
         ge=0,
-        description="the same for one user; 0: four fifths of them where there are several users",
+        description="SQL sessions of one user at a time; 0: four fifths of max_connections if "
+        "there are several users",
     )
     max_http_statements: int = Field(
         default=64, ge=1, le=10_000, description="/v1/sql statements at a time; more get 429"
@@ -148,36 +156,38 @@ class FrontSettings(Section):
     statement_timeout_s: float = Field(
         default=86_400.0,
         ge=0.0,
-        description="seconds a statement may run unless the session sets statement_timeout; 0: any",
+        description="seconds a statement may run unless the session sets statement_timeout; 0: no "
+        "limit",
     )
     idle_session_timeout_s: float = Field(
-        default=0.0, ge=0.0, description="seconds a SQL session may be idle; 0: any time"
+        default=0.0, ge=0.0, description="seconds a SQL session may be idle; 0: no limit"
     )
     idle_in_transaction_timeout_s: float = Field(
-        default=0.0, ge=0.0, description="the same inside a transaction; 0: any time"
+        default=0.0,
+        ge=0.0,
+        description="seconds a SQL session may be idle in a transaction; 0: no limit",
     )
     memory_limit: ByteSize = Field(
         default=ByteSize(0), description="memory of the SQL engine; 0: 80 % of the machine's"
     )
-    threads: int = Field(
-        default=0, ge=0, description="threads of the SQL engine; 0: as many as there are cores"
-    )
+    threads: int = Field(default=0, ge=0, description="threads of the SQL engine; 0: one per core")
     max_http_connections: int = Field(
         default=1_000, ge=1, le=100_000, description="REST connections at a time; more are closed"
     )
     users: dict[str, str] = Field(
         default_factory=dict,
-        description="SQL users and passwords (SCRAM); empty: trust loopback without api_keys",
+        description="SQL users and passwords (SCRAM); empty: any user on loopback, unless api_keys "
+        "is set",
     )
     api_keys: dict[str, str] = Field(
         default_factory=dict,
-        description="REST keys, or sha256:HASH, and the tenant each belongs to; empty: open on "
+        description="REST keys, in clear or as sha256:HASH, and the tenant of each; empty: open on "
         "loopback, unless users is set",
     )
     allowed_hosts: str = Field(
         default="",
-        description="names in Host headers, and hosts of web pages, that REST answers, separated "
-        "by commas; empty: on loopback the machine's own, else any; *: any",
+        description="host names that REST accepts in Host and Origin headers, separated by commas; "
+        "empty: on loopback the machine's own, elsewhere any; *: any",
     )
     tls_cert: str = Field(default="", description="PEM certificate for the PostgreSQL port")
     tls_key: str = Field(default="", description="PEM key for the PostgreSQL port")
@@ -190,7 +200,7 @@ class MetaSettings(Section):
     bind: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0: any")
     database: str = Field(
-        default="", description="sqlite file of namespaces; empty: in run_dir (up) or memory"
+        default="", description="SQLite file of namespaces; empty: in run_dir (up) or in memory"
     )
 
 
@@ -205,16 +215,18 @@ class NamespaceSettings(Section):
         default=0.15,
         gt=0.0,
         le=1.0,
-        description="least share of reused document tokens that are computed again; 1: exact",
+        description="least share of reused document tokens that is recomputed; 1: exact",
     )
     selector: BlendSelector = Field(
-        default=BlendSelector.HKVD, description="which tokens: hkvd, query or boundary"
+        default=BlendSelector.HKVD,
+        description="how tokens to recompute are chosen: hkvd, query or boundary",
     )
     gradual: bool = Field(
-        default=True, description="with hkvd: more of them in early layers, fewer in late ones"
+        default=True,
+        description="with hkvd: recompute more tokens in early layers, fewer in late ones",
     )
     kv_codec: KvCodec | Literal["default"] = Field(
-        default="default", description="encoding of their KV below L1; default: the node's own"
+        default="default", description="encoding of KV below L1; default: compute.kv_codec"
     )
 
     def policy(self) -> ReusePolicy:
@@ -238,20 +250,22 @@ class DmpSettings(Section):
     )
     ready_ahead: ByteSize = Field(
         default=ByteSize(128 << 20),
-        description="memory made ready before blocks come; as much as dmp.capacity: all at start",
+        description="memory prepared before blocks arrive; with dmp.capacity or more, all is taken "
+        "at start",
     )
-    segment_dir: str = Field(default="/dev/shm", description="where the segment file lies")
+    segment_dir: str = Field(default="/dev/shm", description="folder of the segment file")
     rdma: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="open an RDMA door where there is a device; auto: unless TLS is on",
+        description="open an RDMA endpoint if there is a device; auto: unless TLS is on",
     )
     rdma_devices: str = Field(
-        default="", description="devices of that door, separated by commas; empty: all"
+        default="", description="devices of the RDMA endpoint, separated by commas; empty: all"
     )
     tls_cert: str = Field(default="", description="PEM certificate for the data plane")
     tls_key: str = Field(default="", description="PEM key for the data plane")
     tls_client_ca: str = Field(
-        default="", description="PEM CA; with it only clients it signed are let in"
+        default="",
+        description="PEM CA; if set, only clients with a certificate of this CA are accepted",
     )
     remove_on_stop: bool = Field(
         default=False, description="delete the segment at a clean stop instead of keeping its KV"
@@ -267,28 +281,34 @@ class DmpSettings(Section):
     )
     archive_options: dict[str, str] = Field(
         default_factory=dict,
-        description="options of that storage: endpoint, region, access_key_id, ...",
+        description="options of the object storage: endpoint, region, access_key_id, ...",
     )
     demote_above: float = Field(
-        default=0.85, ge=0.0, le=1.0, description="share of memory above which blocks go to disk"
+        default=0.85,
+        ge=0.0,
+        le=1.0,
+        description="share of memory in use above which blocks are copied to disk",
     )
     eviction_policy: Literal["default", "leaf_lru"] = Field(
-        default="default", description="which blocks make room for new ones"
+        default="default", description="which blocks are evicted first: default or leaf_lru"
     )
     lease_share: float = Field(
         default=0.5,
         ge=0.0,
         lt=1.0,
-        description="share of memory that leases may keep from eviction; more is not promised",
+        description="share of memory that leases may keep from eviction; no leases beyond it",
     )
     scrub_rate: ByteSize = Field(
-        default=ByteSize(64 << 20), description="bytes checked per second in the background; 0: off"
+        default=ByteSize(64 << 20),
+        description="bytes of stored blocks checked per second in the background; 0: off",
     )
     drain_s: float = Field(
-        default=1.0, ge=0.0, description="seconds a stop waits for open writes and reads"
+        default=1.0, ge=0.0, description="seconds a stop waits for open writes and reads to end"
     )
     attach_wait_s: float = Field(
-        default=5.0, ge=0.0, description="seconds a start waits for the segment's old process"
+        default=5.0,
+        ge=0.0,
+        description="seconds a start waits for the process that still owns the segment",
     )
 
 
@@ -297,15 +317,15 @@ class PoolSettings(Section):
 
     transport: Literal["auto", "shm", "rdma", "tcp"] = Field(
         default="auto",
-        description="path to pool nodes; auto: shared memory, else RDMA, else TCP",
+        description="transport to pool nodes; auto: shared memory, else RDMA, else TCP",
     )
     rdma_devices: str = Field(
-        default="", description="RDMA devices clients use, separated by commas; empty: all"
+        default="", description="RDMA devices that clients use, separated by commas; empty: all"
     )
     tls_ca: str = Field(
         default="", description="PEM CA that signed the pool nodes' certificates; empty: no TLS"
     )
-    tls_cert: str = Field(default="", description="PEM certificate to show to pool nodes")
+    tls_cert: str = Field(default="", description="PEM certificate that clients show to pool nodes")
     tls_key: str = Field(default="", description="PEM key of that certificate")
     tls_name: str = Field(
         default="", description="name in pool nodes' certificates; empty: the host of their address"
@@ -317,12 +337,14 @@ class ComputeSettings(Section):
 
     bind: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0: any")
-    model: str = Field(default="", description="model folder; empty: the small one shipped")
-    model_name: str = Field(default="", description="served name; empty: the folder's name")
+    model: str = Field(default="", description="model folder; empty: the small model shipped")
+    model_name: str = Field(
+        default="", description="name of the model in requests; empty: the folder's name"
+    )
     more_models: tuple[str, ...] = Field(
         default=(),
-        description="folders of further models that up, sql and connect() serve, each by nodes of "
-        "its own",
+        description="folders of further models that up, sql and connect() serve, each by its own "
+        "nodes",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="compute and KV type; auto: float32 on CPU, bfloat16 on GPU"
@@ -336,14 +358,15 @@ class ComputeSettings(Section):
     max_running: int = Field(default=64, ge=1, description="requests in one batch")
     threads: int = Field(default=0, ge=0, description="torch threads; 0: all cores")
     eviction_policy: Literal["default", "leaf_lru"] = Field(
-        default="default", description="which unused blocks leave L1 first"
+        default="default", description="which blocks leave L1 first: default or leaf_lru"
     )
     load_policy: Literal["auto", "always", "never"] = Field(
-        default="auto", description="load KV from the pool: when faster, always, or never"
+        default="auto",
+        description="load KV from the pool: auto (when estimated faster), always or never",
     )
     kv_codec: KvCodec = Field(
         default=KvCodec.NONE,
-        description="encode KV below L1: none, or smaller and lossy (fp8, int8, int4, "
+        description="encoding of KV below L1: none (exact), or smaller and lossy (fp8, int8, int4, "
         "entropy-fine, entropy-medium, entropy-coarse, adaptive)",
     )
     kv_calibration: str = Field(
@@ -353,14 +376,16 @@ class ComputeSettings(Section):
     ttft_budget_s: float = Field(
         default=0.0,
         ge=0.0,
-        description="with codec adaptive: time to the first token to aim at; 0: half of computing",
+        description="with kv_codec adaptive: target for the time to the first token; 0: half of "
+        "the computing time",
     )
     publish: bool = Field(default=True, description="hand computed KV to the pool")
     speculative_tokens: int = Field(
         default=-1,
         ge=-1,
         le=32,
-        description="tokens a greedy answer may guess ahead; 0: none, -1: 8 in float32 on CPU",
+        description="tokens that a greedy answer may guess ahead; 0: none, -1: 8 with float32 on "
+        "CPU, else none",
     )
 
 
@@ -368,44 +393,51 @@ class EngineSettings(Section):
     """Another engine that answers for a compute node (``tierkv serve compute --engine``)."""
 
     kind: Literal["", "vllm", "sglang", "openai"] = Field(
-        default="", description="vllm, sglang, or openai for any server of that API; empty: our own"
+        default="",
+        description="engine that answers: vllm, sglang, or openai (any server of that API); "
+        "empty: TierKV's own",
     )
-    url: str = Field(default="", description="where it listens, such as http://127.0.0.1:8000")
+    url: str = Field(default="", description="the engine's address, such as http://127.0.0.1:8000")
     api_key_file: str = Field(
-        default="", description="file with the key it wants; empty: it wants none"
+        default="", description="file with the engine's API key; empty: no key"
     )
     model: str = Field(
         default="",
-        description="folder of its model's files here (tokenizer); empty: where the engine says",
+        description="folder of the engine's model files on this machine; empty: the path that the "
+        "engine reports",
     )
     served_model: str = Field(
-        default="", description="what it calls the model; empty: the first it lists"
+        default="", description="the engine's name of the model; empty: the first model it lists"
     )
     model_name: str = Field(
-        default="", description="what requests here call the model; empty: as the engine does"
+        default="", description="name of the model in requests here; empty: the engine's name"
     )
     dtype: Literal["", "float32", "bfloat16", "float16"] = Field(
-        default="", description="type of its KV where that is not its model's own (its --dtype)"
+        default="",
+        description="type of the engine's KV, if it was started with another --dtype than its "
+        "model's",
     )
     max_requests: int = Field(
-        default=256, ge=1, description="requests it is given at a time before more are refused"
+        default=256, ge=1, description="requests sent to the engine at a time; more are refused"
     )
     idle_timeout_s: float = Field(
         default=300.0, gt=0.0, description="longest wait for the next bytes of an answer"
     )
     events_url: str = Field(
         default="",
-        description="where it publishes KV events (tcp://host:port); empty: port 5557 of its host, "
-        "off: nowhere",
+        description="where the engine publishes KV events (tcp://host:port); empty: port 5557 of "
+        "its host, off: nowhere",
     )
     events_replay_url: str = Field(
-        default="", description="where it repeats them; empty: port 5558 of its host, off: nowhere"
+        default="",
+        description="where the engine repeats KV events; empty: port 5558 of its host, off: "
+        "nowhere",
     )
     events_ranks: int = Field(
         default=1,
         ge=1,
         le=limits.MAX_ENGINE_RANKS,
-        description="its data-parallel ranks; each publishes on a port of its own",
+        description="the engine's data-parallel ranks; each publishes on its own port",
     )
 
 

@@ -284,14 +284,16 @@ class StatisticStore:
 
     def _warn_unusable(self, error: Exception) -> None:
         _log.warning(
-            "front.stats_path = %r can't be used: %s; statistics end with this process",
+            "front.stats_path = %r can't be used: %s; statistics are lost when this process ends",
             self.path,
             error,
         )
 
     def _set_aside(self, error: Exception) -> None:
         aside = self.path + DAMAGED
-        _log.warning("statistics begin anew: %s is damaged (%s), now %s", self.path, error, aside)
+        _log.warning(
+            "starting new statistics: %s is damaged (%s), moved to %s", self.path, error, aside
+        )
         try:
             os.replace(self.path, aside)
             for ending in ("-wal", "-shm"):

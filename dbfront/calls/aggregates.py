@@ -50,7 +50,7 @@ def _answer(order: CallOrder, instruction: str) -> Recipe:
         prompts = yield from _prompts(order, texts, room)
         if fewest is not None and len(prompts) >= fewest:
             raise ContextTooLongError(
-                f"answers about parts of the group don't fit the {room} tokens of a prompt",
+                f"answers about parts of the group don't fit into the {room} tokens of a prompt",
                 hint="Set max_tokens lower.",
             )
         fewest = len(prompts)
@@ -73,8 +73,8 @@ def _room(order: CallOrder, instruction: str) -> Generator[Step, Any, int]:
     room = context - max_tokens - sum(counted.counts) - slack
     if room <= _TOKENS_BETWEEN:
         raise ContextTooLongError(
-            f"a context of {context} tokens has no room for rows beside the instruction and an "
-            f"answer of {max_tokens} tokens",
+            f"a context of {context} tokens is too small for the instruction, rows and an answer "
+            f"of {max_tokens} tokens",
             hint="Set max_tokens lower, or shorten the instruction.",
         )
     return room

@@ -214,7 +214,7 @@ def _parsed_json(answer: TextAnswer) -> Any:
             return value
     raise RowLevelError(
         "the JSON answer was cut at max_tokens" if cut else "the answer is not JSON",
-        hint="Raise max_tokens, or ask for less." if cut else "",
+        hint="Raise max_tokens, or ask for a shorter answer." if cut else "",
     )
 
 

@@ -74,7 +74,7 @@ class _TokenCursor:
     def next(self) -> SqlToken:
         token = self.peek()
         if token is None:
-            raise SqlSyntaxError("syntax error at end of COPY", position=len(self.sql))
+            raise SqlSyntaxError("syntax error at end of input", position=len(self.sql))
         self._at += 1
         return token
 
@@ -104,9 +104,7 @@ class _TokenCursor:
 
 
 def _unexpected(token: SqlToken) -> SqlSyntaxError:
-    return SqlSyntaxError(
-        f'syntax error in COPY at or near "{token.text}"', position=token.start + 1
-    )
+    return SqlSyntaxError(f'syntax error at or near "{token.text}"', position=token.start + 1)
 
 
 def _name(token: SqlToken) -> str:
@@ -178,7 +176,7 @@ def _options(cursor: _TokenCursor) -> CopyOptions:
         if parenthesised:
             cursor.skip(",")
     if parenthesised and not cursor.skip(")"):
-        raise SqlSyntaxError("COPY options end too early", position=len(cursor.sql))
+        raise SqlSyntaxError("syntax error at end of input", position=len(cursor.sql))
     if (token := cursor.peek()) is not None:
         raise _unexpected(token)
     return _build(raw)
@@ -260,7 +258,7 @@ def _build_binary(raw: Mapping[str, object]) -> CopyOptions:
 
 def _check(options: CopyOptions, names: Sequence[str] | dict[str, str | tuple[str, ...]]) -> None:
     if not options.csv and {"QUOTE", "ESCAPE", "FORCE_QUOTE"} & set(names):
-        raise SqlError("COPY QUOTE, ESCAPE and FORCE_QUOTE need the csv format", sqlstate="0A000")
+        raise SqlError("COPY QUOTE, ESCAPE and FORCE_QUOTE require CSV mode", sqlstate="0A000")
     for what in ("delimiter", "quote", "escape"):
         character = getattr(options, what)
         if len(character) != 1 or character in "\r\n\0":

@@ -207,7 +207,9 @@ class DuckDbEngine:
 
 
 def _not_called() -> SqlError:
-    return SqlError("this function is TierKV's own, no client may call it", sqlstate="42501")
+    return SqlError(
+        "this function is internal to TierKV; clients may not call it", sqlstate="42501"
+    )
 
 
 def _settings(config: DuckDbConfig) -> list[str]:
@@ -242,7 +244,7 @@ def _opened(path: str | None) -> duckdb.DuckDBPyConnection:
     except duckdb.Error as error:
         if path is None or _UNREAD_LOG not in str(error):
             raise
-        log.warning("replaying what a kill left of %s, with all functions there", path)
+        log.warning("replaying the write-ahead log of %s after a kill", path)
     with closing(duckdb.connect(":memory:")) as beside:
         beside.execute("SELECT upper('a')")
         quoted = path.replace("'", "''")
@@ -255,7 +257,7 @@ def _opened(path: str | None) -> duckdb.DuckDBPyConnection:
 def _open_already(path: str) -> ConfigError:
     """Return the error for a second opening of a database in the same process."""
     return ConfigError(
-        f"the database {path} is open in this process already",
+        f"the database {path} is already open in this process",
         hint="Use that connection, with a cursor for each thread, or close() it first.",
     )
 

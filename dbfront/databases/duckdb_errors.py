@@ -132,12 +132,12 @@ _LATE_CONSTRAINT: Final = re.compile(
 )
 _CHECKED: Final = re.compile(r"Cannot change the type of a column that has a CHECK constraint")
 _NEW_TABLE_TYPE: Final = (
-    "A length, as in varchar(5), is such a constraint, too. Make a new table with the other type, "
-    "INSERT ... SELECT the rows, DROP the old table, RENAME the new one; or keep such tables in "
-    "PostgreSQL (tierkv up --postgres)."
+    "A length, as in varchar(5), is also such a constraint. Create a new table with the other "
+    "type, INSERT ... SELECT the rows, DROP the old table, RENAME the new one; or keep such tables "
+    "in PostgreSQL (tierkv up --postgres)."
 )
 _NEW_TABLE: Final = (
-    "Write the constraint in CREATE TABLE: make a new table with it, INSERT ... SELECT the rows, "
+    "Write the constraint in CREATE TABLE: create a new table with it, INSERT ... SELECT the rows, "
     "DROP the old table, RENAME the new one; or keep such tables in PostgreSQL "
     "(tierkv up --postgres)."
 )
@@ -179,8 +179,8 @@ def to_tierkv_error(
         return SqlError(
             "the database could not write: no space left on its disk",
             sqlstate="53100",
-            hint="Free space where front.database lies, then run the statement again. Nothing of "
-            "it was stored; reading goes on.",
+            hint="Free space on the disk of front.database, then run the statement again. Nothing "
+            "of it was stored; reads still work.",
         )
     position = source_position(_position(facts, engine_text))
     too_long = _TOO_LONG.search(message) if kind == "Constraint" else None
@@ -198,15 +198,16 @@ def to_tierkv_error(
         return UnknownUdfError(
             f"there is no AI function {name[1]}()",
             position=position,
-            hint="Write it without a schema; macros can't hold AI calls."
+            hint="Write it without a schema; macros can't contain AI calls."
             if name[1].lower() in AI_FUNCTIONS
-            else ai_function_hint(name[1], AI_FUNCTIONS) or f"There are {', '.join(AI_FUNCTIONS)}.",
+            else ai_function_hint(name[1], AI_FUNCTIONS)
+            or f"The AI functions are {', '.join(AI_FUNCTIONS)}.",
         )
     if state == "42601" and _PROGRAM.match(engine_text):
         return FeatureNotSupportedError(
-            "the embedded database has no functions of the user's own in SQL or other languages",
+            "the embedded database has no user-defined functions in SQL or other languages",
             position=position,
-            hint="CREATE MACRO f(a) AS an expression is the nearest; AI calls can't stand in it.",
+            hint="Use CREATE MACRO f(a) AS expression; macros can't contain AI calls.",
         )
     if state == "42601" and kind in ("Parser", "Syntax"):
         return SqlSyntaxError(message, position=position, hint=hint)
@@ -223,7 +224,7 @@ def _sandbox_hint(state: str, message: str) -> str:
     if state != "42501":
         return ""
     if "configuration has been locked" in message:
-        return "The engine's settings are the server's; front.external_access = on unlocks them."
+        return "The server locks the engine's settings; front.external_access = on unlocks them."
     if re.search(r"disabled (by|through) configuration", message):
         return "front.external_access = on allows files, the network and extensions."
     return ""

@@ -101,7 +101,7 @@ class Simulations:
         with self._lock:
             if len(self._running) >= limits.MAX_SIMULATIONS or session in self._running:
                 raise OverloadedError(
-                    f"{len(self._running)} simulations are running, no more at a time",
+                    f"{len(self._running)} simulations are already running, which is the maximum",
                     retry_after_ms=RETRY_AFTER_MS,
                 )
             child = subprocess.Popen(
@@ -130,7 +130,7 @@ class Simulations:
         if not path.is_relative_to(folder):
             raise UdfArgumentError(
                 f"trace {trace!r} is not in front.trace_dir",
-                hint="Name a file by its path below that folder.",
+                hint="Give the file's path relative to that folder.",
             )
         return path
 

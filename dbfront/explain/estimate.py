@@ -260,7 +260,8 @@ MOST_SAMPLED: Final = 200
 """Maximum number of calls prepared for the NOTICE; the remaining calls are assumed to be alike."""
 
 _HINT: Final = (
-    "SET tierkv.max_calls refuses large statements; SET tierkv.notice_calls = 0 says nothing."
+    "tierkv.max_calls limits the calls of a statement; tierkv.notice_calls = 0 turns off this "
+    "notice."
 )
 
 
@@ -282,13 +283,13 @@ def announce_stream(calls: int, stats: AiStats) -> Notice:
     """Return the NOTICE for a stream: the cost so far, since the remaining rows are unknown."""
     seconds = stats.engine_s + stats.llm_s
     return _notice(
-        f"this statement has come to {calls:,} AI calls and goes on; so far "
+        f"this statement has reached {calls:,} AI calls and continues; so far "
         f"{stats.prompt_tokens:,} prompt tokens in {_time(seconds)}"
     )
 
 
 def _notice(message: str) -> Notice:
-    return Notice("NOTICE", message, detail="A cancel (Ctrl-C) stops it.", hint=_HINT)
+    return Notice("NOTICE", message, detail="Cancel (Ctrl-C) stops the statement.", hint=_HINT)
 
 
 def _time(seconds: float) -> str:

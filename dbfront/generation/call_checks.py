@@ -112,7 +112,7 @@ def _checked_ids(call: TextCall, tokenizer: TextTokenizer) -> tuple[int, ...]:
     token_ids = call.prompt_token_ids or ()
     if call.documents:
         raise UdfArgumentError(
-            "documents can't stand before token ids", hint="send the prompt as text"
+            "documents can't be combined with token ids", hint="send the prompt as text"
         )
     size = tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
@@ -136,7 +136,7 @@ def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) ->
             f"context of model {model.name} is {model.context_tokens} tokens",
             hint=f"shorten the prompt, or set max_tokens to at most {room}"
             if room > 0
-            else "shorten the prompt; nothing is truncated for you",
+            else "shorten the prompt; TierKV never truncates it",
         )
     seed = None if asked.seed is None else asked.seed % (1 << 63)
     try:
@@ -166,7 +166,7 @@ def readout_params(model: ModelInfo, prompt_tokens: int, more_tokens: int = 0) -
             if more_tokens
             else f"the prompt has {prompt_tokens} tokens, but the context of model {model.name} is "
             f"{model.context_tokens} tokens",
-            hint="shorten the prompt; nothing is truncated for you",
+            hint="shorten the prompt; TierKV never truncates it",
         )
     return SamplingParams(max_tokens=1)
 
@@ -174,11 +174,13 @@ def readout_params(model: ModelInfo, prompt_tokens: int, more_tokens: int = 0) -
 def check_form(call: TextCall) -> None:
     """Refuse several kinds of answer in one call, and stop strings that would cut JSON."""
     if bool(call.json_schema) + bool(call.labels) + call.embed > 1:
-        raise UdfArgumentError("ask for one of JSON of a schema, one of labels, and an embedding")
+        raise UdfArgumentError(
+            "a call can ask for only one of: JSON of a schema, a label, an embedding"
+        )
     if call.json_schema and call.options.stop:
         raise UdfArgumentError(
-            "stop strings can't be given for JSON of a schema",
-            hint="the answer ends where its schema is complete",
+            "stop strings can't be used with a JSON schema",
+            hint="the answer ends when it completes the schema",
         )
 
 

@@ -177,7 +177,7 @@ class Generation:
         if call.embed:
             if model.embed_refusal:
                 raise FeatureNotSupportedError(
-                    f"model {model.name} gives no embeddings: {model.embed_refusal}",
+                    f"model {model.name} provides no embeddings: {model.embed_refusal}",
                     hint="name a model that TierKV's own engine serves",
                 )
             return readout_params(model, prompt_tokens), ()
@@ -213,7 +213,7 @@ class Generation:
         if name is None:
             raise UnknownModelError(
                 "several models are served and none was named",
-                hint=f"say which one: {names}; front.default_model names one for all calls",
+                hint=f"name one of {names}, or set front.default_model",
             )
         model = served.get(name) or self._models_seen.get(name)
         if model is None:

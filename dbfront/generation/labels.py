@@ -217,7 +217,7 @@ def check_labels(labels: tuple[str, ...]) -> None:
     seen: set[str] = set()
     for label in labels:
         if not label.strip():
-            raise UdfArgumentError("a label is empty", hint="a model can't answer with nothing")
+            raise UdfArgumentError("a label is empty", hint="give every label some text")
         if label in seen:
             raise UdfArgumentError(f"the label {label[:80]!r} is given twice")
         seen.add(label)
@@ -227,11 +227,11 @@ def _check_spellings(labels: tuple[str, ...], spellings: list[Spelling], model: 
     of: dict[Spelling, str] = {}
     for label, spelling in zip(labels, spellings, strict=True):
         if not spelling:
-            raise UdfArgumentError(f"the label {label[:80]!r} has no token of model {model.name}")
+            raise UdfArgumentError(f"the label {label[:80]!r} has no tokens in model {model.name}")
         if spelling in of:
             raise UdfArgumentError(
-                f"the labels {of[spelling][:80]!r} and {label[:80]!r} are the same to model "
-                f"{model.name}"
+                f"the labels {of[spelling][:80]!r} and {label[:80]!r} have the same tokens in "
+                f"model {model.name}"
             )
         of[spelling] = label
     if not model.eos_token_ids and needs_end(spellings):

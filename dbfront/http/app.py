@@ -78,7 +78,7 @@ def tenant_for(config: HttpConfig, authorization: str | None) -> str:
     if not config.api_keys:
         if config.has_users:
             raise AuthenticationError(
-                "front.users asks SQL clients for a password, and no REST key is configured",
+                "front.users requires passwords of SQL clients, but no REST key is configured",
                 hint="set front.api_keys to let REST clients in",
             )
         return DEFAULT_TENANT
@@ -96,7 +96,7 @@ def tenant_for(config: HttpConfig, authorization: str | None) -> str:
         if hmac.compare_digest(wanted.encode(), digest if hashed else clear):
             found = tenant
     if found is None:
-        raise AuthenticationError("the API key is not known here")
+        raise AuthenticationError("the API key is not valid")
     return found
 
 
@@ -258,5 +258,5 @@ def _routing_error(error: HTTPException) -> UserError:
     if error.status_code == 404:
         return UserError("there is no such endpoint", hint="see docs/http.md")
     if error.status_code == 405:
-        return UserError("this endpoint does not take that method", hint="see docs/http.md")
+        return UserError("this endpoint does not allow that method", hint="see docs/http.md")
     return UserError(str(error.detail))

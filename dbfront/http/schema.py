@@ -105,7 +105,9 @@ class Document(BaseModel):
     @classmethod
     def _from_text(cls, value: Any) -> Any:
         if not isinstance(value, str | dict):
-            raise ValueError("a document is text, or an object with text and perhaps a title")
+            raise ValueError(
+                "a document must be text, or an object with text and an optional title"
+            )
         return {"text": value} if isinstance(value, str) else value
 
     def to_text(self) -> str:
@@ -124,7 +126,7 @@ class Reuse(BaseModel):
     @model_validator(mode="after")
     def _no_time_for_nothing(self) -> Reuse:
         if self.next_turn is False and self.next_turn_s is not None:
-            raise ValueError("next_turn_s is the time of a next turn, but next_turn is false")
+            raise ValueError("next_turn_s needs a next turn, but next_turn is false")
         return self
 
     def to_hint(self) -> ReuseHint:
@@ -175,10 +177,10 @@ class CallBody(OptionFields):
 
     model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = Field(
         default=None,
-        description="name of a served model; left out: the default, or the only one",
+        description="name of a served model; default: front.default_model, or the only model",
     )
     stream: bool | None = Field(
-        default=None, description="answer server-sent events while the model generates"
+        default=None, description="send server-sent events while the model generates"
     )
     stream_options: StreamOptions | None = Field(
         default=None, description="include_usage: the last event carries the usage"
@@ -192,7 +194,7 @@ class CallBody(OptionFields):
     )
     documents: Annotated[list[Document], Field(max_length=limits.MAX_CHUNKS)] | None = Field(
         default=None,
-        description="texts, or objects with text and title; they stand before the prompt",
+        description="texts, or objects with text and title; they are placed before the prompt",
     )
 
     @property
@@ -298,7 +300,9 @@ class ChatBody(CallBody):
         list[ChatMessage], Field(min_length=1, max_length=limits.MAX_CHAT_MESSAGES)
     ] = Field(description="the conversation so far; the last message is answered")
     max_completion_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)] | None = (
-        Field(default=None, description="most tokens of the answer; as many as fit when left out")
+        Field(
+            default=None, description="maximum number of tokens of the answer; default: what fits"
+        )
     )
 
     def to_call(self, tenant: str, default_temperature: float) -> TextCall:
@@ -384,7 +388,7 @@ class SqlBody(BaseModel):
         default=None, description="values of $1, $2 ...; an object for $name"
     )
     stream: bool = Field(
-        default=False, description="answer a line per row while the statement runs (NDJSON)"
+        default=False, description="send a line per row while the statement runs (NDJSON)"
     )
     settings: dict[SettingName, str | int | float | bool] = Field(
         default={}, description="tierkv settings of this statement, such as tierkv.max_calls"

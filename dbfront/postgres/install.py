@@ -80,11 +80,11 @@ def _install(dsn: str) -> bool:
             return True
     except psycopg.errors.InsufficientPrivilege as error:
         raise ConfigError(
-            f"schema tierkv can't be made in PostgreSQL: {str(error).strip().splitlines()[0]}",
-            hint="As a user who may, run once: tierkv postgres-sql | psql DATABASE",
+            f"schema tierkv can't be created in PostgreSQL: {str(error).strip().splitlines()[0]}",
+            hint="As a user with that privilege, run once: tierkv postgres-sql | psql DATABASE",
         ) from None
     except psycopg.Error as error:
         raise ConfigError(
             f"front.postgres: {str(error).strip().splitlines()[0]}",
-            hint="See whether the server runs and lets this user in.",
+            hint="Check that the server is running and accepts this user.",
         ) from None

@@ -268,7 +268,7 @@ class Relay:
         None removes the listener, which must have consumed whole frames.
         """
         if listener is not None and self._listener is not None:
-            raise LocalProtocolError("somebody listens already")
+            raise LocalProtocolError("a listener is already waiting")
         self._listener = listener
         if listener is not None and self.backend.closed:
             listener(b"")

@@ -135,7 +135,7 @@ def interval_parts(value: Any) -> IntervalParts:
     clock = _CLOCK.search(text)
     rest = text[: clock.start()] if clock else text
     if _PARTS.sub("", rest).strip():
-        raise SqlError(f"can't read interval {text!r}", sqlstate="22007")
+        raise SqlError(f'invalid input syntax for type interval: "{text}"', sqlstate="22007")
     months = days = 0
     for count, unit in _PARTS.findall(rest):
         months += int(count) * _MONTHS.get(unit, 0)

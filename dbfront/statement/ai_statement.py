@@ -131,7 +131,7 @@ class AiStatement:
         if self._policy.dry_run and self.plan.writes:
             raise FeatureNotSupportedError(
                 "tierkv.dry_run is on, and this statement would write NULL for AI answers",
-                hint="EXPLAIN shows its calls; RESET tierkv.dry_run runs it.",
+                hint="EXPLAIN shows its calls; to run it, RESET tierkv.dry_run.",
             )
         checked: set[AiCall] = set()
         for form in self.plan.forms:
@@ -188,9 +188,9 @@ class AiStatement:
         raise SqlError(
             f"the AI calls of this statement did not settle in {limits.MAX_REPLAY_ROUNDS} rounds",
             sqlstate="54001",
-            hint="Store the inner calls' answers in a table first; give aggregates that make a "
-            "prompt, such as string_agg, an ORDER BY that leaves no rows alike; store what a "
-            "function of your own gives anew each time.",
+            hint="Store the inner calls' answers in a table first; give aggregates that build a "
+            "prompt, such as string_agg, an ORDER BY without ties; store the results of functions "
+            "that differ each time.",
         )
 
     async def estimate(self, rounds: EngineRounds[object]) -> Estimate:
@@ -314,8 +314,8 @@ class AiStatement:
                     "NOTICE",
                     f"documents were not blended: {self._blend_refusal}",
                     detail="The answers are exact.",
-                    hint="tierkv.namespaces shows what is allowed, `tierkv namespace set NAME "
-                    "--blend on` allows it, in one process the setting namespace.blend does.",
+                    hint="tierkv.namespaces shows what is allowed. `tierkv namespace set NAME "
+                    "--blend on` allows blending; in one process, set namespace.blend.",
                 )
             )
         return tuple(notices)
@@ -376,5 +376,5 @@ def refuse_replay(execution: str, reason: str) -> None:
     if execution == "stream":
         raise FeatureNotSupportedError(
             f"this statement can't be streamed: {reason}",
-            hint="SET tierkv.execution = auto replays such statements.",
+            hint="With SET tierkv.execution = auto, such statements are replayed.",
         )

@@ -102,7 +102,7 @@ class Spending:
         )
         may_come = sum(_most_generated(prepared) for prepared in wave)
         self._check(
-            "tokens to generate, if all answers are as long as max_tokens lets them",
+            "tokens to generate, if all answers reach max_tokens",
             self._completion_tokens + may_come,
             "tierkv.max_completion_tokens",
             self._policy.max_completion_tokens,
@@ -215,10 +215,10 @@ class ReturningWatch:
         self._last, self._rounds = keys, self._rounds + 1 if same else 1
         if self._rounds == _ROUNDS:
             raise FeatureNotSupportedError(
-                "the prompts of this AI call in RETURNING are others each time the statement runs",
+                "the prompts of this AI call in RETURNING differ each time the statement runs",
                 position=self._position[keys[0]],
-                hint="They read a default such as a sequence, a random value or the clock. Write "
-                "the rows first, then call the AI in a SELECT or UPDATE over them.",
+                hint="They depend on a default such as a sequence, a random value or the clock. "
+                "Write the rows first, then make the AI calls in a SELECT or UPDATE over them.",
             )
 
 

@@ -82,7 +82,7 @@ class Change:
             return
         result = await connection.run(self.sql, self.params, self.book)
         if list(result.rows) != list(self.outcome):
-            raise SqlError("a change came out differently when it was repeated", sqlstate="40001")
+            raise SqlError("a repeated change gave a different result", sqlstate="40001")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ class RedoLog:
 
 def _differs(reason: str) -> SqlError:
     return SqlError(
-        f"could not serialize access: going back runs earlier changes again, and {reason}",
+        f"could not serialize access: ROLLBACK TO repeats earlier changes, and {reason}",
         sqlstate="40001",
         hint="ROLLBACK, and run the transaction again.",
     )

@@ -149,7 +149,7 @@ class StreamedStatement:
             TierKVError: the engine refuses the base query.
         """
         stream, connection = self._stream, self._connection
-        self._refuse("the session made macros" if connection.own_functions else "")
+        self._refuse("the session created macros" if connection.own_functions else "")
         bound = stream.bound
         if any(not column.is_call_text for column in bound):
             described = await connection.describe(stream.types_sql, None)
@@ -160,7 +160,7 @@ class StreamedStatement:
             self._refuse(why_not_bound(column, type_name))
         if any(column.is_call_text and column.compared for column in bound):
             ((collated,),) = (await connection.command(_COLLATED)).rows
-            self._refuse("an answer is compared, maybe by a collation" if collated else "")
+            self._refuse("an answer is compared, possibly with a collation" if collated else "")
         mine, beside = await connection.settings_beside(_MEANING)
         self._refuse("" if mine == beside else "the session changed the engine's settings")
         self._outputs = await self._describe_window_statements()
@@ -173,7 +173,7 @@ class StreamedStatement:
         """
         names = [column.name for column in base]
         taken = [name for name in self._stream.placeholders if names.count(name) > 1]
-        self._refuse(f"a column of its own is named {taken[0]}" if taken else "")
+        self._refuse(f"it has a column named {taken[0]}" if taken else "")
         self._outputs_at = tuple(names.index(name) for name in self._stream.placeholders)
         columns = list(base[: len(base) - len(self._stream.bound)])
         for at, output in zip(self._outputs_at, self._outputs, strict=True):

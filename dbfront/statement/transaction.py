@@ -289,8 +289,8 @@ class ClientTransaction:
             reason = self._log.why_not(savepoint.changes)
             if reason:
                 raise FeatureNotSupportedError(
-                    f'going back to savepoint "{name}": DuckDB can only give up the whole '
-                    f"transaction, and an earlier change can't be made again ({reason})",
+                    f'can\'t roll back to savepoint "{name}": DuckDB can only roll back the whole '
+                    f"transaction, and an earlier change can't be repeated ({reason})",
                     hint="ROLLBACK, and run the transaction again.",
                 )
             self.status = "E"

@@ -117,7 +117,8 @@ async def encode_chat(
     if at is None:
         if documents:
             raise UdfArgumentError(
-                "documents need a user message", hint="they stand before the text of the first one"
+                "documents need a user message",
+                hint="they are placed before the first user message",
             )
         return EncodedPrompt(await tokenizer.encode_chat(messages))
     if not documents and not (separator and separator in messages[at].content):
@@ -179,5 +180,5 @@ def _check_count(chunks: int) -> None:
     if chunks > limits.MAX_CHUNKS:
         raise UdfArgumentError(
             f"{chunks} documents and chunks in a prompt, at most {limits.MAX_CHUNKS} are allowed",
-            hint="join short ones into one",
+            hint="join short documents",
         )

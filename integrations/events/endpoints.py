@@ -67,8 +67,8 @@ def event_endpoints(
     shared = {place.events for place in places} & {place.replay for place in places}
     if shared:
         raise ConfigError(
-            f"engine.events_url and engine.events_replay_url both take {min(shared)}",
-            hint="each rank needs two ports of its own: put the second range behind the first",
+            f"engine.events_url and engine.events_replay_url both use {min(shared)}",
+            hint="each rank needs its own port in both: begin the second range after the first",
         )
     return tuple(places)
 
@@ -80,12 +80,12 @@ def _address(text: str, host: str, setting: str) -> str:
     where, _, port = text.removeprefix("tcp://").rpartition(":")
     if not text.startswith("tcp://") or not where or not port.isdecimal():
         raise ConfigError(
-            f"{setting} is {text!r}, which is no address to connect to",
-            hint="write tcp://host:port or ipc://path as the engine's --kv-events-config has it, "
-            "or off",
+            f"{setting} is {text!r}, which is not an address",
+            hint="write tcp://host:port or ipc://path, as in the engine's --kv-events-config, or "
+            "off",
         )
     if not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"{setting} is {text!r}: ports end at 65535")
+        raise ConfigError(f"{setting} is {text!r}: the port must be 1 to 65535")
     return f"tcp://{host if where in _ANY_HOST else where}:{port}"
 
 
@@ -94,7 +94,7 @@ def _of_rank(address: str, rank: int) -> str:
     if rank == 0 or not address:
         return address
     if not address.startswith("tcp://"):
-        raise ConfigError(f"{address} is one address, and the engine has several ranks")
+        raise ConfigError(f"{address} is one address, but the engine has several ranks")
     where, _, port = address.rpartition(":")
     if int(port) + rank >= 1 << 16:
         raise ConfigError(f"{address} leaves no port for rank {rank}: ports end at 65535")

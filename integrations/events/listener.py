@@ -101,7 +101,7 @@ class RankListener:
                     self._end()
 
     def _begin(self) -> None:
-        _log.info("KV events come from %s", self.endpoint.events)
+        _log.info("receiving KV events from %s", self.endpoint.events)
         self.connected = True
         self.doubted.clear()
         self._do(self.following.connected())

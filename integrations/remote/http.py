@@ -62,7 +62,7 @@ class EventDecoder:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise RemoteProtocolError(f"an engine's event is no UTF-8: {error}") from error
+            raise RemoteProtocolError(f"an engine's event is not UTF-8: {error}") from error
 
     def _check(self, size: int) -> None:
         if size > limits.MAX_ENGINE_REPLY_BYTES:
@@ -105,15 +105,16 @@ class EngineHttp:
                 raise httpx.InvalidURL("it needs http:// or https:// and a host")
             if parsed.userinfo:
                 raise ConfigError(
-                    "engine.url holds a name or password, and URLs are shown in logs and views",
-                    hint="give the engine's key by --api-key-file FILE",
+                    "engine.url contains a name or password, but URLs are shown in logs and views",
+                    hint="give the engine's key with --api-key-file FILE",
                 )
             self._client = httpx.AsyncClient(
                 base_url=parsed, headers=headers, timeout=timeout, limits=unbounded, trust_env=False
             )
         except (httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
             raise ConfigError(
-                f"engine.url {url!r} can't be used: {error}", hint="such as http://127.0.0.1:8000"
+                f"engine.url {url!r} can't be used: {error}",
+                hint="write it as http://127.0.0.1:8000",
             ) from error
 
     async def get_json(self, path: str) -> dict[str, Any]:
@@ -152,7 +153,7 @@ class EngineHttp:
                     if data.strip() == _DONE:
                         return
                     yield self._event(data)
-        raise TransportError(f"{self.where}: the stream ended without its end")
+        raise TransportError(f"{self.where}: the stream ended early")
 
     async def close(self) -> None:
         """Close all connections."""
@@ -199,9 +200,9 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"{where}: a reply is no JSON: {text[:80]!r}") from error
+        raise RemoteProtocolError(f"{where}: a reply is not JSON: {text[:80]!r}") from error
     if not isinstance(value, dict):
-        raise RemoteProtocolError(f"{where}: a reply is no JSON object: {text[:80]!r}")
+        raise RemoteProtocolError(f"{where}: a reply is not a JSON object: {text[:80]!r}")
     return value
 
 
@@ -219,7 +220,7 @@ _CONTEXT = re.compile(
 _BUSY = (429, 503)
 _KEY_REFUSED = (401, 403)
 _TIMED_OUT = (408, 504)
-_WRONG_KIND = "see whether --url and --engine are of the same server"
+_WRONG_KIND = "check that --engine names the kind of server at --url"
 
 
 def refusal(
@@ -239,7 +240,7 @@ def refusal(
         wait_ms = 1_000 if retry_after_s is None else int(1_000 * min(retry_after_s, 60.0))
         return OverloadedError(text, retry_after_ms=max(wait_ms, 1))
     if status in _KEY_REFUSED:
-        return ConfigError(text, hint="give the engine's key: --api-key-file FILE")
+        return ConfigError(text, hint="give the engine's key with --api-key-file FILE")
     if status in _TIMED_OUT or status >= 500:
         return TransportError(text)
     if _CONTEXT.search(said) or '"context_length_exceeded"' in body:

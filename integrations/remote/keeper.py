@@ -91,7 +91,9 @@ class Keeper:
             await self._look()
         if self.node.life is None:
             _log.warning(
-                "%s waits for its engine at %s", self.node.config.node_id, self.node.config.url
+                "%s is waiting for its engine at %s",
+                self.node.config.node_id,
+                self.node.config.url,
             )
         self._task = asyncio.create_task(self._watch())
 
@@ -161,7 +163,7 @@ class Keeper:
             await self._end(error.message)
         elif error.message != self._said and self.node.life is None:
             self._said = error.message
-            _log.warning("%s waits: %s", self.node.config.node_id, error.message)
+            _log.warning("%s is waiting: %s", self.node.config.node_id, error.message)
 
     async def _begin(self, look: EngineLook, model: ModelInfo) -> None:
         config = self.node.config

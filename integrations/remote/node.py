@@ -174,7 +174,9 @@ class RemoteNode:
 
     def _living(self) -> Life:
         if self.life is None:
-            raise TransportError(f"{self.config.node_id}: nobody answers at {self.config.url}")
+            raise TransportError(
+                f"{self.config.node_id}: the engine at {self.config.url} does not answer"
+            )
         return self.life
 
     def _check(self, request: GenerateRequest, life: Life) -> None:
@@ -196,8 +198,8 @@ class RemoteNode:
         if request.resumed_tokens and request.guide:
             # For the engine these tokens belong to the prompt: the JSON would begin again.
             raise NodeLostError(
-                f"{self.config.node_id} can't go on within JSON that another node began",
-                hint="ask again",
+                f"{self.config.node_id} can't continue JSON that another node began",
+                hint="send the request again",
             )
         for asked, refusal in (
             (request.embed, model.embed_refusal),
@@ -205,7 +207,7 @@ class RemoteNode:
         ):
             if asked and refusal:
                 raise FeatureNotSupportedError(
-                    f"model {model.name} can't: {refusal}", hint="name another model"
+                    f"model {model.name} can't do this: {refusal}", hint="name another model"
                 )
         wanted = len(request.token_ids) + self._new_tokens(request)
         if wanted > model.context_tokens:
@@ -215,7 +217,9 @@ class RemoteNode:
                 hint="shorten the prompt or lower max_tokens",
             )
         if len(life.running) >= self.config.max_requests:
-            raise OverloadedError(f"node {self.config.node_id} has {len(life.running)} requests")
+            raise OverloadedError(
+                f"node {self.config.node_id} already has {len(life.running)} requests"
+            )
 
     def _new_tokens(self, request: GenerateRequest) -> int:
         if request.reads_out:
@@ -284,7 +288,7 @@ class RemoteNode:
         """Report the engine's load and the counters of the engine's cache."""
         life = self.life
         if life is None:
-            return NodeReport(notes=(f"nobody answers at {self.config.url}",))
+            return NodeReport(notes=(f"the engine at {self.config.url} does not answer",))
         version = f" {life.look.version}" if life.look.version else ""
         reason = f"{self.config.kind}{version} at {self.config.url}"[: limits.MAX_REASON_CHARS]
         book = life.book

@@ -25,7 +25,7 @@ _SCHEMA_NAME: Final = "answer"
 class OpenAiDoor:
     """Implements EngineDoor."""
 
-    score_refusal = "the engine answers in text only"
+    score_refusal = "the engine returns only text"
     speaks_text = True
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
@@ -44,8 +44,8 @@ class OpenAiDoor:
         """Stream an answer; see EngineDoor."""
         if ask.request.resumed_tokens:
             raise FeatureNotSupportedError(
-                f"{self.http.where} can't go on with an answer that another node began",
-                hint="ask again",
+                f"{self.http.where} can't continue an answer that another node began",
+                hint="send the request again",
             )
         path, body = self._body(ask)
         try:
@@ -114,5 +114,5 @@ def _text(choice: dict[str, Any], where: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise RemoteProtocolError(f"{where}: the text of an answer is no text")
+        raise RemoteProtocolError(f"{where}: the text of an answer is not a string")
     return text

@@ -28,13 +28,13 @@ def listed_model(reply: dict[str, Any], served: str, where: str) -> dict[str, An
     """
     listed = reply.get("data")
     if not isinstance(listed, list) or not all(isinstance(m, dict) and "id" in m for m in listed):
-        raise RemoteProtocolError(f"{where}: GET /v1/models is no list of models")
+        raise RemoteProtocolError(f"{where}: GET /v1/models did not return a list of models")
     found = next((model for model in listed if served in ("", model["id"])), None)
     if found is None:
         names = ", ".join(str(model["id"]) for model in listed) or "none"
         raise UnknownModelError(
             f"{where} serves no model {served!r}" if served else f"{where} serves no model",
-            hint=f"it serves: {names}; say which with engine.served_model",
+            hint=f"it serves: {names}; select one with engine.served_model",
         )
     return dict(found)
 
@@ -45,7 +45,7 @@ def only_choice(event: dict[str, Any], where: str) -> dict[str, Any] | None:
     if not choices:
         return None
     if not isinstance(choices, list) or not isinstance(choices[0], dict):
-        raise RemoteProtocolError(f"{where}: choices are no list of objects")
+        raise RemoteProtocolError(f"{where}: choices are not a list of objects")
     return dict(choices[0])
 
 
@@ -53,7 +53,7 @@ def token_ids(value: Any, where: str) -> tuple[int, ...]:
     """Return the tokens of a piece of an answer; null means no tokens."""
     ids = value if value is not None else []
     if not isinstance(ids, list) or not all(type(t) is int and 0 <= t < _MOST_ID for t in ids):
-        raise RemoteProtocolError(f"{where}: token ids are no list of numbers")
+        raise RemoteProtocolError(f"{where}: token ids are not a list of numbers")
     return tuple(ids)
 
 

@@ -25,7 +25,7 @@ from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo
 from tierkv.storage.modelfiles.model_folder import ModelFolder, inspect_model_folder
 
-_EMBED_REFUSAL: Final = "the engine generates text and gives no hidden states"
+_EMBED_REFUSAL: Final = "the engine generates text and does not return hidden states"
 _BLEND_REFUSAL: Final = "another engine computes it"
 _UNTOLD_CONTEXT: Final = 1 << 17
 """Tokens of context if the engine reports no limit; the engine itself refuses longer prompts."""
@@ -98,14 +98,14 @@ def _folder(config: RemoteConfig, look: EngineLook) -> Path:
     folder = Path(config.model_folder or look.folder).expanduser()
     if config.model_folder and not folder.is_dir():
         raise ConfigError(
-            f"the folder of the model, {config.model_folder!r}, is no folder here",
-            hint="give the files of what the engine serves: --model FOLDER",
+            f"the model folder {config.model_folder!r} does not exist on this machine",
+            hint="give the files of the engine's model with --model FOLDER",
         )
     if not folder.is_dir():
         raise ConfigError(
-            f"the engine serves {look.served!r} from {look.folder or 'somewhere'!r}, which is no "
-            "folder here",
-            hint="give the model's files, at least its tokenizer and weights: --model FOLDER",
+            f"the engine serves {look.served!r} from {look.folder or 'an unknown folder'!r}, which "
+            "does not exist on this machine",
+            hint="give the model's files, at least tokenizer and weights, with --model FOLDER",
         )
     return folder
 

@@ -110,7 +110,9 @@ class SglangDoor:
             return ids, counts
         if list(ids[: len(seen)]) == seen:
             return ids[len(seen) :], counts
-        raise RemoteProtocolError(f"{self.http.where}: an answer does not go on where it was")
+        raise RemoteProtocolError(
+            f"{self.http.where}: an answer does not continue where it stopped"
+        )
 
     def _ended(self, event: dict[str, Any]) -> str:
         reason = event["meta_info"].get("finish_reason")
@@ -129,7 +131,7 @@ class SglangDoor:
             scores = tuple(table[token] for token in ask.request.score_token_ids)
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(
-                f"{self.http.where} does not tell the chances of tokens"
+                f"{self.http.where} does not return token probabilities"
             ) from error
         counts = counts_of_meta(reply["meta_info"])
         return AnswerPiece(

@@ -204,7 +204,7 @@ class VllmDoor:
             return {token: float(table[f"token_id:{token}"]) for token in tokens}
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(
-                f"{self.http.where} does not tell the chances of named tokens "
+                f"{self.http.where} does not return probabilities of given tokens "
                 "(logprob_token_ids): a newer vLLM is needed"
             ) from error
 

@@ -117,7 +117,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
             store.door.complain(
                 "host_pool",
                 f"{type(host_pool).__name__} ({name}) has no pages to store: {error}",
-                hint="SGLang serves on without storage for this model",
+                hint="SGLang continues without storage for this model",
             )
             return
         form = f"{pages.pieces} x {pages.piece_bytes}"
@@ -141,8 +141,8 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
             self._weights_replaced = True
             self._ready().door.complain(
                 "weights_replaced",
-                f"the weights were replaced while SGLang runs (now {now[1]} of {now[0]}), so the "
-                "pool is not used any more",
+                f"the weights were replaced while SGLang was running (now {now[1]} of {now[0]}), "
+                "so the pool is no longer used",
                 hint="detach the storage backend, flush the cache, and attach it again",
             )
         return not self._weights_replaced
@@ -151,7 +151,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         if not self._zero_copy:
             door.complain(
                 "interface_v1",
-                "pages are copied once more on their way to the pool",
+                "pages are copied an additional time on their way to the pool",
                 hint='add "interface_v1": 1 to the extra config',
             )
         if self._storage.should_split_heads:
@@ -357,7 +357,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         try:
             done = move(store)
         except ValueError as error:
-            store.door.complain("host_memory", f"{name}: {error}", hint="it was a miss")
+            store.door.complain("host_memory", f"{name}: {error}", hint="counted as a miss")
             return [False] * pages
         component = store.component(name)
         size = 0 if component is None else component.pages.page_bytes * sum(done)
@@ -393,7 +393,7 @@ def _trailing(transfer: PoolTransfer) -> int | None:
 def _text(extra: dict[str, Any], name: str) -> str:
     value = extra.get(name, "")
     if not isinstance(value, str):
-        raise ConfigError(f"{_WHERE}: {name} = {value!r} is no text")
+        raise ConfigError(f"{_WHERE}: {name} = {value!r} is not text")
     return value
 
 

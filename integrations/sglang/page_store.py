@@ -314,8 +314,8 @@ class PageStore:
             if not self._generations.advance(pool, base):
                 self.door.complain(
                     "sglang_clear",
-                    "the pool had no room to note that the cache was cleared; nothing is read or "
-                    "written until it has",
+                    "the pool had no room to record that the cache was cleared; nothing is read or "
+                    "written until it is recorded",
                 )
                 return None
             with self._lock:

@@ -249,7 +249,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._door.complain(
                 "cache_reset",
                 "the cache was reset, so from now on this engine shares nothing with others",
-                hint="start the engine again, once its weights are those of its model's folder",
+                hint="restart the engine with the weights of its model folder",
             )
         return True
 
@@ -351,7 +351,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Run without the pool, and complain with the reason."""
         self._door = self._open_door(None, rank=0, part="scheduler")
         self._door.complain(
-            "unsupported", reason, hint="the engine serves on; docs/engines.md lists what works"
+            "unsupported", reason, hint="the engine continues; docs/engines.md lists what works"
         )
 
     def _complain_of_config(self, door: PoolDoor) -> None:
@@ -366,9 +366,9 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         if asked == LAYER_BY_LAYER and not self._settings.in_step:
             door.complain(
                 "load_mode",
-                "load_mode layer_by_layer does not go with asynchronous scheduling or speculative "
-                "decoding, so requests wait for their blocks between steps",
-                hint="--no-async-scheduling, and no --speculative-config",
+                "load_mode layer_by_layer does not work with asynchronous scheduling or "
+                "speculative decoding, so requests wait for their blocks between steps",
+                hint="start with --no-async-scheduling and without --speculative-config",
             )
 
     def _local_tokens(self, request: Any) -> int:

@@ -79,7 +79,8 @@ class ConnectorSettings:
             value = given.get(name, getattr(cls(), name))
             if type(value) is not int or not least <= value <= most:
                 raise ConfigError(
-                    f"{_WHERE}: {name} = {str(value)[:40]!r} is no number from {least} to {most}"
+                    f"{_WHERE}: {name} = {str(value)[:40]!r} is not a whole number from "
+                    f"{least} to {most}"
                 )
             numbers[name] = value
         return cls(mode, policy, **numbers, saves=saves, loads=loads)
@@ -89,5 +90,8 @@ def _choice(given: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> st
     """Read one of several words; the first is the default."""
     value = given.get(name, choices[0])
     if value not in choices:
-        raise ConfigError(f"{_WHERE}: {name} = {str(value)[:40]!r}", hint=" or ".join(choices))
+        raise ConfigError(
+            f"{_WHERE}: {name} = {str(value)[:40]!r} is not valid",
+            hint=f"use {' or '.join(choices)}",
+        )
     return str(value)

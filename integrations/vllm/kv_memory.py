@@ -183,7 +183,7 @@ def open_memory(tensors: Mapping[str, Any], *, blocks: int, block_tokens: int) -
             )
     shapes = {(tuple(t.shape), t.stride(), str(t.dtype), str(t.device)) for t in tensors.values()}
     if len(shapes) > 1:
-        raise UnfitMemoryError("layers have KV of different shapes, types or places")
+        raise UnfitMemoryError("layers have KV of different shapes, types or devices")
     if len({t.data_ptr() for t in tensors.values()}) != len(tensors):
         raise UnfitMemoryError("layers share their KV")
     tensors = {name: tensors[name] for name in sorted(tensors, key=_by_number)}

@@ -218,7 +218,9 @@ class ClusterView:
             return self._fixed_by_id[node_id]
         info = self._infos.get(node_id)
         if info is None or info.incarnation != incarnation or self._connect is None:
-            raise TransportError(f"node {node_id} ({incarnation}) is not there any more")
+            raise TransportError(
+                f"node {node_id} ({incarnation}) has left the cluster or was restarted"
+            )
         known = self._clients.get(node_id)
         if known is None or known[0] != incarnation:
             known = (incarnation, self._connect(info))

@@ -106,7 +106,7 @@ class HoldKeeper:
                     return
                 await self._rest()
         except TierKVError as error:
-            log.warning("what a statement shares is not held any more: %s", error)
+            log.warning("the shared blocks of a statement are no longer held: %s", error)
 
     async def _renew_due(self) -> None:
         for stem, held in list(self._held.items()):

@@ -250,7 +250,7 @@ async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> Generat
             raise
         raise TransportError("the connection to the node was closed") from None
     except StopAsyncIteration:
-        raise TransportError("the node's stream ended without a last event") from None
+        raise TransportError("the node's stream ended before the last event") from None
     finally:
         job.timer = None
 
@@ -258,7 +258,7 @@ async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> Generat
 def _check_abandoned(job: Job) -> None:
     """Raise if the wait ended because of the node, not because of the caller."""
     if not job.dropped:
-        raise TransportError("the node's life ended") from None
+        raise TransportError("the node stopped or was restarted") from None
 
 
 async def _close(events: AsyncIterator[GenerateEvent]) -> None:

@@ -158,9 +158,7 @@ def _row_items(form: CallForm, text: str) -> list[Any]:
     try:
         items: list[Any] = exact_argument(text)
     except ValueError as error:
-        raise UdfArgumentError(
-            f"{form.function.name}: an argument can't be used: {error}"
-        ) from None
+        raise UdfArgumentError(f"{form.function.name}: an argument is not valid: {error}") from None
     return items
 
 

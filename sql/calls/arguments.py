@@ -76,7 +76,7 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or any(isinstance(item, list | dict) for item in value):
         raise UdfArgumentError(
             f"{name} must be a list of text",
-            hint=f"Write {name} => ['...', '...'] (PostgreSQL: ARRAY['...']), or name a column "
+            hint=f"Write {name} => ['...', '...'] (PostgreSQL: ARRAY['...']), or give a column "
             "of lists.",
         )
     is_text = all(isinstance(item, str | None) for item in value)
@@ -149,7 +149,7 @@ def _context(value: Any) -> dict[str, str]:
     if len(fields) > limits.MAX_CONTEXT_FIELDS:
         raise UdfArgumentError(
             f"{len(fields)} fields were given, at most {limits.MAX_CONTEXT_FIELDS} are allowed",
-            hint="Put what belongs together into one field of context.",
+            hint="Combine related values into one field of context.",
         )
     return fields
 
@@ -224,8 +224,8 @@ def _dedup(value: Any) -> None:
     if not Flag().from_json(value):
         raise UdfArgumentError(
             "equal calls of a statement always have one answer; dedup can't be false",
-            hint="For samples of their own, make the calls differ: put a key of the row into seed, "
-            "such as options => {'temperature': 1, 'seed': id}.",
+            hint="To get a separate sample per row, put a key of the row into seed, such as "
+            "options => {'temperature': 1, 'seed': id}.",
         )
 
 
@@ -235,7 +235,7 @@ def _response_format(value: Any) -> None:
         return
     if kind in ("json_object", "json_schema"):
         raise UdfArgumentError(
-            'option "response_format" can\'t ask for JSON, which is another type of result',
+            'option "response_format" can\'t request JSON, which is another result type',
             hint="Call ai_generate_json(prompt, schema).",
         )
     raise ValueError('must be {"type": "text"}')
@@ -285,7 +285,7 @@ def _check_fields(schema: Any) -> None:
         raise UdfArgumentError(
             f"{len(questions)} fields were given, at most {limits.MAX_EXTRACTED_FIELDS} are "
             "allowed",
-            hint="Each is a question of its own; a JSON Schema asks for all at once.",
+            hint="Each field is a separate question; a JSON Schema asks for all fields at once.",
         )
     empty = next((name for name, question in questions.items() if not question.strip()), None)
     if empty is not None:

@@ -151,7 +151,7 @@ def _named_calls(tokens: list[Token]) -> list[tuple[int, str]]:
             continue
         if name.startswith(ENGINE_PREFIX):
             raise SqlError(
-                f'names starting with "{ENGINE_PREFIX}" are TierKV\'s own',
+                f'names starting with "{ENGINE_PREFIX}" are reserved for TierKV',
                 sqlstate="42501",
                 position=token.start + 1,
                 hint="Call ai_generate(...).",
@@ -178,7 +178,7 @@ def _refuse_depth(tokens: list[Token], calls: set[int]) -> None:
             opened.append(depth)
         if len(opened) > limits.MAX_NESTED_CALLS:
             raise SqlError(
-                f"AI calls are nested more than {limits.MAX_NESTED_CALLS} deep",
+                f"AI calls are nested more than {limits.MAX_NESTED_CALLS} levels deep",
                 sqlstate="54001",
                 position=token.start + 1,
                 hint="Store the inner calls' answers in a table first.",
@@ -327,12 +327,12 @@ def _parameter(
             raise _wrong(tokens[first], f'argument "{name}" has no value')
         return name, first + 2, True
     if named_before:
-        raise _wrong(tokens[first], "a positional argument can't follow a named one")
+        raise _wrong(tokens[first], "positional argument cannot follow named argument")
     if position >= len(function.parameters):
         raise _wrong(
             tokens[first],
             f"{function.name} takes at most {len(function.parameters)} arguments",
-            f"They are {', '.join(function.names)}.",
+            f"The arguments are {', '.join(function.names)}.",
         )
     return function.names[position], first, False
 

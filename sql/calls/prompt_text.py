@@ -55,8 +55,8 @@ def parse_template(text: str, arguments: int) -> PromptTemplate:
             written.append(match[0][0])
         elif match[1] is None:
             raise UdfArgumentError(
-                f'ai_prompt: "{match[0]}" is not a hole such as {{0}}',
-                hint="Write {{ and }} for braces.",
+                f'ai_prompt: "{match[0]}" is not a placeholder such as {{0}}',
+                hint="Write {{ and }} for literal braces.",
             )
         else:
             _flush(pieces, written)
@@ -65,15 +65,15 @@ def parse_template(text: str, arguments: int) -> PromptTemplate:
     _flush(pieces, written)
     unused = sorted(set(range(arguments)) - {piece for piece in pieces if isinstance(piece, int)})
     if unused:
-        raise UdfArgumentError(f"ai_prompt: the template has no {{{unused[0]}}} for an argument")
+        raise UdfArgumentError(f"ai_prompt: the template has no {{{unused[0]}}} for its argument")
     return PromptTemplate(tuple(pieces))
 
 
 def _hole(number: int, arguments: int) -> int:
     if number >= arguments:
         raise UdfArgumentError(
-            f"ai_prompt: nothing is given for {{{number}}}",
-            hint="Holes count from {0}; each takes one argument after the template.",
+            f"ai_prompt: there is no argument for {{{number}}}",
+            hint="Placeholders count from {0}; each needs one argument after the template.",
         )
     return number
 

@@ -82,7 +82,7 @@ def call_sites(
         raise FeatureNotSupportedError(
             f"more than {MAX_FORMS} different AI calls in a statement",
             position=tokens[calls[number].first].start + 1,
-            hint="Put what differs into rows: one AI call over a table.",
+            hint="Put the differences into rows of a table, and make one AI call over the table.",
         )
     forms: dict[int, CallForm] = {}
     for order, numbers in enumerate(groups.values()):

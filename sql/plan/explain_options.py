@@ -66,12 +66,12 @@ class ExplainOptions:
         if self.format not in _FORMATS:
             raise FeatureNotSupportedError(
                 f"EXPLAIN can't show AI calls in format {self.format}",
-                hint="Take FORMAT TEXT or FORMAT JSON.",
+                hint="Use FORMAT TEXT or FORMAT JSON.",
             )
         if self.analyze and self.estimate:
             raise SqlSyntaxError(
-                f"{ESTIMATE_OPTION} asks no model, ANALYZE does",
-                hint="Take one of them.",
+                f"EXPLAIN options ANALYZE and {ESTIMATE_OPTION} cannot be used together",
+                hint=f"ANALYZE calls the model; {ESTIMATE_OPTION} does not.",
             )
 
 
@@ -145,7 +145,7 @@ def _switch(name: str, item: list[Token]) -> bool:
     value = _text(item[1]).upper() if len(item) == 2 else "ON" if len(item) == 1 else ""
     if value not in _ON | _OFF:
         raise SqlSyntaxError(
-            f"EXPLAIN option {name} is on or off", position=item[0].start + 1, hint=f"Write {name}."
+            f"{name} requires a Boolean value", position=item[0].start + 1, hint=f"Write {name}."
         )
     return value in _ON
 

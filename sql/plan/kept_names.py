@@ -114,7 +114,9 @@ def _closing(tokens: list[Token], opening: int) -> int:
 def _refuse_inner_calls(tokens: list[Token]) -> None:
     for token, following in pairwise(tokens):
         if following.text == "(" and token.kind in _NAMES and name_value(token) in INNER_FUNCTIONS:
-            raise _refused(token, f"{name_value(token)}() is TierKV's own, no client may call it")
+            raise _refused(
+                token, f"{name_value(token)}() is internal to TierKV; clients may not call it"
+            )
 
 
 def _check_create(statement: list[Token], kept: KeptNames) -> None:
@@ -144,7 +146,7 @@ def _check_schemas(tokens: list[Token], kind: str) -> None:
         else:
             continue
         if hides:
-            raise _refused(token, f"schema {SCHEMA} and what is in it are TierKV's own")
+            raise _refused(token, f"schema {SCHEMA} and its contents are reserved for TierKV")
 
 
 def _check_made(head: list[Token], kept: KeptNames) -> None:
@@ -152,17 +154,17 @@ def _check_made(head: list[Token], kept: KeptNames) -> None:
     last = head[-1]
     name = name_value(last)
     if name in AI_FUNCTIONS or name == PROMPT_TEMPLATE or name.startswith(_PREFIX):
-        raise _refused(last, f"{name} is a name of TierKV's own")
+        raise _refused(last, f"the name {name} is reserved for TierKV")
     inside = name_value(head[-3]) if len(head) > 3 and head[-2].text == "." else ""
     temporary = inside == "temp" or any(token.upper in ("TEMP", "TEMPORARY") for token in head)
     shared = not temporary and (not inside or inside in kept.everybodys)
     if kept.others and shared and name in kept.engine_names:
         raise SqlError(
-            f"{name} is the engine's own: another one would answer everybody's statements",
+            f"{name} is built in: replacing it would affect the statements of all users",
             sqlstate="42501",
             position=last.start + 1,
-            hint="Use another name, a schema of your own (CREATE MACRO mine."
-            f"{name} ...), or CREATE TEMP MACRO, which only your session sees.",
+            hint=f"Use another name, your own schema (CREATE MACRO mine.{name} ...), or CREATE "
+            "TEMP MACRO, which only your session sees.",
         )
 
 
@@ -173,11 +175,11 @@ def _refuse_running_text(tokens: list[Token]) -> None:
             continue
         if name_value(token) in _RUNS_TEXT and not _names_query(tokens, at):
             raise SqlError(
-                f"{name_value(token)}() can't stand in a view, macro or table: it would run text "
-                "in the statements of other users",
+                f"{name_value(token)}() can't be used in a view, macro or table: it would run "
+                "text in the statements of other users",
                 sqlstate="42501",
                 position=token.start + 1,
-                hint="Call it in a statement of your own; query_table() may stand there.",
+                hint="Call it directly in a statement; query_table() is allowed here.",
             )
 
 
@@ -194,7 +196,7 @@ def _check_setting(statement: list[Token]) -> None:
         _check_path(words)
     elif words and words[0].upper == "VARIABLE" and len(words) > 1:
         if name_value(words[1]).startswith(_PREFIX):
-            raise _refused(words[1], f"variables named {_PREFIX}... are TierKV's own")
+            raise _refused(words[1], f"variables named {_PREFIX}... are reserved for TierKV")
     elif words and words[0].kind in _NAMES and name_value(words[0]) in _PATHS:
         _check_path(words[2:])
 
@@ -222,14 +224,12 @@ def _check_path(value: list[Token]) -> None:
 def _attach_refused(token: Token) -> SqlError:
     """ATTACH in memory is refused too: all users see it, and it hides schemas of its name."""
     return SqlError(
-        "ATTACH is not allowed: a database would be attached for all users",
+        "ATTACH is not allowed, because the database would be attached for all users",
         sqlstate="42501",
         position=token.start + 1,
-        hint="front.external_access = on allows it. CREATE SCHEMA, or TEMP tables, need none.",
+        hint="front.external_access = on allows it. CREATE SCHEMA and TEMP tables work without.",
     )
 
 
 def _refused(token: Token, what: str) -> SqlError:
-    return SqlError(
-        what, sqlstate="42501", position=token.start + 1, hint="Use a name of your own."
-    )
+    return SqlError(what, sqlstate="42501", position=token.start + 1, hint="Use another name.")

@@ -206,7 +206,7 @@ class _SelectBuilder:
         """Write a star in place of the statement's only star, before or after all other items."""
         sources = self.tree.args.get("joins") or self.tree.args.get("laterals")
         if late.count(False) != 1 or sources or (late[0] and late[-1]):
-            raise NotStreamableError("a star stands among the items")
+            raise NotStreamableError("its select list has items before and after a star")
         hidden = [f"tierkv_item_{number}" for number, is_late in enumerate(late) if is_late]
         hidden += [f"tierkv_bound_{number}" for number in range(len(self.bound))]
         star = f"* EXCLUDE ({', '.join(hidden)})"
@@ -218,7 +218,7 @@ class _SelectBuilder:
     def _bind(self, node: exp.Expr) -> None:
         """Name the columns that an item reads."""
         if isinstance(node, _NOT_LATE):
-            raise NotStreamableError("a subquery stands in an item")
+            raise NotStreamableError("its select list contains a subquery")
         if isinstance(node, exp.Column):
             first, last = self._tokens_of(node)
             key = " ".join(token.text for token in self.tokens[first:last])

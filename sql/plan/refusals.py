@@ -75,18 +75,18 @@ def refuse_statement(
     merges = kind is StatementKind.MERGE and dialect is Dialect.POSTGRES
     if kind not in _MAY_HOLD_CALLS and not merges:
         raise FeatureNotSupportedError(
-            f"{command_name(tokens)} can't hold AI calls",
+            f"{command_name(tokens)} can't contain AI calls",
             position=position,
             hint="Put the AI call in a SELECT, INSERT, UPDATE, DELETE or CREATE TABLE AS, "
-            "and use the table it fills here.",
+            "and use the resulting table here.",
         )
     for index, token in enumerate(tokens):
         _refuse_volatile(tokens, index, token)
     for _, verb in writing_bodies(tokens) if dialect is Dialect.DUCKDB else ():
         if tokens[verb].upper == "COPY":
             raise FeatureNotSupportedError(
-                "COPY in a WITH can't stand in a statement with AI calls, which is run more than "
-                "once: no transaction takes back what is written to files",
+                "COPY in a WITH can't be used in a statement with AI calls, which is run more "
+                "than once: files are not rolled back",
                 position=tokens[verb].start + 1,
                 hint="Run the COPY by itself.",
             )
@@ -98,11 +98,11 @@ def _refuse_volatile(tokens: list[Token], index: int, token: Token) -> None:
     name = name_value(token)
     if is_call and name in _SESSION_LOCKS:
         raise FeatureNotSupportedError(
-            f"{name}() can't stand in a statement with AI calls: each run of it would take or "
-            "release a lock of the session once more",
+            f"{name}() can't be used in a statement with AI calls, which is run more than once: "
+            "each run would take or release a lock of the session",
             position=token.start + 1,
             hint="Use pg_advisory_xact_lock() or pg_try_advisory_xact_lock(), which the "
-            "transaction gives back, or a statement of its own.",
+            "transaction releases at its end, or a separate statement.",
         )
     volatile = is_call and name in _VOLATILE
     sampled = (token.upper == "TABLESAMPLE" and begins_clause(tokens, index)) or (
@@ -112,9 +112,10 @@ def _refuse_volatile(tokens: list[Token], index: int, token: Token) -> None:
         return
     what = f"{name}()" if volatile else "sampling"
     raise FeatureNotSupportedError(
-        f"{what} can't stand in a statement with AI calls, which is run more than once",
+        f"{what} can't be used in a statement with AI calls, which is run more than once",
         position=token.start + 1,
-        hint="Store it first: CREATE TEMP TABLE t AS SELECT ..., then call the AI over t.",
+        hint="Store the rows first (CREATE TEMP TABLE t AS SELECT ...), then make the AI calls "
+        "over t.",
     )
 
 

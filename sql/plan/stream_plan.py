@@ -371,7 +371,7 @@ class _StreamBuilder:
             self._bind_column(node, compared=compared)
             return
         if not isinstance(node, AROUND_CALLS):
-            raise NotStreamableError(f"{shown(node)} stands around an AI call")
+            raise NotStreamableError(f"an AI call is inside {shown(node)}")
         if isinstance(node, exp.DataType) and node.this.value not in CAST_TO:
             raise NotStreamableError(f"an answer is cast to {node.sql(dialect='duckdb')}")
         for child in children_of(node):
@@ -403,7 +403,7 @@ class _StreamBuilder:
             for at in starts
         ]
         if None in found or isinstance(node.this, exp.Star):
-            raise NotStreamableError(f"{shown(node)} stands beside an AI call")
+            raise NotStreamableError(f"{shown(node)} is used with an AI call")
         indexes = [index for index in found if index is not None]
         return min(indexes), max(indexes) + 1
 
@@ -421,7 +421,7 @@ class _StreamBuilder:
         """Answers are compared by the argument's collation, which a window's text has lost."""
         compared = any(bound.is_call_text and bound.compared for bound in self.bound)
         if compared and any(token.upper == "COLLATE" for token in self.tokens):
-            raise NotStreamableError("COLLATE may decide how an AI answer is compared")
+            raise NotStreamableError("COLLATE may affect how an AI answer is compared")
 
     def _limits(self) -> RowLimits:
         if self.clauses.limits is None:

@@ -30,7 +30,7 @@ _CLAUSE_NAMES: Final = {
     "having": "HAVING needs all rows",
     "qualify": "QUALIFY needs all rows",
     "windows": "window functions need all rows",
-    "sample": "it samples",
+    "sample": "it uses sampling",
 }
 _AGGREGATES: Final = (exp.AggFunc, exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup, exp.Filter)
 _MANY_ROWS: Final = (exp.Explode, exp.Unnest, exp.UDTF)
@@ -54,7 +54,7 @@ def check_shape(tree: exp.Select, *, ordered_by_answers: bool = False) -> None:
             if name == "order" and ordered_by_answers:
                 continue
             where = "ORDER BY" if name == "order" else name.upper()
-            raise NotStreamableError(f"an AI call stands in {where}")
+            raise NotStreamableError(f"an AI call is in {where}")
     for node in item_nodes(tree):
         _check_per_row(node)
     stars = any(isinstance(node, _STARS) for node in item_nodes(tree))
@@ -71,7 +71,7 @@ def _check_per_row(node: exp.Expr) -> None:
     if isinstance(node, exp.Window):
         raise NotStreamableError("window functions need all rows")
     if isinstance(node, _MANY_ROWS):
-        raise NotStreamableError("UNNEST in its select list makes rows")
+        raise NotStreamableError("UNNEST in its select list adds rows")
 
 
 class ItemNames:
@@ -104,11 +104,11 @@ def check_moved(items: ItemNames, part: exp.Expr, number: int) -> None:
     for node in (node for argument in call_arguments(part) for node in _own_nodes(argument)):
         _check_per_row(node)
         if isinstance(node, _STARS):
-            raise NotStreamableError(f"{shown(node)} may stand for several columns in an AI call")
+            raise NotStreamableError(f"{shown(node)} may expand to several columns in an AI call")
     for column in part.find_all(exp.Column):
         name = column.name.lower()
         if not column.table and items.may_mean_another(name, number):
-            raise NotStreamableError(f'"{column.name}" beside an AI call may be another item')
+            raise NotStreamableError(f'"{column.name}" next to an AI call may name another item')
 
 
 def items_ordered_by(tree: exp.Select) -> frozenset[int] | None:
@@ -141,10 +141,10 @@ def check_aliases(
             continue
         if number - 1 in kept:
             if not item.alias:
-                raise NotStreamableError("ORDER BY names an item without a name")
+                raise NotStreamableError("ORDER BY refers to an item without an alias")
             continue
         if item.alias and names[item.alias.lower()] > 1:
-            raise NotStreamableError(f'"{item.alias}" may stand for an AI answer elsewhere')
+            raise NotStreamableError(f'"{item.alias}" may refer to an AI answer elsewhere')
         if any(
             isinstance(key, exp.Literal) and key.name == str(number) for key in _order_keys(tree)
         ):
@@ -152,7 +152,7 @@ def check_aliases(
     # Without its own name an item is named after its function, or after its text.
     for column in tree.find_all(exp.Column):
         if "ai_" in column.name.lower():
-            raise NotStreamableError(f'"{column.name}" may stand for an AI answer')
+            raise NotStreamableError(f'"{column.name}" may refer to an AI answer')
 
 
 def _order_keys(tree: exp.Select) -> Iterator[exp.Expr]:

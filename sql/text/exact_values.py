@@ -50,7 +50,7 @@ def exact_argument(text: str) -> Any:
         try:
             exact_text(value).encode()
         except UnicodeEncodeError:
-            raise ValueError("it has one half of a character, such as \\ud800 alone") from None
+            raise ValueError("it has an unpaired surrogate, such as \\ud800 alone") from None
     return value
 
 

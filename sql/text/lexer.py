@@ -162,7 +162,8 @@ def _cut(text: str, most: int | None = None) -> list[Token]:
             end = _dollar_end(text, at, match.group())
             tokens.append(_token(TokenKind.STRING, text, at, end))
         elif group == "unterminated":
-            raise SqlSyntaxError(f"{match.group()} opens text that never ends", position=at + 1)
+            what = "identifier" if match.group() == '"' else "string"
+            raise SqlSyntaxError(f"unterminated quoted {what}", position=at + 1)
         elif group != "space" and group is not None:
             tokens.append(_token(TokenKind(group), text, at, end))
             if most is not None and len(tokens) > most:
@@ -234,13 +235,15 @@ def _comment_end(text: str, start: int) -> int:
         depth += 1 if edge.group() == "/*" else -1
         if depth == 0:
             return edge.end()
-    raise SqlSyntaxError("/* opens a comment that never ends", position=start + 1)
+    raise SqlSyntaxError("unterminated /* comment", position=start + 1)
 
 
 def _dollar_end(text: str, start: int, tag: str) -> int:
     close = text.find(tag, start + len(tag))
     if close < 0:
-        raise SqlSyntaxError(f"{tag} opens text that never ends", position=start + 1)
+        raise SqlSyntaxError(
+            f'unterminated dollar-quoted string at or near "{tag}"', position=start + 1
+        )
     return close + len(tag)
 
 

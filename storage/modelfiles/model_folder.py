@@ -126,7 +126,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise ModelFolderError(
             f"{folder} has no config.json",
-            hint="it should be a Hugging Face folder, as `hf download` or save_pretrained make it",
+            hint="give a Hugging Face folder, as written by `hf download` or save_pretrained",
         )
     return _read_json(folder / "config.json")
 
@@ -159,7 +159,7 @@ def _weights_files(folder: Path) -> list[Path]:
         return found
     if any(True for pattern in _PICKLES for _ in folder.glob(pattern)):
         raise ModelFolderError(
-            f"{folder} has weights as pickles (.bin, .pt) only, which TierKV never opens",
+            f"{folder} has only pickled weights (.bin, .pt), which TierKV never opens",
             hint="convert them: AutoModelForCausalLM.from_pretrained(folder)"
             ".save_pretrained(new_folder, safe_serialization=True)",
         )
@@ -251,7 +251,10 @@ def _add(digest: blake2b, data: bytes) -> None:
 def _context_tokens(config: dict[str, Any]) -> int:
     value = config.get("max_position_embeddings", 0)
     if type(value) is not int or not 0 <= value <= limits.MAX_CONTEXT_TOKENS:
-        raise ModelFolderError(f"config.json has max_position_embeddings = {value!r}")
+        raise ModelFolderError(
+            f"config.json has max_position_embeddings = {value!r}, not a whole number up to "
+            f"{limits.MAX_CONTEXT_TOKENS}"
+        )
     return value
 
 

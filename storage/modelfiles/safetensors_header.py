@@ -96,10 +96,10 @@ def _entry(path: Path, name: str, value: Any, data_at: int) -> TensorEntry:
         dtype, shape = str(value["dtype"]), tuple(value["shape"])
         start, stop = value["data_offsets"]
     except (TypeError, KeyError, ValueError) as error:
-        raise _broken(path, f"tensor {name!r} is not described") from error
+        raise _broken(path, f"tensor {name!r} has no valid description") from error
     numbers = (*shape, start, stop)
     if any(type(n) is not int or n < 0 for n in numbers) or dtype not in _BITS:
-        raise _broken(path, f"tensor {name!r} has a dtype or shape that does not exist")
+        raise _broken(path, f"tensor {name!r} has an unknown dtype or an invalid shape")
     if (stop - start) * 8 != math.prod(shape) * _BITS[dtype]:
         raise _broken(path, f"tensor {name!r} has {stop - start} bytes, not what its shape needs")
     return TensorEntry(name, dtype, shape, data_at + start, data_at + stop)
@@ -107,6 +107,6 @@ def _entry(path: Path, name: str, value: Any, data_at: int) -> TensorEntry:
 
 def _broken(path: Path, why: str) -> ModelFolderError:
     return ModelFolderError(
-        f"{path} is not a whole safetensors file: {why}",
+        f"{path} is not a complete safetensors file: {why}",
         hint="download or export it again",
     )

@@ -94,7 +94,7 @@ def test_json_holds_everything(make_node: Callable[..., Rig]) -> None:
     ("arguments", "said"),
     [
         (("--pool", "nowhere"), "no pool address"),
-        (("--tenant", "a tenant"), "is not a name"),
+        (("--tenant", "a tenant"), "is not a valid name"),
         (("--token-file", "no/such/file"), "can't be read"),
         (("--set", "pool.transprt=tcp"), "did you mean pool.transport"),
     ],
@@ -140,7 +140,7 @@ def test_a_meta_server_is_asked_for_its_pool(tmp_path: Path) -> None:
     try:
         meta = served[0].address()
         alone = connect("vllm", "--model", DEMO, "--meta", meta)
-        assert f"missing  meta: {meta} knows no pool node" in alone.stderr
+        assert f"missing  meta: no pool node is registered at {meta}" in alone.stderr
         memory = ("--capacity", "64MiB", "--set", f"dmp.segment_dir={tmp_path}")
         served.append(
             Served("dmp", "--port", "0", *memory, "--set", f"cluster.meta_address={meta}")

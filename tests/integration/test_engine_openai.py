@@ -94,7 +94,7 @@ def test_tokens_are_counted_by_the_engine(cluster: Cluster, node: ServedNode) ->
 
 
 def test_what_an_engine_of_text_has_not_is_refused(cluster: Cluster, node: ServedNode) -> None:
-    with pytest.raises(psycopg.errors.FeatureNotSupported, match="gives no embeddings"):
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="provides no embeddings"):
         cluster.query("SELECT ai_embed('abc', model => 'text')")
     with rest(cluster) as client, pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="text", prompt="word " * 6_000)
@@ -135,7 +135,7 @@ def test_a_server_that_is_not_there_is_waited_for(cluster: Cluster, tmp_path: Pa
         "--engine", "openai", "--url", f"http://127.0.0.1:{free_port()}",
     )  # fmt: skip
     try:
-        assert late.ready["model"] == "" and "waits for its engine" in late.text()
+        assert late.ready["model"] == "" and "is waiting for its engine" in late.text()
         assert not cluster.query("SELECT 1 FROM tierkv.nodes WHERE node_id = 'late-1'")
     finally:
         assert late.stop() == 0
@@ -144,13 +144,13 @@ def test_a_server_that_is_not_there_is_waited_for(cluster: Cluster, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--engine", "openai"), "needs to know where the engine listens"),
+        (("--engine", "openai"), "needs the engine's address"),
         (("--engine", "openai", "--url", "ftp://x"), "engine.url 'ftp://x' can't be used"),
         (("--engine", "openai", "--url", "http://x", "--api-key-file", "/nope"), "can't be read"),
         (("--url", "http://x"), "need --engine"),
         (
             ("--engine", "openai", "--url", "http://x", "--model", "gpt"),
-            "engine.served_model=NAME says which",
+            "models with --set engine.served_model=NAME",
         ),
     ],
 )

@@ -73,5 +73,5 @@ def test_two_processes_share_what_one_put(start_node: StartNode) -> None:
 
 
 def test_options_for_other_roles_are_refused() -> None:
-    assert "for dmp nodes" in tierkv("serve", "meta", "--capacity", "1GiB")[1]
+    assert "applies only to dmp nodes" in tierkv("serve", "meta", "--capacity", "1GiB")[1]
     assert "two ports" in tierkv("serve", "front", "--port", "1")[1]

@@ -37,7 +37,7 @@ def test_prompts_that_are_new_in_each_round_are_noticed_early(
             connection.execute(
                 "INSERT INTO j(v) VALUES ('x'), ('y') RETURNING id, ai_generate('row ' || id)"
             )
-        assert "call the AI in a SELECT" in (caught.value.diag.message_hint or "")
+        assert "make the AI calls in a SELECT" in (caught.value.diag.message_hint or "")
         assert len(generator.prompts) <= 4
         row = connection.execute(
             "INSERT INTO j(v) VALUES ('x') RETURNING w, ai_generate(ai_generate('row ' || w) || w)"

@@ -153,7 +153,7 @@ async def test_cancelling_ends_the_child_and_a_third_is_told_to_come_back(traces
         async with asyncio.timeout(30):
             while len(made.simulations.running_sessions()) < 2:
                 await asyncio.sleep(0.01)
-        with pytest.raises(OverloadedError, match="no more at a time"):
+        with pytest.raises(OverloadedError, match="already running, which is the maximum"):
             await connections[2].command(long)
         for task in running:
             task.cancel()

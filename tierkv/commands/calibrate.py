@@ -61,8 +61,8 @@ def calibrate(settings: ComputeSettings, *, prompts: Path | None, out: Path | No
         pieces = _shipped_prompts(tokenizer)
     else:
         raise ConfigError(
-            f"what {folder} will read is not known",
-            hint="give --prompts FILE: a text like it, of 20,000 tokens or more",
+            f"calibrating {folder} needs a text similar to its later prompts",
+            hint="give --prompts FILE, with 20,000 tokens or more",
         )
     config = compute_config(
         settings, node_id=NodeId("calibrate"), host=HostId("here"), role=NodeRole.COMPUTE
@@ -88,8 +88,8 @@ def _folder_of(settings: ComputeSettings, out: Path | None) -> Path:
         raise ConfigError(f"the model folder {folder} does not exist", hint="check --model")
     if out is None and not settings.model:
         raise ConfigError(
-            "the shipped model has its tables already, as a part of the installation",
-            hint="give --out FILE or FOLDER for new ones, or --model FOLDER for another model",
+            "the tables of the shipped model are part of the installation",
+            hint="give --out FILE or FOLDER for new tables, or --model FOLDER for another model",
         )
     return folder
 
@@ -100,7 +100,7 @@ def _pieces_of(tokenizer: TextTokenizer, file: Path) -> list[tuple[int, ...]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can't read {file}: {error}") from error
     if not text.strip():
-        raise ConfigError(f"{file} is too short: it is empty", hint="20,000 tokens or more")
+        raise ConfigError(f"{file} is too short: it is empty", hint="give 20,000 tokens or more")
     tokens = asyncio.run(tokenizer.encode_prompt(text))
     starts = range(0, len(tokens), _PROMPT_TOKENS)
     return [tokens[start : start + _PROMPT_TOKENS] for start in starts][:_MOST_PROMPTS]

@@ -42,34 +42,33 @@ class LineFormat(StrEnum):
     JSON = "json"
 
 
-EngineArgument = Annotated[LaunchKind, typer.Argument(help="Which engine.")]
+EngineArgument = Annotated[LaunchKind, typer.Argument(help="The engine to start.")]
 ModelOption = Annotated[str, typer.Option("--model", help="The model's folder, or its name.")]
 PoolOption = Annotated[
     str | None, typer.Option(help="HOST:PORT of pool nodes, separated by commas.")
 ]
 MetaOption = Annotated[
-    str | None, typer.Option(help="HOST:PORT of a cluster's meta server; else of the settings.")
+    str | None, typer.Option(help="HOST:PORT of a cluster's meta server; default: the setting.")
 ]
-RoleOption = Annotated[EngineRole, typer.Option(help="What part of requests the engine does.")]
+RoleOption = Annotated[EngineRole, typer.Option(help="Which part of requests the engine computes.")]
 BlockOption = Annotated[
-    int | None, typer.Option("--block-size", min=1, max=4096, help="Tokens of a block.")
+    int | None, typer.Option("--block-size", min=1, max=4096, help="Tokens per block.")
 ]
 RanksOption = Annotated[
     int, typer.Option("--tensor-parallel", min=1, max=1024, help="Ranks that share each layer.")
 ]
-HostOption = Annotated[str, typer.Option(help="Where the engine listens.")]
+HostOption = Annotated[str, typer.Option(help="Address on which the engine listens.")]
 PortOption = Annotated[
-    int, typer.Option(min=0, max=65535, help="vLLM 8100, SGLang 30000 unless given.")
+    int,
+    typer.Option(min=0, max=65535, help="The engine's port; 0: 8100 for vLLM, 30000 for SGLang."),
 ]
-TenantOption = Annotated[
-    str | None, typer.Option(help="For whom requests compute that name no tenant.")
-]
+TenantOption = Annotated[str | None, typer.Option(help="Tenant of requests that name no tenant.")]
 TokenOption = Annotated[
     Path | None, typer.Option(help="File with the cluster token, read by the engine.")
 ]
 EventsOption = Annotated[
     Events | None,
-    typer.Option(help="Who may hear of the engine's own cache; local with a meta server."),
+    typer.Option(help="Who receives events of the engine's own cache; local with a meta server."),
 ]
 FormatOption = Annotated[LineFormat, typer.Option("--format", help="How the line is printed.")]
 SettingsOption = Annotated[
@@ -228,5 +227,5 @@ def _pairs(settings: list[str] | None) -> dict[str, Any]:
     given = [pair.partition("=") for pair in settings or ()]
     for key, equals, _ in given:
         if not equals:
-            raise typer.BadParameter(f"--set wants KEY=VALUE, got {key!r}")
+            raise typer.BadParameter(f"--set expects KEY=VALUE, got {key!r}")
     return {key: value for key, _, value in given}

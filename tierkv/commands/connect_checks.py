@@ -48,7 +48,7 @@ def check_version(kind: LaunchKind) -> Finding:
         kind,
         OPTIONAL,
         f"not installed in this environment; tested is {', '.join(TESTED[kind])}",
-        "run this command where the engine runs, with TierKV installed beside it",
+        "run this command in the engine's environment, with TierKV installed there",
     )
 
 
@@ -65,7 +65,9 @@ class Model:
         self.token_bytes: int | None = None
         folder = Path(name).expanduser()
         if not folder.is_dir():
-            self._add(OPTIONAL, f"{name} is no folder here", "its layout can't be checked")
+            self._add(
+                OPTIONAL, f"{name} is not a folder on this machine", "its layout can't be checked"
+            )
             return
         try:
             config = inspect_model_folder(folder).config
@@ -94,13 +96,13 @@ class Model:
             layers = int(config["num_hidden_layers"])
             head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
         except (KeyError, TypeError, ValueError):
-            self._add(OPTIONAL, "config.json does not say how many layers and heads there are")
+            self._add(OPTIONAL, "config.json does not give the number of layers and heads")
             return
         if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
             self._add(
                 MISSING,
-                f"{heads} heads and {kv_heads} of keys and values on {ranks} ranks",
-                "take a --tensor-parallel that divides both",
+                f"{heads} query heads and {kv_heads} KV heads can't be divided by {ranks} ranks",
+                "choose a --tensor-parallel that divides both",
             )
         if layers > limits.MAX_LAYERS:
             self._add(MISSING, f"{layers} layers; a block has at most {limits.MAX_LAYERS}")
@@ -114,7 +116,7 @@ class Model:
         kind = kinds[0] if isinstance(kinds, list) and kinds else "model"
         if self.token_bytes is None:
             return str(kind)
-        return f"{kind}, {self.token_bytes / 1024:.4g} KiB of KV a token on each rank"
+        return f"{kind}, {self.token_bytes / 1024:.4g} KiB of KV per token on each rank"
 
     def _add(self, state: str, found: str, cure: str = "") -> None:
         self.findings.append(Finding("model", state, found, cure))
@@ -123,13 +125,13 @@ class Model:
 def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the model's kinds of KV not shared by the vLLM connector."""
     if config.get("kv_lora_rank"):
-        yield "its KV is one compressed vector a token (MLA)"
+        yield "its KV is one compressed vector per token (MLA)"
     kinds = config.get("layer_types")
     others = {str(k) for k in kinds} - {"full_attention"} if isinstance(kinds, list) else set()
     if others:
         yield f"it is a hybrid model: layers of {', '.join(sorted(others))}"
     elif config.get("sliding_window") and config.get("use_sliding_window", True):
-        yield "its attention is over a window"
+        yield "its attention uses a sliding window"
     if any("mamba" in str(name) or "linear_attn" in str(name) for name in config):
         yield "it has layers without keys and values"
 
@@ -142,12 +144,12 @@ def check_block(model: Model, block_tokens: int, kind: LaunchKind) -> Finding:
         return Finding(
             "block",
             MISSING,
-            f"{told}: a pool node stores at most 32 MiB less checksums",
-            f"--block-size {model.block_tokens()}",
+            f"{told}: a pool node stores at most 32 MiB per block, minus checksums",
+            f"use --block-size {model.block_tokens()}",
         )
     if kind is LaunchKind.VLLM and block_tokens % 32:
-        return Finding("block", OPTIONAL, told, "vLLM on a CPU wants a multiple of 32")
-    return Finding("block", OK, f"{told}; engines that shall share have the same")
+        return Finding("block", OPTIONAL, told, "vLLM on a CPU needs a multiple of 32")
+    return Finding("block", OK, f"{told}; engines that share KV need the same block size")
 
 
 def check_pool(settings: PoolAccess) -> Finding:
@@ -171,7 +173,9 @@ def check_pool(settings: PoolAccess) -> Finding:
     told = ", ".join(f"{member.address} ({member.path.transport})" for member in up)
     if len(up) < len(members):
         away = ", ".join(member.address for member in members if not member.up)
-        return Finding("pool", OPTIONAL, f"{told}; no answer from {away}", "it joins when it does")
+        return Finding(
+            "pool", OPTIONAL, f"{told}; no answer from {away}", "it is used as soon as it answers"
+        )
     return Finding("pool", OK, told)
 
 
@@ -185,7 +189,7 @@ async def _check_meta(settings: PoolAccess) -> Finding:
     try:
         nodes = await meta.list_nodes()
     except TierKVError as error:
-        cure = "`tierkv up` starts a cluster and says its address"
+        cure = "`tierkv up` starts a cluster"
         return Finding("meta", MISSING, f"{settings.meta}: {error.message}", error.hint or cure)
     finally:
         await meta.close()
@@ -194,7 +198,7 @@ async def _check_meta(settings: PoolAccess) -> Finding:
         return Finding(
             "meta",
             MISSING,
-            f"{settings.meta} knows no pool node",
-            f"tierkv serve dmp --set cluster.meta_address={settings.meta}",
+            f"no pool node is registered at {settings.meta}",
+            f"start one: tierkv serve dmp --set cluster.meta_address={settings.meta}",
         )
     return Finding("meta", OK, f"{settings.meta}, {len(pools)} pool nodes")

@@ -85,7 +85,7 @@ def check_memory(settings: Settings) -> Finding:
     """Check the memory for the pool, which free room in the folder does not guarantee."""
     available = memory_available()
     if available is None:
-        return Finding("memory", OPTIONAL, "the system does not say how much is available")
+        return Finding("memory", OPTIONAL, "the system does not report the available memory")
     wanted = int(settings.dmp.capacity)
     held = _held_bytes(Path(settings.dmp.segment_dir), segment_prefix(settings.cluster.run_dir))
     text = f"{available >> 20} MiB available, dmp.capacity is {wanted >> 20} MiB"
@@ -99,7 +99,7 @@ def check_disk(settings: Settings) -> Finding:
     wanted = int(settings.dmp.disk_capacity)
     if not settings.dmp.disk_path:
         cure = "set dmp.disk_path to a folder on a local disk"
-        return Finding("disk pool", OPTIONAL, "none; evicted blocks are computed again", cure)
+        return Finding("disk pool", OPTIONAL, "none; evicted blocks are recomputed", cure)
     folder = Path(settings.dmp.disk_path).expanduser()
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(parent, os.W_OK):
@@ -144,8 +144,12 @@ def judge_rdma(found: Discovery, *, memlock_bytes: int, capacity_bytes: int) -> 
         return Finding("path rdma", OPTIONAL, f"{reason}; other machines: TCP", _rdma_cure(reason))
     names = ", ".join(f"{port.device} ({port.gid})" for port in found.ports)
     if 0 <= memlock_bytes < capacity_bytes:
-        text = f"{names}, but ulimit -l is {memlock_bytes >> 20} MiB of {capacity_bytes >> 20} MiB"
-        return Finding("path rdma", OPTIONAL, text, "ulimit -l unlimited (LimitMEMLOCK=infinity)")
+        text = (
+            f"{names}, but ulimit -l is {memlock_bytes >> 20} MiB and the segment has "
+            f"{capacity_bytes >> 20} MiB"
+        )
+        cure = "set ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
+        return Finding("path rdma", OPTIONAL, text, cure)
     return Finding("path rdma", OK, names)
 
 
@@ -155,8 +159,10 @@ def _rdma_cure(reason: str) -> str:
     if "no active port" in reason:
         return "bring the device's network interface up and give it an IPv4 address"
     if "no RDMA device" in reason:
-        return "a RoCE or InfiniBand card; to try: rdma link add rxe0 type rxe netdev eth0"
-    return "docs/rdma.md"
+        return (
+            "RDMA needs a RoCE or InfiniBand card; to try: rdma link add rxe0 type rxe netdev eth0"
+        )
+    return "see docs/rdma.md"
 
 
 def check_tcp(settings: Settings) -> Finding:
@@ -168,7 +174,7 @@ def check_tcp(settings: Settings) -> Finding:
         try:
             probe.bind((bind, port))
         except OSError as error:
-            cure = "a running dmp node? (`tierkv status`) Else set dmp.bind and dmp.port"
+            cure = "if no dmp node of yours runs here (`tierkv status`), set dmp.bind and dmp.port"
             return Finding("path tcp", OPTIONAL, f"{bind}:{port}: {error.strerror}", cure)
     if bind in LOOPBACK:
         return Finding("path tcp", OK, f"{bind}, this machine only (dmp.bind)")
@@ -225,7 +231,7 @@ def check_ports(settings: Settings) -> Finding:
     ]
     if not taken:
         return Finding("ports", OK, f"{settings.front.pg_port}, {settings.front.http_port} free")
-    cure = "a running cluster? (`tierkv status`) Else use other --pg-port and --http-port"
+    cure = "if no cluster of yours runs (`tierkv status`), use other --pg-port and --http-port"
     return Finding("ports", OPTIONAL, f"in use: {', '.join(map(str, taken))}", cure)
 
 
@@ -252,7 +258,8 @@ def check_files(settings: Settings) -> Finding:
     limit = raise_descriptor_limit()  # as every role does at start
     if limit >= 4096:
         return Finding("open files", OK, str(limit))
-    return Finding("open files", OPTIONAL, str(limit), "ulimit -Hn 65536; systemd: LimitNOFILE")
+    cure = "set ulimit -Hn 65536 (systemd: LimitNOFILE)"
+    return Finding("open files", OPTIONAL, str(limit), cure)
 
 
 def check_run_dir(settings: Settings) -> Finding:
@@ -261,7 +268,7 @@ def check_run_dir(settings: Settings) -> Finding:
     parent = next(path for path in (folder, *folder.parents) if path.exists())
     if os.access(parent, os.W_OK):
         return Finding("run_dir", OK, str(folder))
-    cure = "set cluster.run_dir to a folder you may write"
+    cure = "set cluster.run_dir to a folder that you may write to"
     return Finding("run_dir", MISSING, f"{folder} can't be written", cure)
 
 

@@ -69,7 +69,7 @@ class NamespaceChange:
                 gradual=_given(self.gradual, bool, old.gradual),
             )
         except ValueError as error:
-            raise UserError(str(error), hint="0.15 is usual, 1 computes everything") from error
+            raise UserError(str(error), hint="0.15 is the default; 1 is exact") from error
         return Namespace(
             name=namespace.name,
             tenants=_given(self.tenants, tuple, namespace.tenants),

@@ -16,7 +16,7 @@ from tierkv.config import LoadedConfig, load_config
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", help="TOML file; else $TIERKV_CONFIG, else ./tierkv.toml."),
+    typer.Option("--config", help="TOML file; default: $TIERKV_CONFIG, else ./tierkv.toml."),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -24,7 +24,9 @@ SetOption = Annotated[
 ]
 PostgresOption = Annotated[
     str | None,
-    typer.Option("--postgres", metavar="DSN", help="PostgreSQL server behind the SQL port."),
+    typer.Option(
+        "--postgres", metavar="DSN", help="PostgreSQL server that runs the SQL instead of DuckDB."
+    ),
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Model folder (Hugging Face layout, safetensors).")
@@ -32,7 +34,7 @@ ModelOption = Annotated[
 ModelsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--model", help="Model folder; may be repeated, and calls that name none mean the first."
+        "--model", help="Model folder; may be repeated. Calls that name no model use the first."
     ),
 ]
 AddressOption = Annotated[
@@ -72,7 +74,7 @@ def load(config: Path | None, pairs: list[str] | None, **flags: Any) -> LoadedCo
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals:
-            raise typer.BadParameter(f"--set wants KEY=VALUE, got {pair!r}")
+            raise typer.BadParameter(f"--set expects KEY=VALUE, got {pair!r}")
         given[key] = value
     given |= {key.replace("__", ".", 1): value for key, value in flags.items() if value is not None}
     return load_config(config, flags=given)
@@ -95,11 +97,13 @@ def role_flags(
 ) -> dict[str, Any]:
     """Convert --port, --capacity and --postgres to settings of the role's section."""
     if postgres is not None and role is not Role.FRONT:
-        raise typer.BadParameter("--postgres is for fronts")
+        raise typer.BadParameter("--postgres applies only to fronts")
     if capacity is not None and role is not Role.DMP:
-        raise typer.BadParameter("--capacity is for dmp nodes")
+        raise typer.BadParameter("--capacity applies only to dmp nodes")
     if port is not None and role is Role.FRONT:
-        raise typer.BadParameter("a front has two ports: --set front.pg_port, front.http_port")
+        raise typer.BadParameter(
+            "a front has two ports: use --set front.pg_port=PORT and --set front.http_port=PORT"
+        )
     section = role.value if role in (Role.META, Role.DMP) else "compute"
     flags = {"dmp__capacity": capacity, "front__postgres": postgres}
     return flags | ({f"{section}__port": port} if port is not None else {})
@@ -110,7 +114,9 @@ def engine_flags(
 ) -> dict[str, Any]:
     """Convert --engine and its options to settings; with --engine, --model is the engine's."""
     if (engine or model) and role not in (Role.COMPUTE, Role.PREFILL, Role.DECODE):
-        raise typer.BadParameter("--engine and --model are for compute, prefill and decode nodes")
+        raise typer.BadParameter(
+            "--engine and --model apply only to compute, prefill and decode nodes"
+        )
     if engine is None:
         if url is not None or key is not None:
             raise typer.BadParameter("--url and --api-key-file need --engine")

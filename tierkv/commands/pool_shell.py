@@ -60,7 +60,7 @@ def put(settings: Settings, addresses: str, key: str, file: Path) -> int:
             raise ConfigError(f"{file} can't be stored: {error}") from error
     if not stored:
         typer.secho(f"tierkv: no node has room for {len(data)} bytes", fg="red", err=True)
-        typer.secho("  the largest value a node takes is 32 MiB less its checksums", err=True)
+        typer.secho("  a node stores values of at most 32 MiB, minus checksums", err=True)
     return 0 if stored else 1
 
 

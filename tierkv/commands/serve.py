@@ -87,7 +87,8 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
     settings = config.settings
     if not settings.meta.database and not settings.cluster.secret:
         log.warning(
-            "blocks can't be found again after a restart: set meta.database or cluster.secret"
+            "cached blocks can't be found again after a restart of the meta server: set "
+            "meta.database or cluster.secret"
         )
     server = MetaServer(
         MetaConfig(
@@ -238,7 +239,8 @@ def _meta(
     address = cluster.meta_address
     if not address:
         raise ConfigError(
-            "this role needs the meta server's address", hint="--set cluster.meta_address=HOST:PORT"
+            "this role needs the meta server's address",
+            hint="give --set cluster.meta_address=HOST:PORT",
         )
     home = home or claim_home(cluster.run_dir.expanduser(), name, stack)
     meta = connect_meta(address, token=cluster.token or None, home=home)

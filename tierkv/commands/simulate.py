@@ -41,56 +41,59 @@ Trace = Annotated[
 Policy = Annotated[
     str | None,
     typer.Option(
-        help="default, leaf_lru; for one cache also lru, lfu, arc, fifo, ttl, s3fifo, lhd, belady."
+        help="Eviction policy: default, leaf_lru; for one cache also lru, lfu, arc, fifo, ttl, "
+        "s3fifo, lhd, belady."
     ),
 ]
 CapacityBlocks = Annotated[
-    int | None, typer.Option(help="Replay one cache of so many blocks.", metavar="N")
+    int | None, typer.Option(help="Replay through one cache of N blocks.", metavar="N")
 ]
-Nodes = Annotated[int | None, typer.Option(help="Simulate a cluster of so many.", metavar="N")]
+Nodes = Annotated[int | None, typer.Option(help="Simulate a cluster of N nodes.", metavar="N")]
 Router = Annotated[
     str | None,
     typer.Option(
-        help="Who chooses the node: tierkv (default), random, round_robin, least_work, sticky, "
-        "dynamo, conductor."
+        help="Router: tierkv (default), random, round_robin, least_work, sticky, dynamo, conductor."
     ),
 ]
-LocalGb = Annotated[float | None, typer.Option(help="KV memory of each node, GB (1000).")]
-PoolGb = Annotated[float | None, typer.Option(help="Memory of the shared pool, GB (none).")]
+LocalGb = Annotated[float | None, typer.Option(help="KV memory of each node in GB (1000).")]
+PoolGb = Annotated[float | None, typer.Option(help="Memory of the shared pool in GB (none).")]
 PoolGbps = Annotated[
-    float | None, typer.Option(help="Bandwidth of the pool, gigabytes/s, all nodes together.")
+    float | None, typer.Option(help="Bandwidth of the pool in gigabytes/s, for all nodes.")
 ]
 GateOption = Annotated[
     str | None,
     typer.Option(
-        help="What load-or-recompute sees of the pool's queue: live (default), node (the router "
-        "does not), blind; off loads everything found."
+        help="Which load-or-recompute decisions see the pool's queue: live (default: node and "
+        "router), node (only the node), blind (none); off loads all KV found."
     ),
 ]
 ClosedLoop = Annotated[
-    bool, typer.Option("--closed-loop", help="A session's next request waits for its answer.")
+    bool, typer.Option("--closed-loop", help="A session's next request waits for the last answer.")
 ]
 Speed = Annotated[float | None, typer.Option(help="Divide timestamps: 2 is twice the load (1).")]
-Slo = Annotated[float | None, typer.Option(help="Good time to first token, s.", metavar="S")]
+Slo = Annotated[float | None, typer.Option(help="Target time to first token in s.", metavar="S")]
 Reserve = Annotated[
-    bool, typer.Option("--reserve/--no-reserve", help="Keep promised blocks until service.")
+    bool,
+    typer.Option("--reserve/--no-reserve", help="Keep promised blocks until the request runs."),
 ]
-Model = Annotated[str | None, typer.Option(help="Model on a machine (dense-70b-h20).")]
+Model = Annotated[str | None, typer.Option(help="Model and machine (dense-70b-h20).")]
 ConstantsFile = Annotated[
-    Path | None, typer.Option("--constants", help="TOML like simulator/models.toml.")
+    Path | None, typer.Option("--constants", help="TOML file like simulator/models.toml.")
 ]
-BlockTokens = Annotated[int | None, typer.Option(help="Tokens per id of the trace (512).")]
+BlockTokens = Annotated[int | None, typer.Option(help="Tokens per block id of the trace (512).")]
 Cost = Annotated[
-    bool, typer.Option("--cost", help="Find the nodes the pool saves and what each one costs.")
+    bool, typer.Option("--cost", help="Find how many nodes the pool saves, and its cost for each.")
 ]
-Region = Annotated[list[str] | None, typer.Option(help="Whose prices; several times for several.")]
+Region = Annotated[list[str] | None, typer.Option(help="Region of the prices; may be repeated.")]
 SloShare = Annotated[
     float | None, typer.Option(help="Share of requests that must meet --slo, for --cost (0.9).")
 ]
-Prices = Annotated[Path | None, typer.Option(help="TOML like simulator/prices.toml.")]
-Seed = Annotated[int | None, typer.Option(help="Of everything left to chance (0).")]
-Plot = Annotated[Path | None, typer.Option(help="Draw a picture too: .svg, .png or .pdf.")]
-Format = Annotated[TextOrJson, typer.Option("--format", help="How the answer is printed.")]
+Prices = Annotated[Path | None, typer.Option(help="TOML file like simulator/prices.toml.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random choices (0).")]
+Plot = Annotated[
+    Path | None, typer.Option(help="Also draw a plot to this file: .svg, .png or .pdf.")
+]
+Format = Annotated[TextOrJson, typer.Option("--format", help="Output format.")]
 
 
 def simulate(

@@ -72,7 +72,7 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
 
 def _tell_left(settings: Settings) -> None:
     if orphans := orphans_text(settings):
-        typer.echo(f"left behind: {orphans}; `{CURE}` frees it")
+        typer.echo(f"left in memory: {orphans}; `{CURE}` frees it")
 
 
 def find_cluster(settings: Settings) -> tuple[Settings, dict[str, Any]]:

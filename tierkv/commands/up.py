@@ -210,7 +210,7 @@ def _own(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"cluster.run_dir {run_dir} can't be used: {error.strerror}",
-            hint="give a folder that this account may write: --set cluster.run_dir=FOLDER",
+            hint="give a folder that this account may write to: --set cluster.run_dir=FOLDER",
         ) from None
     with opened as lock:
         try:
@@ -306,5 +306,5 @@ def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: P
     )
     typer.echo("Ctrl-C stops everything.")
     if orphans := orphans_text(settings):
-        typer.echo(f"\nMemory is left behind: {orphans}; `{CURE}` frees it.")
+        typer.echo(f"\nLeft in memory: {orphans}; `{CURE}` frees it.")
     sys.stdout.flush()

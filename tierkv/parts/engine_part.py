@@ -36,13 +36,13 @@ def engine_config(
     """
     if not settings.url:
         raise ConfigError(
-            f"--engine {settings.kind} needs to know where the engine listens",
-            hint="--url http://HOST:PORT",
+            f"--engine {settings.kind} needs the engine's address",
+            hint="give --url http://HOST:PORT",
         )
     if EngineKind(settings.kind) is EngineKind.OPENAI and settings.model:
         raise ConfigError(
-            f"--engine openai reads no model folder, so {settings.model!r} can't be meant",
-            hint="--set engine.served_model=NAME says which of the server's models",
+            f"--engine openai reads no model folder, but {settings.model!r} was given",
+            hint="select one of the server's models with --set engine.served_model=NAME",
         )
     return RemoteConfig(
         node_id=node_id,
@@ -68,7 +68,7 @@ def _key(file: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"engine.api_key_file {file} can't be read: {error}") from error
     if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"engine.api_key_file {file} holds no key: one line of ASCII is wanted")
+        raise ConfigError(f"engine.api_key_file {file} must hold a key: one line of ASCII")
     return key
 
 

@@ -51,7 +51,7 @@ class NodeFile:
         except (
             OSError, ValueError, KeyError, TypeError, json_format.ParseError, RemoteProtocolError
         ) as error:  # fmt: skip
-            log.warning("the nodes of the last run can't be read from %s: %s", self._path, error)
+            log.warning("can't read the nodes of the last run from %s: %s", self._path, error)
             return (), ""
 
     def note(self, nodes: Sequence[DirectoryNode], default_model: str) -> None:
@@ -70,7 +70,7 @@ class NodeFile:
                 os.fsync(file.fileno())
             draft.replace(self._path)
         except OSError as error:
-            log.warning("the list of nodes can't be written to %s: %s", self._path, error)
+            log.warning("can't write the list of nodes to %s: %s", self._path, error)
 
     def _text(self, nodes: Sequence[DirectoryNode], default_model: str) -> str:
         infos = [json_format.MessageToDict(_lasting(node)) for node in nodes]

@@ -51,8 +51,8 @@ def split_by_model(settings: ComputeSettings) -> list[ComputeSettings]:
     for name, each in zip(names, served, strict=True):
         if names.count(name) > 1:
             raise ConfigError(
-                f"two models would be called {name!r}, one of them {model_folder(each)}",
-                hint="rename a folder, or name the first with --set compute.model_name=NAME",
+                f"two models have the name {name!r}; one of them is {model_folder(each)}",
+                hint="rename a folder, or name the first model with --set compute.model_name=NAME",
             )
     return served
 

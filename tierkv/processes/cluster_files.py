@@ -102,14 +102,14 @@ def kept_text(settings: Settings) -> str:
     """Describe the memory kept by a stopped cluster: size, files, and the command that frees it."""
     kept = [segment for segment in left_segments(settings) if segment.mine]
     if not kept:
-        return "nothing stays in memory"
+        return "no KV stays in memory"
     total = mebibytes(sum(segment.held_bytes for segment in kept))
     names = ", ".join(str(segment.path) for segment in kept)
     if settings.cluster.run_dir.expanduser() == type(settings.cluster)().run_dir.expanduser():
         command = CURE
     else:
         command = f"{CURE} --set cluster.run_dir={settings.cluster.run_dir}"
-    return f"{total} of KV stay in memory for the next start: {names}\n  `{command}` frees them"
+    return f"{total} of KV stay in memory for the next start: {names}\n  `{command}` frees it"
 
 
 def require_memory(settings: Settings, nodes: int) -> None:
@@ -124,9 +124,9 @@ def require_memory(settings: Settings, nodes: int) -> None:
     wanted = nodes * int(settings.dmp.capacity) - held
     if available is not None and wanted > available:
         raise ConfigError(
-            f"the memory pool may take {mebibytes(wanted)} more but {mebibytes(available)} of "
-            "memory are available",
-            hint=f"lower dmp.capacity, or free what stopped clusters left: {CURE}",
+            f"the memory pool may need {mebibytes(wanted)} more, but only {mebibytes(available)} "
+            "of memory are available",
+            hint=f"lower dmp.capacity, or free the memory of stopped clusters: {CURE}",
         )
 
 

@@ -148,7 +148,7 @@ class Supervisor:
         if not child.is_ready.is_set():
             raise NoNodeError(
                 f"{spec.name} did not start: {_why_not(child, earlier)}",
-                hint=f"its log is {spec.log_path}",
+                hint=f"see the log {spec.log_path}",
             )
         return child.ready
 
@@ -170,7 +170,7 @@ class Supervisor:
                 try:
                     await asyncio.to_thread(keep_short, child.spec.log_path)
                 except OSError as error:
-                    log.warning("the log of %s stays as long as it is: %s", child.spec.name, error)
+                    log.warning("can't shorten the log of %s: %s", child.spec.name, error)
 
     async def _spawn(self, child: Child, *more: str) -> None:
         child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,8 +238,8 @@ def exit_text(code: int, *, by_memory: bool) -> str:
     """Describe the end of a process."""
     if by_memory:
         return (
-            f"with {code}: the kernel killed it because memory ran out (`tierkv doctor` says what "
-            "is available, `tierkv pool clean` frees what stopped clusters left)"
+            f"with {code}: the kernel killed it because memory ran out (`tierkv doctor` shows the "
+            "available memory, `tierkv pool clean` frees the memory of stopped clusters)"
         )
     return f"with {code}"
 

@@ -69,7 +69,7 @@ class _Bounds:
         """
         if self._running >= self._most:
             raise OverloadedError(
-                f"{self._most} SQL statements run over REST already",
+                f"{self._most} SQL statements are already running over REST",
                 hint="try again later, or raise front.max_http_statements",
             )
         self._running += 1
@@ -101,7 +101,7 @@ class _Bounds:
                 raise
             raise DeadlineError(
                 "canceling statement due to statement timeout",
-                hint="front.statement_timeout_s is its limit",
+                hint="the limit is front.statement_timeout_s",
             ) from None
         finally:
             if timer is not None:

@@ -191,7 +191,8 @@ def result_fields(result_columns: Sequence[Any], formats: Sequence[int] = ()) ->
     """
     if len(result_columns) > MAX_RESULT_COLUMNS:
         raise SqlError(
-            f"a result of {len(result_columns)} columns is wider than {MAX_RESULT_COLUMNS}",
+            f"the result has {len(result_columns)} columns, at most {MAX_RESULT_COLUMNS} are "
+            "allowed",
             sqlstate="54011",
         )
     codes = expand_formats(formats, len(result_columns))

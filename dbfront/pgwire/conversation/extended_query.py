@@ -128,7 +128,10 @@ class ExtendedQuery:
                 f'prepared statement "{message.statement}" already exists', sqlstate="42P05"
             )
         if len(self._statements) >= _MAX_STATEMENTS:
-            raise SqlError(f"more than {_MAX_STATEMENTS} prepared statements", sqlstate="53400")
+            raise SqlError(
+                f"a session can have at most {_MAX_STATEMENTS} prepared statements",
+                sqlstate="53400",
+            )
         # The text includes preceding comments: positions of errors count from its start.
         sql: str = text.part(0, statement_spans(text)[0][1]) if statements else ""
         sql = SqlStatement.of(without_void(sql, message.parameter_oids))
@@ -238,7 +241,7 @@ class ExtendedQuery:
             portal.result = opened
             self._exchange.send_notices(portal.result)
         elif portal.result.columns is None:
-            raise SqlError(f'portal "{message.portal}" cannot be run again', sqlstate="55000")
+            raise SqlError(f'portal "{message.portal}" cannot be run', sqlstate="55000")
         await self._send_portal(portal, portal.result, message.max_rows)
 
     async def _run(self, portal: Portal) -> StatementResult | RowStream:

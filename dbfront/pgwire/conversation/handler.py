@@ -157,8 +157,8 @@ class ClientHandler:
         if sum(each._user == user for each in self._lobby.handlers.values()) >= share:
             raise TooManyConnectionsError(
                 f'too many connections for role "{user}"',
-                hint=f"{share} of {self._lobby.config.max_connections} sessions are one user's "
-                "share: front.max_connections_per_user",
+                hint=f"one user may have {share} of {self._lobby.config.max_connections} sessions "
+                "(front.max_connections_per_user)",
             )
 
     def _negotiate_version(self, startup: m.Startup) -> None:
@@ -181,7 +181,7 @@ class ClientHandler:
     async def _authenticate(self, user: str) -> None:
         if self._lobby.authenticator.trust and self._lobby.config.needs_users:
             raise SqlError(
-                "front.api_keys asks REST clients for a key, and no SQL user is configured",
+                "front.api_keys requires keys of REST clients, but no SQL user is configured",
                 sqlstate="28000",
                 hint="set front.users to let SQL clients in",
             )
@@ -235,7 +235,9 @@ class ClientHandler:
                     if message.simple:
                         exchange.send(self._connection.send_ready(session.transaction_status))
                 case m.FunctionCall():
-                    await exchange.fail(FeatureNotSupportedError("function calls by OID"))
+                    await exchange.fail(
+                        FeatureNotSupportedError("function calls by OID are not supported")
+                    )
                     exchange.send(self._connection.send_ready(session.transaction_status))
                 case _:
                     await extended.handle(message)

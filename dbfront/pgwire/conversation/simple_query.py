@@ -114,7 +114,8 @@ def check_text(sql: str) -> None:
     """
     if len(sql) > MAX_SQL_BYTES:
         raise SqlError(
-            f"statement of {len(sql)} characters is longer than {MAX_SQL_BYTES}", sqlstate="54000"
+            f"the statement has {len(sql)} characters, at most {MAX_SQL_BYTES} are allowed",
+            sqlstate="54000",
         )
     try:
         sql.encode()

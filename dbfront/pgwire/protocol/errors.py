@@ -41,7 +41,7 @@ class IdleTimeoutError(TierKVError):
 def too_long(message: TooLong) -> SqlError:
     """Return the error for a message that is too long."""
     return SqlError(
-        f"message of {message.size} bytes is longer than {message.limit}",
+        f"the message has {message.size} bytes, at most {message.limit} are allowed",
         sqlstate="54000",
         hint="Load data with COPY, or send it in several statements.",
     )

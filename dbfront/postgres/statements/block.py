@@ -267,7 +267,7 @@ def _begin_text(values: SessionValues, *, reads: bool) -> str:
 def _explained(error: PostgresError) -> Exception:
     if error.sqlstate in ("42501", "3F000", "42883"):
         return FeatureNotSupportedError(
-            f"AI calls can't be answered here: {error.message}",
-            hint="They need schema tierkv in this database; tierkv postgres-sql prints it.",
+            f"AI calls don't work in this database: {error.message}",
+            hint="They need schema tierkv; `tierkv postgres-sql` prints the SQL that creates it.",
         )
     return error

@@ -187,6 +187,6 @@ _ASKS_NOBODY: Final = (Explain.PLAN, Explain.ESTIMATE)
 def _refuse_copy(statement: Statement) -> None:
     if statement.kind is StatementKind.COPY and "STDIN" in statement.text.upper():
         raise FeatureNotSupportedError(
-            "COPY FROM STDIN can't stand beside AI calls in one query string",
-            hint="Send it by itself.",
+            "COPY FROM STDIN can't be combined with AI calls in one query string",
+            hint="Send it separately.",
         )

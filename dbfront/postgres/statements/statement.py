@@ -203,9 +203,9 @@ def _refuse_stored_calls(tokens: list[Token], kind: StatementKind, offset: int) 
     for token in tokens:
         if token.kind is TokenKind.STRING and _calls_in(string_value(token)):
             raise FeatureNotSupportedError(
-                f"{command_name(tokens)} can't hold AI calls: PostgreSQL would run them by itself",
+                f"{command_name(tokens)} can't contain AI calls: PostgreSQL itself would run them",
                 position=offset + token.start + 1,
-                hint="Call the AI in the statement that the client sends, and hand the answer over "
+                hint="Make the AI call in the statement that the client sends, and pass the answer "
                 "as an argument.",
             )
 
@@ -238,6 +238,6 @@ def _declared_query(tokens: list[Token]) -> int:
 def _refuse_copy_in(tokens: list[Token], plan: StatementPlan) -> None:
     if plan.sites and plan.kind is StatementKind.COPY and tokens[1].text != "(":
         raise FeatureNotSupportedError(
-            "COPY FROM can't hold AI calls",
+            "COPY FROM can't contain AI calls",
             hint="Copy into a table first, then SELECT or INSERT from it.",
         )

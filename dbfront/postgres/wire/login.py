@@ -75,7 +75,7 @@ def parse_dsn(dsn: str) -> Target:
     if host.startswith(("/", "@")) or "," in host:
         raise ConfigError(
             f"front.postgres names {host!r}; the relay needs one host and a TCP port",
-            hint="such as postgresql://tierkv@127.0.0.1:5432/app",
+            hint="write it as postgresql://tierkv@127.0.0.1:5432/app",
         )
     mode = given.get("sslmode", "prefer")
     if mode not in _SSL_MODES:
@@ -126,7 +126,7 @@ async def connect(target: Target) -> tuple[Endpoint, bool]:
     except (OSError, TimeoutError) as error:
         raise NoNodeError(
             f"could not connect to PostgreSQL at {target.address}: {error or 'no answer'}",
-            hint="The front runs; see front.postgres and whether that server does.",
+            hint="The front is running; check front.postgres and that server.",
         ) from None
 
 
@@ -296,10 +296,10 @@ class Login:
         if self._challenged or is_loopback(self._client.peer):
             return
         raise AuthenticationError(
-            "PostgreSQL asked this connection for no password",
-            detail="It trusts the address of the TierKV front, through which anybody could log in "
-            "as anybody.",
-            hint="Ask for scram-sha-256 in pg_hba.conf for the front's address.",
+            "PostgreSQL did not ask this connection for a password",
+            detail="It trusts the address of the TierKV front, so anyone could log in as any user "
+            "through the front.",
+            hint="Require scram-sha-256 in pg_hba.conf for the front's address.",
         )
 
     def _check_binding(self, data: bytes) -> None:
@@ -307,7 +307,7 @@ class Login:
         mechanism, first = frontend.sasl_initial(data)
         if mechanism == _PLUS or (first.startswith(b"y") and self._backend_encrypted):
             raise AuthenticationError(
-                "channel binding is not possible through the TierKV front, where TLS ends",
+                "channel binding is not possible through the TierKV front, because TLS ends there",
                 hint="Connect with channel_binding=disable.",
             )
 
@@ -337,5 +337,5 @@ def _first_frame(buffer: bytes) -> bytes | None:
         return None
     size = LENGTH(buffer, 1)[0]
     if not 4 <= size <= _MAX_LOGIN_FRAME_BYTES:
-        raise RemoteProtocolError("what answers at front.postgres is not a PostgreSQL server")
+        raise RemoteProtocolError("the server at front.postgres is not a PostgreSQL server")
     return buffer[: 1 + size] if len(buffer) >= 1 + size else None

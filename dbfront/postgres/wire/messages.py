@@ -47,7 +47,7 @@ def decoded(data: bytes, parameters: Mapping[str, str]) -> str:
     codec = _codec(parameters)
     if not codec:
         raise FeatureNotSupportedError(
-            f"AI calls can't be read in client_encoding {parameters.get('client_encoding')}",
+            f"AI calls don't work with client_encoding {parameters.get('client_encoding')}",
             hint="SET client_encoding = 'UTF8'.",
         )
     return data.decode(codec, "surrogateescape")
@@ -208,7 +208,7 @@ def names(frame: bytes) -> tuple[bytes, bytes]:
     """
     strings = frame[5:].split(b"\0", 2)
     if len(strings) < 3:
-        raise RemoteProtocolError("malformed message: a string does not end")
+        raise RemoteProtocolError("malformed message: unterminated string")
     return strings[0], strings[1]
 
 

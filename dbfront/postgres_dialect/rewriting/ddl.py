@@ -192,8 +192,8 @@ def lost_length(sql: str) -> Notice | None:
         return None
     return Notice(
         "NOTICE",
-        f'column "{words[column].name}" keeps no length: DuckDB adds no constraint to a table that '
-        "is there",
+        f'the length of column "{words[column].name}" is ignored: DuckDB can\'t add a constraint '
+        "to an existing table",
         sqlstate="0A000",
     )
 

@@ -97,7 +97,7 @@ def parse_declare(sql: str) -> Declaration:
     options = [word.upper for word in words[2:at]]
     if "BINARY" in options:
         raise FeatureNotSupportedError(
-            "binary cursors are not supported", hint="Ask for binary results in Bind instead."
+            "binary cursors are not supported", hint="Request binary results in Bind instead."
         )
     scroll = "NO" not in options if "SCROLL" in options else None
     hold = False

@@ -131,7 +131,7 @@ def refuse_writing_cursor(sql: str) -> None:
     if kind is StatementKind.QUERY:
         raise FeatureNotSupportedError(
             "DECLARE CURSOR must not contain data-modifying statements in WITH",
-            hint="Run the statement by itself, into a temporary table if there are many rows.",
+            hint="Run the statement without a cursor; for many rows, write to a temporary table.",
         )
 
 

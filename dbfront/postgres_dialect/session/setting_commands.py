@@ -219,7 +219,9 @@ class SettingCommands:
                 self._settings.set(name, command.value, local=command.local)
         elif name == "role":
             if command.value not in (None, "none", self._user):
-                raise FeatureNotSupportedError("SET ROLE and SET SESSION AUTHORIZATION")
+                raise FeatureNotSupportedError(
+                    "SET ROLE and SET SESSION AUTHORIZATION are not supported"
+                )
         else:
             notices += await self._pass_on(command)
         return StatementResult("SET", notices=notices)

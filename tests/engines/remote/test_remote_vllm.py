@@ -165,7 +165,7 @@ def test_tenants_share_nothing_and_each_finds_its_own(cluster: Cluster) -> None:
 
 
 def test_an_embedding_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(psycopg.errors.FeatureNotSupported, match="gives no embeddings"):
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="provides no embeddings"):
         cluster.query("SELECT ai_embed('abc')")
 
 

@@ -162,7 +162,7 @@ async def test_levels_that_do_not_get_smaller_fail_the_row(
     await session.execute("SET tierkv.max_tokens = 195")
     result = await session.execute("SELECT ai_agg(body, 'q') FROM docs")
     assert list(result.rows) == [(None,)]
-    assert "has no room for rows" in result.notices[0].message
+    assert "is too small for the instruction, rows and an answer" in result.notices[0].message
     await session.execute("SET tierkv.on_error = 'error'")
     with pytest.raises(ContextTooLongError) as caught:
         await session.execute("SELECT ai_agg(body, 'q') FROM docs")

@@ -215,7 +215,7 @@ def test_blending_fields() -> None:
     ("fields", "where", "says"),
     [
         ({"documents": "a"}, ("documents",), "valid list"),
-        ({"documents": [1]}, ("documents", 0), "a document is text"),
+        ({"documents": [1]}, ("documents", 0), "a document must be text"),
         ({"documents": [{"title": "x"}]}, ("documents", 0, "text"), "required"),
         ({"documents": ["x"] * (limits.MAX_CHUNKS + 1)}, ("documents",), "at most 1024"),
         ({"recompute_ratio": 0}, ("recompute_ratio",), "greater than 0"),
@@ -268,7 +268,11 @@ HASHED = "sha256:" + hashlib.sha256(b"secret").hexdigest()
         ({}, {"content-type": "text/plain"}, "415: .*-H 'Content-Type: application/json'"),
         ({}, {"content-type": "application/x-www-form-urlencoded"}, "415"),
         ({}, {"content-type": ""}, "415"),
-        ({"api_keys": {HASHED: "t"}}, {"authorization": f"Bearer {HASHED}"}, "not known"),
+        (
+            {"api_keys": {HASHED: "t"}},
+            {"authorization": f"Bearer {HASHED}"},
+            "the API key is not valid",
+        ),
     ],
 )
 def test_strangers_are_refused(config: dict[str, Any], headers: dict[str, str], says: str) -> None:

@@ -111,8 +111,8 @@ async def test_a_stream_is_announced_by_what_it_took_so_far(session: DuckDbSessi
         pass
     assert stream.result is not None
     (notice,) = stream.result.notices
-    assert "has come to " in notice.message
-    assert "AI calls and goes on; so far " in notice.message
+    assert "has reached " in notice.message
+    assert "AI calls and continues; so far " in notice.message
     await stream.close()
 
 

@@ -168,7 +168,7 @@ def test_a_folder_in_its_place_leaves_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = opened(tmp_path)
-    assert "end with this process" in caplog.text
+    assert "are lost when this process ends" in caplog.text
     count(store, calls=1)
     assert calls(store) == {1: 1}
     assert list(tmp_path.iterdir()) == []
@@ -196,7 +196,7 @@ def test_a_damaged_file_is_set_aside(
         path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         store = opened(path, now_s=300.0)
-    assert "begin anew" in caplog.text
+    assert "starting new statistics" in caplog.text
     assert Path(f"{path}{DAMAGED}").read_bytes()[:8] != b"an older"
     count(store, calls=1)
     assert calls(store) == {1: 1}
@@ -223,7 +223,7 @@ def test_a_file_damaged_while_in_use_is_replaced_and_nothing_new_is_lost(
     for number in range(5_000):
         count(store, number, calls=1)
     store.flush(1.0)
-    assert "begin anew" in caplog.text
+    assert "starting new statistics" in caplog.text
     assert calls(store) == dict.fromkeys(range(5_000), 1)
 
 
@@ -253,7 +253,7 @@ def test_a_path_that_can_not_be_used_leaves_memory(
 ) -> None:
     (tmp_path / "file").write_text("")
     store = opened(tmp_path / "file" / "s")
-    assert "end with this process" in caplog.text
+    assert "are lost when this process ends" in caplog.text
     count(store, calls=1)
     assert calls(store) == {1: 1}
 

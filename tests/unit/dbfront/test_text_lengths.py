@@ -67,7 +67,7 @@ def test_a_check_keeps_the_length_of_a_column() -> None:
 )
 def test_a_length_that_is_lost_is_told(written: str, column: str) -> None:
     notice = lost_length(written)
-    assert notice is not None and f'"{column}" keeps no length' in notice.message
+    assert notice is not None and f'length of column "{column}" is ignored' in notice.message
 
 
 @pytest.mark.parametrize(

@@ -140,5 +140,5 @@ def test_in_a_process_of_ones_own_definitions_are_free(text: str) -> None:
 
 def test_in_a_process_of_ones_own_the_views_are_kept_too() -> None:
     alone = KeptNames(KEPT.engine_names, KEPT.everybodys, others=False)
-    with pytest.raises(SqlError, match="TierKV's own"):
+    with pytest.raises(SqlError, match="schema tierkv and its contents are reserved for TierKV"):
         refuse_kept(tokenize("DROP SCHEMA tierkv CASCADE"), alone)

@@ -59,7 +59,7 @@ def test_state_position_and_hint(sql: str, state: str, at: str, dialect: Dialect
 )
 def test_what_cant_hold_calls_has_its_whole_name(sql: str, name: str) -> None:
     for dialect in Dialect:
-        assert refused(sql, dialect).message == f"{name} can't hold AI calls"
+        assert refused(sql, dialect).message == f"{name} can't contain AI calls"
 
 
 def test_too_many_different_calls() -> None:

@@ -135,7 +135,7 @@ def test_each_missing_thing_has_its_own_message(folder: Path) -> None:
     assert "no *.safetensors" in refusal(folder).message
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     error = refusal(folder)
-    assert "pickles" in error.message
+    assert "only pickled weights" in error.message
     assert "safe_serialization=True" in error.hint
     (folder / "config.json").unlink()
     assert "no config.json" in refusal(folder).message
@@ -203,4 +203,4 @@ def raw_file(header: bytes, data: bytes = b"") -> bytes:
 )
 def test_a_broken_weights_file_is_refused(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
-    assert "not a whole safetensors file" in refusal(folder).message
+    assert "not a complete safetensors file" in refusal(folder).message

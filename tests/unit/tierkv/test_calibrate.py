@@ -59,7 +59,9 @@ def test_the_shipped_model_has_tables_of_its_own() -> None:
 def test_the_shipped_tables_are_replaced_only_where_the_caller_says() -> None:
     shipped = model_folder(settings()) / CALIBRATION_NAME
     before = shipped.read_bytes()
-    with pytest.raises(ConfigError, match="has its tables already") as refused:
+    with pytest.raises(
+        ConfigError, match="the tables of the shipped model are part of the installation"
+    ) as refused:
         calibrate(settings(), prompts=None, out=None)
     assert "--out" in refused.value.hint
     assert shipped.read_bytes() == before

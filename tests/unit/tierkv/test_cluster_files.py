@@ -58,13 +58,15 @@ def test_memory_of_a_cluster_that_is_gone_is_named_and_freed(
     assert [path.exists() for path in paths] == [False, False, True]
     said = capsys.readouterr().out
     assert f"removed {paths[1]}" in said and f"of {other.cluster.run_dir}" in said
-    assert kept_text(mine) == "nothing stays in memory"
+    assert kept_text(mine) == "no KV stays in memory"
 
 
 def test_a_start_that_memory_can_not_hold_is_refused_with_both_numbers(tmp_path: Path) -> None:
     flags = {"dmp.segment_dir": "/dev/shm", "cluster.run_dir": str(tmp_path)}
     wanted = load_config(flags=flags | {"dmp.capacity": "1000TiB"}, environ={}).settings
-    with pytest.raises(ConfigError, match=r"may take 1048576000 MiB more but \d+ MiB") as caught:
+    with pytest.raises(
+        ConfigError, match=r"may need 1048576000 MiB more, but only \d+ MiB"
+    ) as caught:
         require_memory(wanted, 1)
     assert "tierkv pool clean" in (caught.value.hint or "")
     require_memory(wanted, 0)

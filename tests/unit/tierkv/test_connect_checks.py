@@ -85,14 +85,14 @@ def test_a_large_model_gets_a_smaller_block(folder: Path) -> None:
     model = look(folder)
     assert model.token_bytes == 2 * 40 * 40 * 128 * 2
     assert model.block_tokens() == 32
-    assert check_block(model, 64, LaunchKind.VLLM).cure == "--block-size 32"
+    assert check_block(model, 64, LaunchKind.VLLM).cure == "use --block-size 32"
     assert check_block(model, 32, LaunchKind.VLLM).state == "ok"
     assert look(folder, ranks=2).block_tokens() == 64
 
 
 def test_what_is_no_model_is_said(tmp_path: Path) -> None:
     (name,) = look("org/model").findings
-    assert (name.state, "no folder" in name.found) == ("optional", True)
+    assert (name.state, "not a folder" in name.found) == ("optional", True)
     (empty,) = look(tmp_path).findings
     assert (empty.state, "config.json" in empty.found) == ("missing", True)
     assert look("org/model").block_tokens() == 64

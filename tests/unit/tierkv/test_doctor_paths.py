@@ -47,7 +47,7 @@ def test_rdma_wants_locked_memory() -> None:
     assert judged(Discovery((PORT,))) == ("ok", "rxe0 (::ffff:10.0.0.1)", "")
     assert judged(Discovery((PORT,)), GIB)[0] == "ok"
     state, found, cure = judged(Discovery((PORT,)), 8 << 20)
-    assert (state, "ulimit -l is 8 MiB of 1024 MiB" in found) == ("optional", True)
+    assert (state, "ulimit -l is 8 MiB and the segment has 1024 MiB" in found) == ("optional", True)
     assert "LimitMEMLOCK" in cure
 
 

@@ -57,7 +57,7 @@ def test_each_model_has_nodes_of_its_own() -> None:
 
 def test_two_models_of_one_name_are_refused() -> None:
     compute = ComputeSettings(model="/a/weights", more_models=("/b/weights",))
-    with pytest.raises(ConfigError, match="two models would be called 'weights'"):
+    with pytest.raises(ConfigError, match="two models have the name 'weights'"):
         split_by_model(compute)
     named = compute.model_copy(update={"model_name": "a"})
     assert [model_name(each) for each in split_by_model(named)] == ["a", "weights"]

@@ -60,7 +60,7 @@ def test_ports_and_ranks_have_bounds() -> None:
 def test_no_port_is_taken_twice() -> None:
     places = event_endpoints("http://x", ranks=4)
     assert len({each for place in places for each in (place.events, place.replay)}) == 8
-    with pytest.raises(ConfigError, match="both take tcp://x:5558"):
+    with pytest.raises(ConfigError, match="both use tcp://x:5558"):
         event_endpoints("http://x", events_url="tcp://x:5558")
-    with pytest.raises(ConfigError, match="both take tcp://x:6001"):
+    with pytest.raises(ConfigError, match="both use tcp://x:6001"):
         event_endpoints("http://x", events_url="tcp://x:6000", replay_url="tcp://x:6001", ranks=2)

@@ -94,11 +94,11 @@ def test_any_name_becomes_one_the_cluster_allows(served: str, name: str | None) 
 
 def test_a_folder_elsewhere_has_to_be_named() -> None:
     away = replace(LOOK, folder="/no/such/folder")
-    with pytest.raises(ConfigError, match="no folder here") as refused:
+    with pytest.raises(ConfigError, match="does not exist on this machine") as refused:
         served_model(config(), door(), away)
     assert "--model FOLDER" in refused.value.hint
     assert served_model(config(model_folder=str(DEMO)), door(), away).folder == str(DEMO)
-    with pytest.raises(ConfigError, match="'/given', is no folder here"):
+    with pytest.raises(ConfigError, match="'/given' does not exist on this machine"):
         served_model(config(model_folder="/given"), door(), away)
 
 
