@@ -16,7 +16,7 @@ from uuid import UUID
 from tierkv.dbapi_errors import translate_error
 from tierkv.dbfront.contracts import Column, Notice
 from tierkv.kvcore.errors import ConfigError
-from tierkv.output import OutputFormat, render_rows
+from tierkv.output import OutputFormat, render_rows, unique_names
 
 SHOWN_ROWS: Final = 20
 
@@ -110,18 +110,12 @@ class QueryResult:
             return self.command_tag
         shown = render_rows(self.columns, self.rows[:SHOWN_ROWS], OutputFormat.TABLE).splitlines()
         of = f", the first {SHOWN_ROWS} shown" if len(self.rows) > SHOWN_ROWS else ""
-        return "\n".join([*shown[:-1], f"({len(self.rows)} rows{of})"])
+        rows = "row" if len(self.rows) == 1 else "rows"
+        return "\n".join([*shown[:-1], f"({len(self.rows)} {rows}{of})"])
 
     def _names(self) -> list[str]:
         """Return the names of the columns, made unique."""
-        names: list[str] = []
-        for column in self.columns:
-            name, number = column.name, 0
-            while name in names:
-                number += 1
-                name = f"{column.name}_{number}"
-            names.append(name)
-        return names
+        return unique_names([column.name for column in self.columns])
 
     def _by_column(self) -> Iterator[tuple[Column, list[Any]]]:
         for position, column in enumerate(self.columns):

@@ -117,11 +117,22 @@ class RowWriter:
         return "".join(line.rstrip() + "\n" for line in lines)
 
 
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Number repeated names of columns: ``a``, ``a_1``."""
+    unique: list[str] = []
+    for name in names:
+        tried, number = name, 0
+        while tried in unique:
+            number += 1
+            tried = f"{name}_{number}"
+        unique.append(tried)
+    return unique
+
+
 def _json_records(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
     """Return JSON objects without the brackets of a list."""
-    records = [
-        {name: _finite(value) for name, value in zip(names, row, strict=True)} for row in rows
-    ]
+    keys = unique_names(names)
+    records = [{key: _finite(value) for key, value in zip(keys, row, strict=True)} for row in rows]
     text = json.dumps(records, ensure_ascii=False, indent=2, default=_json_value, allow_nan=False)
     return text[1:-2]
 

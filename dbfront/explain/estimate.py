@@ -136,9 +136,16 @@ class Estimate:
     @property
     def seconds(self) -> float:
         """Seconds until the last known answer."""
+        return self._seconds(sum(self.prospect.answer_tokens))
+
+    @property
+    def shortest_s(self) -> float:
+        """Seconds until the last known answer if all answers are empty."""
+        return self._seconds(0.0)
+
+    def _seconds(self, answer_tokens: float) -> float:
         forecast = self.prospect.forecast
-        tokens = sum(self.prospect.answer_tokens)
-        return forecast.wait_s + self.factor * (forecast.total_s(tokens) - forecast.wait_s)
+        return forecast.wait_s + self.factor * (forecast.total_s(answer_tokens) - forecast.wait_s)
 
 
 async def estimate(
@@ -272,10 +279,14 @@ async def announce_batch(calls: int, weighing: Awaitable[Estimate]) -> Notice:
     except TierKVError:
         # The calls themselves will meet the same error and report it.
         return _notice(f"this statement makes at least {calls:,} AI calls")
-    tokens = round(estimate.total.prompt_tokens)
+    tokens, seconds = round(estimate.total.prompt_tokens), _time(estimate.seconds)
+    shortest = _time(estimate.shortest_s)
+    if not estimate.prospect.learned and shortest != seconds:
+        # No answer was seen yet. Most answers are much shorter than max_tokens allows.
+        seconds = f"{shortest} for prompts, up to {seconds} if answers are as long as max_tokens"
     return _notice(
         f"this statement makes at least {calls:,} AI calls: about {tokens:,} prompt tokens, "
-        f"{_time(estimate.seconds)}"
+        f"{seconds}"
     )
 
 

@@ -72,17 +72,17 @@ class Reply:
 
 def is_command(typed: str) -> bool:
     """True if the typed text is a command of the prompt, not SQL."""
-    word = typed.strip().rstrip(";").lower()
+    word = typed.strip().rstrip("; ").lower()
     return word.startswith("\\") or word in LEAVING or word in HELPING
 
 
 def is_complete(text: str) -> bool:
-    """Return True if text ends with a ';' outside strings and comments."""
+    """Return True if no statement is begun: text ends with a ';', or is empty or comments."""
     try:
         tokens = tokenize(text)
     except SqlSyntaxError:
         return False
-    return bool(tokens) and tokens[-1].text == ";"
+    return not tokens or tokens[-1].text == ";"
 
 
 def script_parts(text: str) -> list[str]:
@@ -93,7 +93,7 @@ def script_parts(text: str) -> list[str]:
     parts: list[str] = []
     sql = ""
     for line in text.splitlines(keepends=True):
-        if line.lstrip().startswith("\\") and (not sql.strip() or is_complete(sql)):
+        if line.lstrip().startswith("\\") and is_complete(sql):
             parts += [sql, line.strip()]
             sql = ""
         else:
@@ -108,7 +108,7 @@ def answer(typed: str, *, timing: bool) -> Reply:
         typed: the command, with an argument.
         timing: True if times are shown now.
     """
-    word, _, argument = typed.strip().rstrip(";").partition(" ")
+    word, _, argument = typed.strip().rstrip("; ").partition(" ")
     word, argument = word.lower().removesuffix("+"), argument.strip()
     if word in HELPING:
         return Reply(text=help_text())

@@ -142,7 +142,7 @@ def prompt(
     )
     typer.echo(GREETING)
     while (typed := _read(session)) is not None:
-        if typed.strip().rstrip(";").lower() in LEAVING:
+        if typed.strip().rstrip("; ").lower() in LEAVING:
             return 0
         if is_command(typed):
             shell.obey(typed)
@@ -154,7 +154,7 @@ def prompt(
 
 def is_finished(text: str) -> bool:
     """True if Enter ends the typed text: a command, nothing, or complete statements."""
-    return not text.strip() or is_command(text) or is_complete(text)
+    return is_command(text) or is_complete(text)
 
 
 def _read(session: PromptSession[str]) -> str | None:

@@ -77,7 +77,7 @@ class Shell:
     def run_script(self, text: str) -> bool:
         """Run statements and lines of backslash commands until one fails; True if all worked."""
         for part in script_parts(text):
-            if part.rstrip(";") in LEAVING:
+            if part.rstrip("; ") in LEAVING:
                 break
             if not (self.obey(part) if part.startswith("\\") else self.run_text(part)):
                 return False

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model, make_request
 from tierkv.dbfront.contracts import PreparedCall, Prospect, TextCall
-from tierkv.dbfront.explain.estimate import Estimate
+from tierkv.dbfront.explain.estimate import Estimate, announce_batch
 from tierkv.dbfront.explain.rendering import assumptions
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.kvcore.node import NodeLoad
@@ -162,6 +162,22 @@ async def test_a_directory_that_does_not_answer_is_told(one: Cluster) -> None:
     assert (lost.looked_up, lost.unanswered) == (1, 1)
     told = assumptions(Estimate({}, Prospect(lost, (4.0,), learned=True)))
     assert any("did not answer for 1 of 1 prompts" in text for text in told)
+
+
+async def test_a_notice_tells_prompts_from_the_longest_answers_until_lengths_are_known() -> None:
+    calls = (forecast_module.CallForecast(10, busy_s=0.01),) * 1_500
+    found = forecast_module.Forecast(calls, nodes=1, token_s=0.3, max_in_flight=64)
+
+    async def told(*, learned: bool) -> str:
+        async def weighed() -> Estimate:
+            return Estimate({}, Prospect(found, (512.0,) * 1_500, learned=learned))
+
+        return (await announce_batch(1_500, weighed())).message
+
+    assert (await told(learned=False)).endswith(
+        "15 s for prompts, up to 60 minutes if answers are as long as max_tokens"
+    )
+    assert (await told(learned=True)).endswith("tokens, 60 minutes")
 
 
 def test_the_fronts_own_work_goes_on_beside_nodes_that_are_not_in_its_process() -> None:

@@ -37,6 +37,12 @@ def test_json_keeps_null_and_dates() -> None:
     ]
 
 
+def test_json_keeps_columns_of_one_name() -> None:
+    columns = tuple(Column(name, "INTEGER") for name in ("a", "a_1", "a", "a"))
+    text = render_rows(columns, [(1, 2, 3, 4)], OutputFormat.JSON)
+    assert json.loads(text) == [{"a": 1, "a_1": 2, "a_2": 3, "a_3": 4}]
+
+
 @given(st.lists(st.tuples(st.integers(), st.text(st.characters(exclude_characters="\r\0")))))
 def test_csv_reads_back(rows: list[tuple[int, str]]) -> None:
     text = render_rows(COLUMNS, rows, OutputFormat.CSV)

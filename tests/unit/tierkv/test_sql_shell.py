@@ -34,7 +34,9 @@ from tierkv.sql.calls.functions import AI_FUNCTIONS
         ("SELECT 1 -- not yet;\n", False),
         ("SELECT 1 /* not yet;\n", False),
         ("SELECT $$ a;\n", False),
-        ("\n", False),
+        ("\n", True),
+        ("-- a comment\n", True),
+        ("-- a comment\nSELECT 1", False),
     ],
 )
 def test_a_statement_runs_when_its_semicolon_is_outside_strings(text: str, complete: bool) -> None:
@@ -59,6 +61,7 @@ def test_an_unknown_command_is_said_to_be_one() -> None:
     unknown = answer("\\x", timing=False)
     assert unknown.refused and "there is no command \\x here" in unknown.text
     assert not is_command("SELECT 1")
+    assert is_command("quit ;") and answer("\\timing ;", timing=False).timing
     assert not is_command("helper")
     assert {"quit", "exit", "\\q"} <= LEAVING
 
@@ -67,6 +70,10 @@ def test_a_script_is_commands_between_statements() -> None:
     script = "SELECT 1;\n\\timing\n  \\df ai_*\nSELECT 'a\n\\l\n';\n\\q\n;\n"
     assert script_parts(script) == [
         "SELECT 1;\n", "\\timing", "\\df ai_*", "SELECT 'a\n\\l\n';\n", "\\q", ";\n"
+    ]  # fmt: skip
+    commented = "-- first;\n\\timing\n/* then */\n\\l\nSELECT 1 -- not yet\n\\l\n;"
+    assert script_parts(commented) == [
+        "-- first;\n", "\\timing", "/* then */\n", "\\l", "SELECT 1 -- not yet\n\\l\n;"
     ]  # fmt: skip
     assert script_parts("") == []
     assert script_parts("\\l") == ["\\l"]
