@@ -61,7 +61,7 @@ def _limited_selects(tokens: list[Token]) -> Iterator[Range]:
     for index, token in enumerate(tokens):
         if token.kind is not TokenKind.WORD or token.upper != "SELECT":
             continue
-        if not _gives_rows(tokens, index):
+        if not _gives_rows(tokens, index) or _follows_from(tokens, index):
             continue
         last, limited = _end_of_query(tokens, index)
         if limited:
@@ -75,6 +75,18 @@ def _gives_rows(tokens: list[Token], index: int) -> bool:
     while before >= 0 and tokens[before].upper in _SET_WORDS:
         before -= 1
     return before < 0 or tokens[before].upper not in _SETS
+
+
+def _follows_from(tokens: list[Token], index: int) -> bool:
+    """Return True for a SELECT behind its FROM, as DuckDB allows: ``FROM notes SELECT body``."""
+    depth = 0
+    for token in reversed(tokens[:index]):
+        depth -= depth_change(token)
+        if depth < 0 or token.text == ";" or (not depth and token.upper in _SETS):
+            return False
+        if not depth and token.upper == "FROM":
+            return True
+    return False
 
 
 def _end_of_query(tokens: list[Token], first: int) -> tuple[int, bool]:
