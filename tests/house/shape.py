@@ -15,8 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = sorted(path.name for path in (ROOT / "tierkv").iterdir() if path.is_symlink())
-_WORDS = "it its that those what who whom whoever one others so some none nobody somebody such"
-PRONOUNS = frozenset(_WORDS.split()) | {"there"}
+_WORDS = """
+    it its itself that those these what who whom whose whoever one ones other others so some none
+    nobody somebody anybody everybody such there they them their theirs
+"""
+PRONOUNS = frozenset(_WORDS.split())
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
