@@ -23,6 +23,11 @@ from tierkv.compute.l1.page_pool import PagePool
 
 _BACKGROUND_SHARE = 8
 """A chunk in isolation gets at most this part of a step shared with callers' sequences."""
+_BULK_SHARE = 4
+"""Prompts ranked behind a prompt of higher priority get at most this part of the step, together.
+
+The first token of the urgent prompt waits for the whole step, so the step is kept short.
+"""
 
 
 class StepChoice:
@@ -52,8 +57,10 @@ class StepChoice:
         self._budget = self._left = budget
         self._chosen: dict[int, Chunk] = {}
         running = [seq for seq in active.values() if seq.phase is Phase.RUNNING]
-        running.sort(key=lambda seq: (seq.length - seq.computed > 1, seq.rank))
+        running.sort(key=lambda seq: (_is_prefill(seq), seq.rank))
         self._ahead = deque(running)
+        self._urgent: int | None = None
+        self._bulk_left = max(1, budget // _BULK_SHARE)
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -91,11 +98,25 @@ class StepChoice:
         count = min(seq.length - seq.computed, self._left)
         if seq.is_background and len(self._active) > 1:
             count = min(count, max(1, self._budget // _BACKGROUND_SHARE))
+        is_bulk = self._is_bulk(seq)
+        if is_bulk:
+            count = min(count, self._bulk_left)
+        if not count:
+            return None
         victim = self._provide_pages(seq, seq.computed + count)
         if victim is None:
             self._chosen[seq.seq_id] = chunk_of(seq, seq.computed, count)
             self._left -= count
+            self._bulk_left -= count if is_bulk else 0
+            if self._urgent is None and _is_prefill(seq):
+                self._urgent = seq.request.priority
         return victim
+
+    def _is_bulk(self, seq: Sequence) -> bool:
+        """Return True if a prompt of higher priority is in the step before this prompt."""
+        if self._urgent is None or not _is_prefill(seq) or seq.is_background:
+            return False
+        return seq.request.priority > self._urgent
 
     def _begin_block(self, seq: Sequence) -> None:
         """Fill a sequence's new page with the known part of the block."""
@@ -121,6 +142,11 @@ class StepChoice:
         seq.add_pages(pages)
         self.fresh.extend(pages)
         return None
+
+
+def _is_prefill(seq: Sequence) -> bool:
+    """Return True if more than the last token is left to compute."""
+    return seq.length - seq.computed > 1
 
 
 def chunk_of(seq: Sequence, start: int, count: int, *, loading: bool = False) -> Chunk:

@@ -75,8 +75,8 @@ def test_prompts_share_a_budget_in_the_order_of_their_rank() -> None:
     batch = batcher()
     batch.add(sequence(1, 20, priority=1))
     batch.add(sequence(2, 10))
-    assert step(batch) == [(2, 10), (1, 6)]
-    assert step(batch) == [(2, 1), (1, 14)]
+    assert step(batch) == [(2, 10), (1, 4)]
+    assert step(batch) == [(2, 1), (1, 15)]
 
 
 def test_what_someone_waits_for_goes_before_bulk_which_fills_the_rest_and_is_not_starved() -> None:
@@ -84,11 +84,23 @@ def test_what_someone_waits_for_goes_before_bulk_which_fills_the_rest_and_is_not
     for number in (1, 2):
         batch.add(sequence(number, 20, priority=1))
     batch.add(sequence(500, 6))
-    assert step(batch) == [(500, 6), (1, 10)]
+    assert step(batch) == [(500, 6), (1, 4)], "a quarter of the step, to keep it short"
     late = sequence(1 + PRIORITY_ARRIVALS, 6)
     batch.add(late)
-    assert step(batch) == [(500, 1), (1, 10), (late.seq_id, 5)]
-    assert step(batch)[-1] == (2, 13)
+    assert step(batch) == [(500, 1), (1, 15)], "it came long before"
+    assert step(batch) == [(500, 1), (1, 1), (late.seq_id, 6), (2, 4)]
+
+
+def test_bulk_fills_steps_in_which_no_prompt_of_higher_priority_waits() -> None:
+    batch = batcher()
+    batch.add(sequence(500, 6))
+    assert step(batch) == [(500, 6)]
+    for number in (1, 2):
+        batch.add(sequence(number, 20, priority=1))
+    assert step(batch) == [(500, 1), (1, 15)]
+    batch.add(sequence(501, 10))
+    assert step(batch) == [(500, 1), (501, 10), (1, 4)], "both share the quarter"
+    assert step(batch) == [(500, 1), (501, 1), (1, 1), (2, 13)]
 
 
 def test_who_ranks_last_loses_pages_and_is_computed_again() -> None:
