@@ -93,7 +93,7 @@ test-slow: setup ## Run the slow tests too
 check: setup ## Lint, types, import contracts, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy tierkv tools
+	$(BIN)/mypy tierkv tools tests bench
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/house
 

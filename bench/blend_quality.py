@@ -188,6 +188,6 @@ def measure(
         kl = [trial.divergence[i - 1] if i else 0.0 for trial in trials]
         right = [tokenizer.decode(t.answers[i]) == t.prompt.answer for t in trials]
         agree = [trial.answers[i] == trial.answers[0] for trial in trials]
-        means = (float(np.mean(numbers)) for numbers in (right, agree, kl))
-        found.append(Quality(*means, max(kl), reused_share=1.0))
+        exact, same, mean = (float(np.mean(numbers)) for numbers in (right, agree, kl))
+        found.append(Quality(exact, same, mean, max(kl), reused_share=1.0))
     return Measured(len(trials), found[0], dict(zip(tried, found[1:], strict=True)))

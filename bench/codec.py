@@ -24,7 +24,7 @@ from tierkv.compute.codec.layer_codec import TORCH_DTYPES, make_codec
 from tierkv.compute.codec_calibration import STEPS_PER_SIGMA
 from tierkv.compute.demo_model.data import CHAT_TASKS, SINGLE_TASKS, make_probes
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
-from tools.demo_model.evaluate import FOLDER
+from tools.demo_model.tokenizer import FOLDER
 
 BLOCKS = 16
 Encode = Callable[[Tensor], Any]

@@ -31,7 +31,8 @@ from tierkv.compute.model.row_groups import LEAST_SAVED_TOKENS
 from tierkv.compute.node import ComputeNode
 from tierkv.kvcore.ids import Incarnation, NodeId, new_request_id
 from tierkv.kvcore.request import GenerateRequest, SamplingParams
-from tools.demo_model.evaluate import FOLDER, Answerer
+from tools.demo_model.evaluate import Answerer
+from tools.demo_model.tokenizer import FOLDER
 
 BLOCK_TOKENS = 64
 SHARED_TOKENS, OWN_TOKENS = 2_048, 64

@@ -20,7 +20,7 @@ from bench.line_plot import Panel, save_panels
 from bench.quality_table import blend_table, codec_table, methods, points
 from bench.report import Report, finish, machine_facts, make_parser
 from tierkv.compute.demo_model.data import CHAT_TASKS, SINGLE_TASKS, make_probes
-from tools.demo_model.evaluate import FOLDER
+from tools.demo_model.tokenizer import FOLDER
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "quality.md"

@@ -25,7 +25,7 @@ from tierkv.compute.loading import load_model
 from tierkv.compute.model.batch import ChunkInput, build_batch
 from tierkv.compute.model.decoder import Decoder
 from tierkv.kvcore.ids import NodeId
-from tools.demo_model.evaluate import FOLDER
+from tools.demo_model.tokenizer import FOLDER
 
 STEP_TOKENS = 1_024
 CPU = torch.device("cpu")

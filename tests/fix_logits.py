@@ -9,10 +9,11 @@ import torch
 import transformers
 
 from tests.fix_model import tiny_config
+from tierkv.compute.codec.layer_codec import TORCH_DTYPES
 from tierkv.compute.model.architecture import parse_architecture
 from tierkv.compute.model.batch import ChunkInput, build_batch
 from tierkv.compute.model.decoder import Decoder
-from tierkv.compute.model.pages import TORCH_DTYPES, L1Pages
+from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.model.weights import load_weights
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.storage.modelfiles.model_folder import inspect_model_folder

@@ -433,7 +433,7 @@ def test_reads_make_a_block_young(connect: Connect, start: MakeRig) -> None:
     pool = connect(rig)
     try:
         places = [store(pool, f"b{i}") for i in range(20)]
-        rig.clock.advance(SAME_USE_S)  # Else they belong to the use that stored the block.
+        clock_of(rig).advance(SAME_USE_S)  # Else they belong to the use that stored the block.
         fetch(pool, places[0])
         store(pool, "new")
         assert pool.lookup([block_key("b0"), block_key("b1")]) == [places[0], None]

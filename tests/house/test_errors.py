@@ -122,7 +122,8 @@ OWN_ENGINE = {"integrations/remote/keeper.py"}
 
 
 def test_cache_errors_are_caught_only_where_they_mean_a_miss() -> None:
-    names = "|".join(k.__name__ for k in (errors.CacheError, *errors.CacheError.__subclasses__()))
+    kinds: list[type] = [errors.CacheError, *errors.CacheError.__subclasses__()]
+    names = "|".join(kind.__name__ for kind in kinds)
     pattern = re.compile(rf"(?:except|suppress)\b[^\n:]*\b(?:{names})\b")
     rooms = (
         "compute", "integrations", "scheduler", "dbfront", "sql", "tierkv", "dmp", "metaserver",

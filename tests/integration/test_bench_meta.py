@@ -23,8 +23,8 @@ async def test_the_load_is_what_it_says() -> None:
         for info in nodes(host):
             await meta.register(info)
         for batch in inventories(load, host):
-            reply = meta.report_records(batch)
-            assert (reply.accepted, reply.send_inventory) == (True, False)
+            report = meta.report_records(batch)
+            assert (report.accepted, report.send_inventory) == (True, False)
     counts = dict(await meta.directory_counts())
     assert counts["blocks"] == load.blocks
     assert counts["copies"] == load.blocks + 2 * load.blocks // SHARED

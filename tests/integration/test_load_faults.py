@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from contextlib import _AsyncGeneratorContextManager
 
 import pytest
 
@@ -170,4 +171,5 @@ async def test_an_engine_that_breaks_answers_what_was_queued_behind_the_bug(capl
         assert "the engine stopped" in caplog.text
     finally:
         await node.stop()
+        assert isinstance(node_context, _AsyncGeneratorContextManager)
         await node_context.gen.aclose()

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql.base import PGInspector
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.fix_pgwire import RunningServer, running_pgwire
@@ -85,6 +86,7 @@ def engine(server: RunningServer) -> Iterator[sa.Engine]:
 
 def test_names(engine: sa.Engine) -> None:
     seen = sa.inspect(engine)
+    assert isinstance(seen, PGInspector)
     assert seen.default_schema_name == "public"
     assert {"public", "sales", "tierkv"} <= set(seen.get_schema_names())
     assert {"docs", "lines"} <= set(seen.get_table_names())
@@ -104,7 +106,8 @@ def test_columns(engine: sa.Engine) -> None:
     assert isinstance(columns["id"]["type"], sa.INTEGER)
     assert repr(columns["price"]["type"]) == "NUMERIC(precision=10, scale=2)"
     assert isinstance(columns["tags"]["type"], sa.ARRAY)
-    assert columns["made"]["type"].timezone is True
+    made = columns["made"]["type"]
+    assert isinstance(made, sa.DateTime) and made.timezone is True
     assert (columns["body"]["nullable"], columns["body"]["default"]) == (False, "'x'")
     assert columns["body"]["comment"] == "the text"
     view = sa.inspect(engine).get_columns("cheap")
@@ -170,7 +173,7 @@ def test_an_objects_life(engine: sa.Engine) -> None:
         changed = session.execute(
             sa.update(User).where(User.name.in_(["bob", "cid"])).values(flag=False)
         )
-        assert changed.rowcount == 2
+        assert isinstance(changed, sa.CursorResult) and changed.rowcount == 2
         session.execute(sa.delete(User).where(User.name == "cid"))
         session.commit()
         counted = sa.select(User.name, sa.func.count(Mail.id)).join(Mail, isouter=True)

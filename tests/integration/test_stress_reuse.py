@@ -221,6 +221,7 @@ async def every_claim_is_settled(node: ComputeNode, rig: Rig) -> None:
             await asyncio.sleep(0.01)
         while any(slot.holders or slot.pins for slot in rig.node._state.table._store.all()):
             await asyncio.sleep(0.01)
+    assert isinstance(rig.clock, ManualClock)
     rig.clock.advance(60.0)  # What a pool that was taken away still owed has expired.
     rig.node.tick()
     assert rig.node._state.table.count(SlotState.WRITING) == 0

@@ -10,7 +10,7 @@ from bench.blend_quality import NOTHING, Measured, Way, measure  # noqa: E402
 from bench.quality import blend_panels  # noqa: E402
 from bench.quality_table import blend_table, methods, points  # noqa: E402
 from tierkv.kvcore.request import BlendSelector  # noqa: E402
-from tools.demo_model.evaluate import FOLDER  # noqa: E402
+from tools.demo_model.tokenizer import FOLDER  # noqa: E402
 
 RATIOS = (NOTHING, 0.15, 0.3, 0.5, 1.0)
 

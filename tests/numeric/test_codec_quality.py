@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from bench.codec_quality import MEASURED, Quality, measure  # noqa: E402
 from tierkv.compute.demo_model.data import SINGLE_TASKS, make_probes  # noqa: E402
 from tierkv.kvcore.layout import KvCodec  # noqa: E402
-from tools.demo_model.evaluate import FOLDER  # noqa: E402
+from tools.demo_model.tokenizer import FOLDER  # noqa: E402
 
 
 @pytest.fixture(scope="module")

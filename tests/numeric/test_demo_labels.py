@@ -17,7 +17,8 @@ from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
-from tools.demo_model.evaluate import FOLDER, Answerer
+from tools.demo_model.evaluate import Answerer
+from tools.demo_model.tokenizer import FOLDER
 
 LABELS = {
     "review_filter": ("yes", "no"),

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tierkv.compute.demo_model import data  # noqa: E402
-from tools.demo_model.evaluate import FOLDER, Answerer, exact_match  # noqa: E402
+from tools.demo_model.evaluate import Answerer, exact_match  # noqa: E402
+from tools.demo_model.tokenizer import FOLDER  # noqa: E402
 
 
 @pytest.fixture(scope="module")

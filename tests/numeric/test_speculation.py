@@ -16,7 +16,8 @@ from tierkv.compute.demo_model.data import make_probes
 from tierkv.compute.node import ComputeNode
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.request import FinishReason, GenerateRequest
-from tools.demo_model.evaluate import FOLDER, Answerer
+from tools.demo_model.evaluate import Answerer
+from tools.demo_model.tokenizer import FOLDER
 
 BLOCK, NEW = 8, 70
 OFF: dict[str, Any] = {"speculative_tokens": 0, "l1_pages": 300}
