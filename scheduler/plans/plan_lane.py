@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from tierkv.kvcore.ids import NodeId
 from tierkv.scheduler.plans.plan_events import PlanNode
 from tierkv.scheduler.plans.plan_runs import CallRun
-from tierkv.scheduler.plans.plan_tree import PrefixTree
+from tierkv.scheduler.plans.plan_tree import ROOT, PrefixTree
 
 Span = tuple[int, int]
 """Unsent positions ``[first, stop)``."""
@@ -69,15 +69,35 @@ class NodeLane:
         return len(self.in_flight) + unsent
 
     @property
-    def spare_runs(self) -> int:
-        """Count the runs free to be taken over without leaving this node idle."""
-        busy = self._todo or self._parked or self.in_flight
-        return len(self.runs) if busy else max(0, len(self.runs) - 1)
+    def spare_run(self) -> CallRun | None:
+        """Return the last unsent calls under one stem, unless the node would be idle without them.
 
-    @property
-    def queued_s(self) -> float:
-        """Return the work of runs not begun, in seconds."""
-        return sum(run.work_s for run in self.runs)
+        These are the last run, or the last unsent span of a run that has begun.
+        """
+        if len(self.runs) > (not (self._todo or self._parked or self.in_flight)):
+            return self.runs[-1]
+        if not self._todo or not self.in_flight:
+            return None
+        first, stop = max(self._todo)
+        stems = self._tree.stems
+        stem = next((s for s in self._tree.path(first) if stems[s].stop >= stop), ROOT)
+        return CallRun(first, stop, stem, 0.0)
+
+    def give_last(self, calls: int) -> CallRun:
+        """Remove the last ``calls`` calls of ``spare_run`` from this lane and return the calls."""
+        run = self.spare_run
+        assert run is not None and 0 < calls <= run.calls, (run, calls)
+        kept, run = run.without_last(calls)
+        if self.runs:
+            self.runs.pop()
+            if kept.calls:
+                self.runs.append(kept)
+        else:
+            self._todo.remove((kept.first, run.stop))
+            if kept.calls:
+                self._todo.append((kept.first, kept.stop))
+            heapify(self._todo)
+        return run
 
     def next_position(self) -> int | None:
         """Find the first position without a prefix being computed here; it stays unsent."""

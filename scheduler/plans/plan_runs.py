@@ -50,11 +50,11 @@ class CallRun:
         """Return the number of calls."""
         return self.stop - self.first
 
-    def halves(self) -> tuple[CallRun, CallRun]:
-        """Split a run of at least two calls into halves."""
-        middle, work_s = (self.first + self.stop) // 2, self.work_s / 2
+    def without_last(self, calls: int) -> tuple[CallRun, CallRun]:
+        """Split off the last ``calls`` calls, and return the rest and these calls."""
+        middle, work_s = self.stop - calls, self.work_s * calls / self.calls
         return (
-            CallRun(self.first, middle, self.stem, work_s),
+            CallRun(self.first, middle, self.stem, self.work_s - work_s),
             CallRun(middle, self.stop, self.stem, work_s),
         )
 

@@ -243,20 +243,36 @@ class PlanState:
         return (0, self.tree.stems[path[-1]].end_tokens) if path else (0, 0)
 
     def _take_over(self, lane: NodeLane) -> bool:
-        """Give an idle lane an orphaned run, or the last run of another lane."""
+        """Give an idle lane an orphaned run, or calls of the lane that would end last.
+
+        The idle lane gets as many calls as let both lanes end together, not more: each moved call
+        leaves the node with the row's KV. A run with a prefix that neither node has moves as a
+        whole or not at all.
+        """
         if self._orphans:
             lane.runs.append(self._orphans.popleft())
             return True
-        richest = max(self.lanes, key=lambda each: (each.spare_runs > 0, each.queued_s))
-        if richest is lane or not richest.spare_runs or not _ends_sooner(lane, richest):
+        givers = [each for each in self.lanes if each.spare_run is not None]
+        last = max(givers, key=lambda each: each.left / each.speed, default=None)
+        if last is None or (run := last.spare_run) is None:
             return False
-        run = richest.runs.pop()
-        if not richest.runs and run.calls > 1 and lane.has_stem(run.stem):
-            # The last run is split: a lane that took it whole would be the last to end.
-            kept, run = run.halves()
-            richest.runs.append(kept)
-        lane.runs.append(run)
+        lacks_stem = not lane.has_stem(run.stem)
+        whole = lacks_stem and not last.has_stem(run.stem)
+        extra = self._stem_calls(lane, run) if lacks_stem and not whole else 0.0
+        calls = min(_calls_to_move(last, lane, extra), run.calls)
+        if whole:
+            calls = run.calls if calls >= max(1, run.calls // 2) else 0
+        if not calls:
+            return False
+        lane.runs.append(last.give_last(calls))
         return True
+
+    def _stem_calls(self, lane: NodeLane, run: CallRun) -> float:
+        """Return the tokens of a run's prefix that a lane lacks, in calls of that run."""
+        stems = self.tree.stems
+        lacking = [stems[s] for s in self.tree.up(run.stem) if s not in lane.resident]
+        tokens = sum(stem.blocks * stem.block_tokens for stem in lacking)
+        return tokens / max(1, self.tree.own_tokens(run.first))
 
     def _look_ahead(self, lane: NodeLane) -> list[PlanInstruction]:
         """Have the node load the lane's next prefix, unless the prefix is in use already."""
@@ -290,7 +306,10 @@ class PlanState:
             assert self._lane_of, "a plan with work left has stopped"
 
 
-def _ends_sooner(lane: NodeLane, richest: NodeLane) -> bool:
-    """Return whether a lane would have at most the work of ``richest`` after taking a run."""
-    taken = max(1, richest.runs[-1].calls // 2)
-    return len(lane.in_flight) + taken <= richest.left - taken
+def _calls_to_move(giver: NodeLane, taker: NodeLane, extra: float) -> int:
+    """Count the calls to move so that both lanes end at the same time; 0 if the giver ends first.
+
+    ``extra`` is work that the taker would do in addition, in calls.
+    """
+    surplus = giver.left * taker.speed - (taker.left + extra) * giver.speed
+    return max(0, int(surplus / (giver.speed + taker.speed)))

@@ -162,6 +162,45 @@ def test_an_idle_node_takes_over_runs_of_a_busy_one() -> None:
     assert sent(out)[0] < 8
 
 
+def run_all(plan: PlanState, pace: dict[NodeId, int]) -> dict[NodeId, int]:
+    """Let nodes end calls in turn, each node ``pace`` calls per round; count the calls per node."""
+    out = plan.handle(TWO)
+    where: dict[int, NodeId | None] = {}
+    while not plan.over:
+        for node, calls in pace.items():
+            for _ in range(calls):
+                where |= {i.call: i.node_id for i in out if isinstance(i, SendCall)}
+                running = [c for c in sorted(_running(plan)) if where[c] == node]
+                out = plan.handle(CallFinished(running[0])) if running else []
+                plan.check_invariants()
+    return {node: sum(n == node for n in where.values()) for node in pace}
+
+
+def test_equal_nodes_compute_equal_shares() -> None:
+    plan = plan_of([[1, 1, *[q] * 8] for q in range(60)])
+    assert run_all(plan, {A: 1, B: 1}) == {A: 30, B: 30}
+
+
+def test_a_node_twice_as_fast_takes_over_until_it_has_two_thirds() -> None:
+    plan = plan_of([[1, 1, *[q] * 8] for q in range(60)])
+    shares = run_all(plan, {A: 1, B: 2})
+    assert 38 <= shares[B] <= 41, shares
+
+
+def test_an_idle_node_takes_calls_of_a_run_that_has_begun() -> None:
+    plan = plan_of([[1, 1, *[q] * 8] for q in range(40)], max_in_flight=4)
+    plan.handle(ONE)
+    (lane,) = plan.lanes
+    while lane.runs:
+        plan.handle(CallFinished(min(_running(plan))))
+    assert lane.left == 10 + len(lane.in_flight) - 1  # The last run has 10 calls; one was sent.
+    out = plan.handle(TWO)
+    assert [i.node_id for i in out if isinstance(i, SendCall)] == []  # All four are in flight.
+    out = plan.handle(CallFinished(min(_running(plan))))
+    assert [i.node_id for i in out if isinstance(i, SendCall)] == [B]
+    assert [each.left for each in plan.lanes] == [7, 5]  # B computes the beginning too.
+
+
 def test_calls_in_flight_fit_into_the_room_of_their_node() -> None:
     texts = [[1, 1, *[q] * 8] for q in range(6)]
     plan = plan_of(texts)
