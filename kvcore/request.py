@@ -207,6 +207,25 @@ class GenerateRequest:
         return self.embed or bool(self.score_token_ids)
 
 
+_KEPT_PART = 16
+_LEAST_PLACES = 8
+
+
+def places_for(places: int, *, urgent: bool) -> int:
+    """Return how many of a batch's places may be taken when a request enters.
+
+    Bulk leaves a sixteenth of the places free. An urgent request then enters a full batch at once,
+    not after the next answer. Bulk may take all places of a batch with fewer than 8.
+
+    Args:
+        places: requests in a full batch.
+        urgent: a user waits for the request; False for bulk, whose priority is above 0.
+    """
+    if urgent or places < _LEAST_PLACES:
+        return places
+    return places - max(1, places // _KEPT_PART)
+
+
 @dataclass(frozen=True, slots=True)
 class HitTokens:
     """Prompt tokens whose KV was not recomputed, by source tier."""

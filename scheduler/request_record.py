@@ -112,6 +112,10 @@ class RequestRecord:
         """Return the request's id."""
         return self.arrived.request_id
 
+    def is_urgent(self, now: float) -> bool:
+        """Return False for bulk, until its lower priority is outweighed by the time it waited."""
+        return self.rank[0] <= now
+
     def tell(self, what: str, now: float) -> None:
         """Add a line to the story."""
         self.story.append((now, what))

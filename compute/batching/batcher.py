@@ -57,6 +57,7 @@ from tierkv.compute.l1.full_block import FullBlock
 from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.l1.part_index import KnownBlocks
 from tierkv.kvcore.location import Tier
+from tierkv.kvcore.request import places_for
 
 _SCAN_LIMIT = 512
 """Waiting sequences examined per admission; examining more would cost more than the step saves."""
@@ -353,7 +354,7 @@ class Batcher:
             return ()
         spare = self.spare_pages
         for seq in self._waiting[:_SCAN_LIMIT]:
-            if self.active >= self._max_running:
+            if self.active >= places_for(self._max_running, urgent=seq.request.priority <= 0):
                 break
             if seq.blocked_on in self._claims:
                 continue
@@ -362,7 +363,7 @@ class Batcher:
             if seq.blocked_on is not None:
                 continue
             needed = seq.pages_for(seq.length) - len(hits) + self.pool.unreferenced(hits)
-            if needed > spare:
+            if needed > spare and needed > spare + self._pages_to_take(seq):
                 if self._background is not None and self._background.rank > seq.rank:
                     self.end(self._background)
                 break  # A request that waits for pages is not overtaken: it could starve.
@@ -372,6 +373,20 @@ class Batcher:
                 misses.append(PrefixMiss(seq, tokens))
         self._waiting = [seq for seq in self._waiting if seq.phase is Phase.WAITING]
         return tuple(misses)
+
+    def _pages_to_take(self, seq: Sequence) -> int:
+        """Count the pages of running sequences of lower priority; the next step takes what it needs.
+
+        Rank decides about victims, so bulk that was overtaken often enough keeps its pages.
+        """
+        priority = seq.request.priority
+        return sum(
+            each.num_pages
+            for each in self._active.values()
+            if each.request.priority > priority
+            and each.rank > seq.rank
+            and each.phase is Phase.RUNNING
+        )
 
     @property
     def spare_pages(self) -> int:

@@ -25,6 +25,7 @@ from tierkv.costing.node_cost import (
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import NodeRole
+from tierkv.kvcore.request import places_for
 from tierkv.scheduler.choosing.admission import WaitQueue
 from tierkv.scheduler.choosing.choice import Costs, Weighed, choose, prefer_direct, weigh, wished
 from tierkv.scheduler.config import SchedulerConfig
@@ -204,14 +205,16 @@ class Router:
         if chosen is None:
             chosen = choose(costs, among, last_node=last)
         alone = len(among) == 1
-        has_room = self.has_room(costs.nodes[chosen], alone=alone)
+        urgent = request.is_urgent(now)
+        has_room = self.has_room(costs.nodes[chosen], alone=alone, urgent=urgent)
         if not has_room:
             place_s = self._place_wait_s(request, costs.nodes[chosen], now, queue)
             bound_s = costs.total_s[chosen] + place_s
             free = [
                 at
                 for at in among
-                if costs.total_s[at] <= bound_s and self.has_room(costs.nodes[at], alone=alone)
+                if costs.total_s[at] <= bound_s
+                and self.has_room(costs.nodes[at], alone=alone, urgent=urgent)
             ]
             if free:
                 chosen, has_room = choose(costs, free, last_node=last), True
@@ -233,7 +236,8 @@ class Router:
             awaited_tokens=queue.awaited_tokens.get(node.info.node_id, 0) if behind else 0,
         )
         weighed = (CandidateCost(node.info.node_id, lone.split),)
-        return Pick(node, lone.split, lone.work, self.has_room(node, alone=True), weighed)
+        has_room = self.has_room(node, alone=True, urgent=request.is_urgent(now))
+        return Pick(node, lone.split, lone.work, has_room, weighed)
 
     def _place_wait_s(
         self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue
@@ -244,12 +248,12 @@ class Router:
         exceeds the extra cost of another node, whatever was predicted.
         """
         waited_s = now - request.waiting_since_s if request.phase is RequestPhase.WAITING else 0.0
-        if node.outstanding < self._config.max_in_flight_per_node:
+        if node.outstanding < self._places(request.is_urgent(now)):
             return waited_s
         return max(waited_s, queue.slot_wait_s(request, node.info.node_id, now))
 
-    def has_room(self, record: NodeRecord, *, alone: bool) -> bool:
-        """Return whether a node should get a further request now.
+    def has_room(self, record: NodeRecord, *, alone: bool, urgent: bool) -> bool:
+        """Return whether a node should get a further request now, urgent or not.
 
         A first request may always go, whatever other fronts have sent to the node. The only
         candidate (``alone``) batches best with all prompts at hand; otherwise prompts wait here,
@@ -257,20 +261,23 @@ class Router:
         """
         if record.in_flight == 0:
             return True
-        if record.outstanding >= self._config.max_in_flight_per_node:
+        if record.outstanding >= self._places(urgent):
             return False
         tokens = record.waiting_tokens + record.others_waiting_tokens
         return alone or tokens < max(
             BATCH_TOKENS, self._config.node_queue_s * record.rates.prefill_tokens_per_s
         )
 
-    def some_have_room(self, candidates: Sequence[NodeRecord]) -> bool:
+    def _places(self, urgent: bool) -> int:
+        return places_for(self._config.max_in_flight_per_node, urgent=urgent)
+
+    def some_have_room(self, candidates: Sequence[NodeRecord], *, urgent: bool) -> bool:
         """Return whether a pick could end in a send; cheaper than a pick while all nodes are busy.
 
         With decode-only nodes a choice may narrow to a single node, which then gets more room.
         """
         alone = len(candidates) == 1 or any(r.info.role is NodeRole.DECODE for r in candidates)
-        return any(self.has_room(record, alone=alone) for record in candidates)
+        return any(self.has_room(r, alone=alone, urgent=urgent) for r in candidates)
 
     def _last_node(self, request: RequestRecord) -> NodeId | None:
         if request.stage is Stage.DECODE and request.successor is not None:

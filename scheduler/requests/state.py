@@ -167,7 +167,7 @@ class SchedulerState:
         if self.config.ttft_slo_s or self.queue or self.router.choice_exists(event, now):
             return True
         nodes = self.fleet.candidates(event.model, Stage.WHOLE, refused=(), now=now)
-        return not any(self.router.has_room(node, alone=True) for node in nodes)
+        return not any(self.router.has_room(node, alone=True, urgent=False) for node in nodes)
 
     def _on_nodes(self, event: NodesSeen, now: float) -> list[Instruction]:
         self._fleet_changed = True
@@ -380,7 +380,7 @@ class SchedulerState:
             count = LOOK_AHEAD if record is not None and not record.in_flight else 1
             moved = False
             for request in self.queue.next_for(node_id, count):
-                if not self._may_take(record, request):
+                if not self._may_take(record, request, now):
                     continue
                 awaited = request.awaits
                 instructions += self._send_waiting(request, now)
@@ -389,12 +389,13 @@ class SchedulerState:
                 break
         return instructions
 
-    def _may_take(self, record: NodeRecord | None, request: RequestRecord) -> bool:
+    def _may_take(self, record: NodeRecord | None, request: RequestRecord, now: float) -> bool:
         """True when a node may have room for a request, or when the node has left the fleet."""
         if record is None:
             return True
         alone = self.queue.lane(request).servers == 1
-        return record.serves(request.arrived.model) and self.router.has_room(record, alone=alone)
+        room = self.router.has_room(record, alone=alone, urgent=request.is_urgent(now))
+        return room and record.serves(request.arrived.model)
 
     def _send_heads(self, now: float) -> list[Instruction]:
         """Send the first requests of each lane to any node with room, for example a new node."""
@@ -409,9 +410,8 @@ class SchedulerState:
 
     def _send_waiting(self, request: RequestRecord, now: float) -> list[Instruction]:
         candidates = self.router.candidates(request, now)
-        if not candidates:
-            return []
-        if not self.router.some_have_room(candidates) and not self.ahead.may_ask(request):
+        some_room = self.router.some_have_room(candidates, urgent=request.is_urgent(now))
+        if not candidates or not (some_room or self.ahead.may_ask(request)):
             return []
         pick = self.router.pick(request, candidates, now, self.queue)
         if pick.has_room:
@@ -438,7 +438,7 @@ class SchedulerState:
         node = request.node
         if node is None:
             return
-        had_room = self.router.has_room(node, alone=False)
+        had_room = self.router.has_room(node, alone=False, urgent=False)
         node.leave(request.request_id)
         request.node, request.queued_tokens = None, 0
         if not (had_room and request.first_token_seen):  # Else no request waited for this room.

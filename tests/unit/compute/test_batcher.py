@@ -103,6 +103,37 @@ def test_bulk_fills_steps_in_which_no_prompt_of_higher_priority_waits() -> None:
     assert step(batch) == [(500, 1), (501, 1), (1, 1), (2, 13)]
 
 
+def test_bulk_leaves_a_place_to_an_urgent_prompt() -> None:
+    batch = batcher()
+    for number in range(1, 12):
+        batch.add(sequence(number, 2, priority=1))
+    step(batch)
+    assert (batch.active, batch.waiting) == (7, 4)
+    batch.add(sequence(500, 3))
+    assert step(batch)[-1] == (500, 3)
+    assert (batch.active, batch.waiting) == (8, 4)
+
+
+def test_an_urgent_prompt_takes_the_pages_of_the_bulk_that_ranks_last() -> None:
+    batch = batcher(pages=7, budget=32)
+    for number in (1, 2):
+        batch.add(sequence(number, 11, priority=1))
+    assert step(batch) == [(1, 11), (2, 11)]  # All six pages.
+    batch.add(sequence(500, 9))
+    assert (500, 9) in step(batch)
+    assert (batch.preemptions, batch.active, batch.waiting) == (1, 2, 1)
+
+
+def test_a_prompt_of_equal_priority_takes_no_pages() -> None:
+    batch = batcher(pages=7, budget=32)
+    for number in (1, 2):
+        batch.add(sequence(number, 11))
+    step(batch)
+    batch.add(sequence(500, 9))
+    assert step(batch) == [(1, 1), (2, 1)]
+    assert (batch.preemptions, batch.waiting) == (0, 1)
+
+
 def test_who_ranks_last_loses_pages_and_is_computed_again() -> None:
     batch = batcher(pages=7, budget=32)
     first, last = sequence(1, 9, new=12), sequence(2, 9, new=12)

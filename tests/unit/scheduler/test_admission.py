@@ -99,6 +99,20 @@ def test_no_priority_is_so_high_that_others_starve() -> None:
     assert [i[0] for i in dispatched(finish(script, "running"))] == ["patient"]
 
 
+def test_bulk_leaves_places_to_urgent_requests_until_it_has_waited_long() -> None:
+    script = Script(make_info("c1"), config=replace(CONFIG, max_in_flight_per_node=16))
+    for number in range(20):
+        script.arrive(f"bulk{number}", priority=1)
+    assert len(script.state.queue) == 5  # One of 16 places is left.
+    assert dispatched(script.arrive("chat"))
+    assert waits(script.arrive("chat2")) == ["chat2"]
+    assert [i[0] for i in dispatched(finish(script, "bulk0"))] == ["chat2"]
+    assert dispatched(finish(script, "bulk1")) == []  # 15 places are taken again.
+    script.now += CONFIG.priority_step_s
+    finish(script, "bulk2")
+    assert len(script.state.queue) == 3  # The free place and the new one are taken.
+
+
 def test_a_node_that_comes_late_takes_those_who_wait() -> None:
     script = Script(make_info("c1"), config=ONE)
     for request_id in ("q1", "q2", "q3"):
