@@ -26,7 +26,7 @@ from tierkv.kvwire.v1 import meta_pb2_grpc
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.directory.copy_table import L1, L2
 from tierkv.metaserver.directory.event_columns import RECORD
-from tierkv.metaserver.rpc.connect import connect_meta
+from tierkv.metaserver.rpc.grpc_client import GrpcMeta
 
 HOSTS = 100
 LIFE = Incarnation(1)
@@ -189,7 +189,7 @@ async def _report(meta: MetaClient, task: Task) -> list[float]:
 async def _client() -> None:
     for line in sys.stdin:
         task = Task(**json.loads(line))
-        meta = connect_meta(task.address, timeout_s=60.0)
+        meta = GrpcMeta(task.address, timeout_s=60.0)
         times = await (_locate if task.kind == "locate" else _report)(meta, task)
         await meta.close()
         print(json.dumps(times), flush=True)

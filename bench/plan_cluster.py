@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tierkv import compute
+from tierkv.compute.client import LocalComputeClient
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from tierkv.compute.local import LocalComputeClient
 from tierkv.dbfront.calls.context_fields import ContextFields
 from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
 from tierkv.dbfront.contracts import CallDefaults, PlanSummary, TextGenerator

@@ -1,16 +1,23 @@
 """A compute node as the scheduler sees it: one Protocol, reached in process or over gRPC.
 
-Importing this file never imports torch, so a front without torch can talk to nodes with torch.
+Importing this file imports neither torch nor gRPC: a front without torch can talk to nodes with
+torch, and a process with all roles in it never connects. ``tierkv sql`` and tests use
+``LocalComputeClient``.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Protocol
 
+from tierkv.kvcore.errors import TransportError
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+
+if TYPE_CHECKING:
+    from tierkv.compute.node import ComputeNode  # Imports torch.
 
 
 class ComputeClient(Protocol):
@@ -54,3 +61,46 @@ def check_json_schema(schema: str) -> None:
     from tierkv.compute.engine.guides import check_schema
 
     check_schema(schema)
+
+
+def connect_compute(address: str, *, token: str | None = None) -> ComputeClient:
+    """Return a client of the compute node at ``host:port``; the first RPC connects.
+
+    Call this function inside the event loop that will use the client.
+    """
+    # gRPC is heavy and optional: see the head of this file.
+    from tierkv.compute.grpc_client import GrpcComputeClient
+
+    return GrpcComputeClient(address, token=token)
+
+
+class LocalComputeClient:
+    """ComputeClient over a node in this process; the creator of the node starts and stops it."""
+
+    def __init__(self, node: ComputeNode) -> None:
+        self._node = node
+        self._closed = False
+        self.cancel = node.cancel
+        self.drop_cache = node.drop_cache
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        """Answer a request with a stream of events."""
+        if self._closed:
+            raise TransportError("this client of the compute node is closed")
+        async with aclosing(self._node.generate(request)) as events:
+            async for event in events:
+                yield event
+
+    async def describe(self) -> tuple[NodeInfo, NodeReport]:
+        """Return registration and current report."""
+        return self._node.info(), self._node.report()
+
+    async def prefetch(self, request: GenerateRequest) -> int:
+        """Bring known blocks of a prompt into L1; return the number of prompt tokens in L1."""
+        if self._closed:
+            raise TransportError("this client of the compute node is closed")
+        return await self._node.prefetch(request)
+
+    async def close(self) -> None:
+        """Refuse further requests."""
+        self._closed = True

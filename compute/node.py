@@ -32,6 +32,7 @@ from tierkv.kvcore.block_event import (
     BlockEvent,
     BlockReporter,
     BlockStored,
+    HoldOrder,
     NullReporter,
 )
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -44,7 +45,6 @@ from tierkv.kvcore.errors import (
     UnknownModelError,
     UserError,
 )
-from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId, RequestId
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, PathReport, TierStats

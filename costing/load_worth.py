@@ -9,13 +9,14 @@ loads when load_s + small step < token_s * tokens   costing/service_time.py, ``s
 Pure: tokens and seconds in, a decision out. Without measurements the decision is to load. Loads
 that do not pay are retried occasionally, because the load of the pool and of the engine changes.
 The figures are medians, because any single step or load in an external engine may be delayed.
-integrations/vllm/connector_worth.py reports the begin and end of steps and loads;
-integrations/vllm/connector_scheduler.py reads the decision.
+integrations/vllm/connector_scheduler.py reports the begin and end of steps and loads, in the
+scheduler's thread, and reads the decision.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from statistics import median_low
 from typing import Final
 
@@ -116,3 +117,56 @@ class LoadWorth:
 
     def _small_step_s(self) -> float:
         return median_low(self._step_s) if self._step_s else 0.0
+
+
+_MOST_OPEN: Final = 64
+_LONG_S: Final = 0.1
+
+
+class TimedWorth:
+    """A LoadWorth fed with begin and end times; used by one thread.
+
+    Attributes:
+        worth: the decision.
+        _steps: running steps with an expected report: begin time and tokens.
+        _number: number of the last step.
+        _heard_at: time of the last reported end; the next step was not computed earlier.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.worth = LoadWorth()
+        self._now = now
+        self._steps: dict[int, tuple[float, int]] = {}
+        self._number = 0
+        self._heard_at = 0.0
+
+    def step_begins(self, tokens: int) -> int:
+        """Begin a step.
+
+        Returns:
+            The step's number for the report of its end; 0 if the step is not measured, as most
+            small steps.
+        """
+        self._number += 1
+        small = tokens <= SMALL_STEP and self._number % PROBE_EVERY == 0
+        if not tokens or not (small or tokens >= LARGE_STEP):
+            return 0
+        if len(self._steps) >= _MOST_OPEN:  # The reports never came.
+            self._steps.clear()
+        self._steps[self._number] = (self._now(), tokens)
+        return self._number
+
+    def step_ended(self, number: int) -> None:
+        """Record a step's end; 0 for a step without a number."""
+        now, since = self._now(), self._heard_at
+        self._heard_at = now
+        if number in self._steps:
+            began, tokens = self._steps.pop(number)
+            self.worth.computed(tokens, now - max(began, since))
+
+    def load_ended(self, tokens: int, seconds: float | None, *, whole: bool) -> None:
+        """Record a load's end. A quick failure says nothing about the speed of loads."""
+        if not tokens or not seconds:
+            return
+        if whole or seconds > max(self.worth.load.seconds(tokens) or 0.0, _LONG_S):
+            self.worth.load.add(tokens, seconds)

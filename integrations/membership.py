@@ -24,7 +24,6 @@ from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import DirectoryNode, MetaClient
 from tierkv.metaserver.reporter import MetaReporter
-from tierkv.metaserver.rpc.connect import connect_meta
 
 LOOK_INTERVAL_S: Final = 1.0
 _STOP_S: Final = 3.0
@@ -92,10 +91,12 @@ class EngineMembership:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
+        from tierkv.metaserver.rpc.grpc_client import GrpcMeta  # gRPC: only with a meta server
+
         self._loop = asyncio.get_running_loop()
         if self._stop_asked:  # ``stop`` was called before the loop existed.
             return
-        meta = connect_meta(self._settings.meta, token=self._settings.token or None)
+        meta = GrpcMeta(self._settings.meta, token=self._settings.token or None)
         incarnation = Incarnation(int(self._clock.wall() * 1_000))
         model = self._identity.model_info()
         info = NodeInfo(

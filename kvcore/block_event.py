@@ -1,14 +1,16 @@
-"""Block events that nodes report to the meta server, and the port for reporting them.
+"""Block events that nodes report to the meta server, and the hold orders that come back.
 
 DMP and compute nodes produce events. The composition root connects the BlockReporter to the meta
-server's client, so ``dmp`` never imports ``metaserver``.
+server's client, so ``dmp`` never imports ``metaserver``. The meta server gives a lease with a
+locate (metaserver/directory/leases.py) and sends HoldOrders to the nodes that hold the blocks. A
+node protects these blocks from eviction until the order expires or is withdrawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NewType, Protocol
 
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
@@ -87,3 +89,25 @@ class NullReporter:
 
     def report(self, events: Sequence[BlockEvent]) -> None:
         """Forget the events."""
+
+
+LeaseId = NewType("LeaseId", int)
+"""Id of a lease of one meta server; 0 means no lease. Unknown and expired ids are treated alike."""
+
+NO_LEASE = LeaseId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class HoldOrder:
+    """Tells a node which blocks to protect from eviction, and for how long.
+
+    Attributes:
+        lease: the lease; a later order for the same lease replaces its deadline.
+        keys: blocks to keep, heads before tails. Without keys the order concerns all blocks of the
+            lease: ``ttl_s`` 0 releases them, a positive ``ttl_s`` prolongs their hold.
+        ttl_s: seconds from receipt until the hold expires.
+    """
+
+    lease: LeaseId
+    keys: tuple[BlockKey, ...]
+    ttl_s: float

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from typing import Final
 
-from tierkv.kvcore.block_event import EventBatch
+from tierkv.kvcore.block_event import EventBatch, HoldOrder
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, StaleEpochError
-from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.reporter import MetaReporter

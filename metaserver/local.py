@@ -15,10 +15,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from tierkv.kvcore.block_event import EventBatch
+from tierkv.kvcore.block_event import NO_LEASE, EventBatch, HoldOrder, LeaseId
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, LocalProtocolError, UserError
-from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvwire.event_records import EventRecords, pack_events

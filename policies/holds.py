@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.hold import LeaseId
+from tierkv.kvcore.block_event import LeaseId
 
 _SPARE_ENTRIES: Final = 64
 """Below this many stale deadlines the heap is not cleaned."""

@@ -1,20 +1,26 @@
 """Answers a question about a trace; the only module that combines the simulator's parts.
 
-Called by ``tierkv simulate``, by the child process behind tierkv.simulate in SQL, and by
-benchmarks. Equal questions get equal answers; the duration of the simulation is not part of an
+Called by ``tierkv simulate`` and by benchmarks. dbfront/databases/simulations.py runs this module
+as a separate process, so minutes of computing neither slow the front down nor outlive a cancelled
+statement. Equal questions get equal answers; the duration of the simulation is not part of an
 answer.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from tierkv.kvcore.errors import TierKVError
 from tierkv.simulator.cache_replay import replay
 from tierkv.simulator.cluster import Cluster
 from tierkv.simulator.nodes.serving_model import load_constants
-from tierkv.simulator.options import CacheQuestion, SimulationRequest
+from tierkv.simulator.options import CacheQuestion, SimulationRequest, parse
 from tierkv.simulator.results import ResultLedger
 from tierkv.simulator.sizing import load_prices, pool_worth
 from tierkv.simulator.trace import Trace, load_trace
@@ -136,3 +142,35 @@ def _notes(trace: Trace) -> tuple[str, ...]:
         return ()
     first = "; ".join(f"line {bad.line}: {bad.reason}" for bad in trace.refused[:3])
     return (f"{trace.refused_lines} lines were refused: {first}",)
+
+
+NICENESS = 10
+"""The front and other processes of the machine go first."""
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics or the error of a question; exit when the asking process is gone.
+
+    Question and answer are JSON objects. ``asker`` is the id of the waiting process.
+    """
+
+    def still_asked(*said: object) -> None:
+        if os.getppid() != question["asker"]:
+            sys.exit("whoever asked is gone")
+
+    try:
+        request = parse(question["options"])
+        found = simulate(Path(question["trace"]), request, progress=still_asked, told=still_asked)
+    except TierKVError as error:
+        return {"error": {"message": error.message, "detail": error.detail, "hint": error.hint}}
+    return {"metrics": found.metrics, "notes": found.notes}
+
+
+def main() -> None:
+    """Answer the question on standard input on standard output."""
+    os.nice(NICENESS)
+    json.dump(answer(json.load(sys.stdin)), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,9 @@ view ends with ``as_of``: the time of the row's numbers.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 from tierkv.sql.text.lexer import Token, name_value
 
@@ -19,6 +20,9 @@ SESSION_VARIABLE: Final = "tierkv_session"
 """Session variable with the session's number: the end of a statement ends exactly the simulations
 with this number."""
 
+Row = dict[str, Any]
+"""A row of a view, by column name; a missing column is NULL."""
+
 _VIEW: Final = """
 CREATE OR REPLACE VIEW tierkv.{view} AS
 SELECT unnest(from_json(line, '{columns}')) FROM (
@@ -26,6 +30,11 @@ SELECT unnest(from_json(line, '{columns}')) FROM (
 );
 """
 """Rows are split first: with many rows this is several times as fast as unpacking all at once."""
+
+
+def timestamp(unix_s: float) -> str:
+    """Return a UTC timestamp in the format of the views."""
+    return datetime.fromtimestamp(unix_s, UTC).replace(tzinfo=None).isoformat(sep=" ")
 
 
 def view_ddl() -> str:

@@ -28,10 +28,10 @@ from tierkv.dbfront.postgres.install import install
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.server import MakeAttendant, RelayConfig, RelayServer
 from tierkv.dbfront.postgres.statements.ai_run import AiServices
-from tierkv.dbfront.views.rows import Row
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import statistic_rows
 from tierkv.kvcore.clock import SystemClock
+from tierkv.sql.views import Row
 
 USER = "alice"
 PASSWORD = "correct horse"

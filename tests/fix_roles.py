@@ -23,7 +23,7 @@ import psycopg
 
 from tests.fix_chaos import ChaosProxy
 from tests.fix_cluster import ROOT, free_port, wait_for
-from tierkv.compute.connect import connect_compute
+from tierkv.compute.client import connect_compute
 from tierkv.dmp.client.pool import Pool
 from tierkv.processes.cluster_files import segment_prefix
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from tierkv.kvcore.block_event import EventBatch
+from tierkv.kvcore.block_event import NO_LEASE, EventBatch, HoldOrder, LeaseId
 from tierkv.kvcore.block_key import namespace_key
 from tierkv.kvcore.errors import (
     DirectoryUnavailableError,
@@ -21,7 +21,6 @@ from tierkv.kvcore.errors import (
     TransportError,
     UnknownModelError,
 )
-from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole

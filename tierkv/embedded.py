@@ -41,8 +41,8 @@ from tierkv.loop_thread import LoopThread
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
-from tierkv.parts.disk_tier import disk_tier
 from tierkv.parts.front_part import FrontPart
+from tierkv.parts.parts import disk_tier
 from tierkv.parts.served_models import compute_config, split_by_model, with_default_model
 from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import Settings
@@ -300,7 +300,7 @@ class EmbeddedNodes:
         self._go_on()
 
     async def _start_compute(self, compute: ComputePart) -> ComputeClient:
-        from tierkv.compute.local import LocalComputeClient
+        from tierkv.compute.client import LocalComputeClient
         from tierkv.dmp.transport.inproc import InprocPoolNode
 
         compute.node.set_pool_nodes([InprocPoolNode(self.pool.node)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tierkv.compute.batching.sequence import Sequence
-from tierkv.compute.l1.full_block import FullBlock
+from tierkv.compute.l1.page_pool import FullBlock
 from tierkv.kvcore.request import FinishReason
 
 

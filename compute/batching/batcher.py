@@ -53,8 +53,7 @@ from tierkv.compute.batching.part_reuse import BlockClaims, PartReuse
 from tierkv.compute.batching.reuse_facts import block_of, facts_of_hits, prompt_blocks
 from tierkv.compute.batching.sequence import Phase, Sequence
 from tierkv.compute.batching.step_choice import StepChoice, chunk_of
-from tierkv.compute.l1.full_block import FullBlock
-from tierkv.compute.l1.page_pool import PagePool
+from tierkv.compute.l1.page_pool import FullBlock, PagePool
 from tierkv.compute.l1.part_index import KnownBlocks
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import places_for

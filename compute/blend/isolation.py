@@ -24,7 +24,7 @@ from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.reuse_facts import owner_of
 from tierkv.compute.batching.sequence import Phase, make_sequence
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
-from tierkv.compute.l1.full_block import FullBlock
+from tierkv.compute.l1.page_pool import FullBlock
 from tierkv.compute.tiers.chunk_lookup import PromptChunk, isolation_prefix
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.request import GenerateRequest, SamplingParams

@@ -19,8 +19,7 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from tierkv.compute.blend.plan import BlendPlan, PlanRows, lay_out
 from tierkv.compute.blend.selectors import CHECK_LAYER, Selector, deviation, highest, make_selector
 from tierkv.compute.model.batch import Int64Array
-from tierkv.compute.model.decoder import Decoder, Outputs
-from tierkv.compute.model.rope import rotate, rotation
+from tierkv.compute.model.decoder import Decoder, Outputs, rotate, rotation
 
 
 class PlacedKv:
@@ -57,8 +56,8 @@ class PlacedKv:
         keys, values = self._sources[:, self._exact :]
         torch.index_select(source, 0, values, out=self.values[self._exact :])
         torch.index_select(source, 0, keys, out=self._unturned)
-        # Like tierkv.compute.model.rope.rotate, but without temporaries: this runs for every reused
-        # token.
+        # Like compute/model/decoder.py's rotate, but without temporaries: this runs for every
+        # reused token.
         first, second = self._unturned.chunk(2, dim=-1)
         turned_first, turned_second = self.keys[self._exact :].chunk(2, dim=-1)
         torch.mul(first, self._cos, out=turned_first).addcmul_(second, self._sin, value=-1)

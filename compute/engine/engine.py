@@ -21,13 +21,12 @@ from tierkv.compute.engine.passes import ForwardPasses
 from tierkv.compute.engine.requests import LiveRequests
 from tierkv.compute.engine.step_costs import calibrate_steps
 from tierkv.compute.engine.wiring import EngineParts
-from tierkv.compute.l1.full_block import FullBlock
+from tierkv.compute.l1.page_pool import FullBlock
 from tierkv.compute.tiers.block_puts import PublishJob
 from tierkv.compute.transfers.prefetch import Answer
 from tierkv.dmp.pool_node import PoolNode
-from tierkv.kvcore.block_event import BlockEvent
+from tierkv.kvcore.block_event import BlockEvent, HoldOrder
 from tierkv.kvcore.errors import TierKVError, TransportError
-from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.node import NodeLoad
 from tierkv.kvcore.request import GenerateRequest
 

@@ -8,14 +8,13 @@ page.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tierkv.compute.l1.part_index import PartIndex
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Expectation
-from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, HoldOrder
 from tierkv.kvcore.block_key import ROOT_PARENT
-from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Tier
 from tierkv.policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, LeafLru, whole_seconds
@@ -26,6 +25,23 @@ _PARTIAL_SHARE = 16
 """Where pages are short, unfinished blocks hold at most this part of the pages: full blocks spare
 more.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class FullBlock:
+    """A block that is, or in a moment will be, full and findable; named by the batcher.
+
+    The page keeps the block only while the maker of the value holds a reference on the page.
+
+    Attributes:
+        spec: the block, without its ranges, which depend on the codec.
+        page: the page that holds the block.
+        partial: the block is not full; handoffs and preemptions save such blocks.
+    """
+
+    spec: BlockSpec
+    page: int
+    partial: bool = False
 
 
 class PagePool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from tierkv.compute.codec.frame import LEVELS, CodecLevel
-from tierkv.compute.l1.full_block import FullBlock
+from tierkv.compute.l1.page_pool import FullBlock
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.finder import Absorb, BlockFinder
 from tierkv.dmp.pool_node import PoolNode, PutGrant, RangeWrite

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tierkv.dmp.client.placement import rank_nodes
+from tierkv.dmp.client.ring import rank_nodes
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import CacheError

@@ -18,13 +18,11 @@ from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.block_puts import SaveDone
 from tierkv.compute.tiers.chunk_lookup import FoundChunks, PromptChunk, find_chunks
 from tierkv.compute.tiers.finder import Attempt, BlockFinder, Directory, Source
-from tierkv.compute.tiers.level_picker import LevelPicker, Wanted
-from tierkv.compute.tiers.load_decider import LoadDecider, probe
+from tierkv.compute.tiers.load_decider import LevelPicker, LoadDecider, Wanted, probe
 from tierkv.compute.tiers.load_figures import PROBE_PAUSE_S, LoadFigures
 from tierkv.compute.tiers.load_log import LoadLog
 from tierkv.compute.tiers.loader import Loader, LoadJob, make_job
-from tierkv.compute.tiers.pool_parts import PoolPart, find_part, worth_loading
-from tierkv.compute.tiers.prompt_lookup import PromptLookup
+from tierkv.compute.tiers.prompt_lookup import PoolPart, PromptLookup, find_part, worth_loading
 from tierkv.compute.tiers.publisher import Publisher
 from tierkv.costing.fit import Rate, TierMeter
 from tierkv.dmp.pool_node import PoolNode
@@ -218,7 +216,7 @@ class Tiers:
         return cost.spared_s(1.0 / per_s, start=start, tokens=tokens) > 0.0
 
     def worth_loading(self, part: PoolPart, codec: KvCodec, *, start: int, alone: bool) -> bool:
-        """Return whether a partly matching block is worth loading (compute/tiers/pool_parts.py)."""
+        """Return whether a partly matching block is worth loading."""
         if self._policy is LoadPolicy.ALWAYS:
             return True
         return worth_loading(part, codec, self.figures, start=start, alone=alone)

@@ -16,7 +16,7 @@ from tierkv.compute.batching.batch_plan import Chunk, ChunkOutcome
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.reuse_facts import block_of, end_of
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
-from tierkv.compute.l1.full_block import FullBlock
+from tierkv.compute.l1.page_pool import FullBlock
 from tierkv.compute.tiers.block_puts import PublishJob
 from tierkv.compute.tiers.publisher import Publication
 from tierkv.compute.tiers.tiers import Tiers

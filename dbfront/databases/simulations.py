@@ -105,7 +105,7 @@ class Simulations:
                     retry_after_ms=RETRY_AFTER_MS,
                 )
             child = subprocess.Popen(
-                [sys.executable, "-m", "tierkv.simulator"],
+                [sys.executable, "-m", "tierkv.simulator.run"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -28,9 +28,9 @@ from tierkv.dbfront.postgres.wire.exchange import RelayExchange
 from tierkv.dbfront.postgres.wire.messages import decoded
 from tierkv.dbfront.postgres_values.parameters import declared_types, without_void
 from tierkv.dbfront.views.admin import to_json
-from tierkv.dbfront.views.rows import Row
 from tierkv.dbfront.views.statistics import Activity, activity_row
 from tierkv.kvcore.errors import TierKVError
+from tierkv.sql.views import Row
 
 
 class AiAttendant:

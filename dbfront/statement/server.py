@@ -21,11 +21,10 @@ from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.dbfront.views.admin import ClusterSource, cluster_rows
 from tierkv.dbfront.views.kvcache import baseline_of
-from tierkv.dbfront.views.rows import Row, timestamp
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import activity_row, statistic_rows
 from tierkv.kvcore.clock import Clock, SystemClock
-from tierkv.sql.views import VIEW_COLUMNS
+from tierkv.sql.views import VIEW_COLUMNS, Row, timestamp
 
 
 class DuckDbSqlServer:

@@ -22,13 +22,13 @@ from tierkv.dbfront.views.kvcache import (
     prefix_rows,
     tier_rows,
 )
-from tierkv.dbfront.views.rows import Row, timestamp
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
 from tierkv.metaserver.client import BlockListing, DirectoryNode, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import CandidateCost
 from tierkv.scheduler.routing_stats import Decision, ErrorSummary, NodeCosts, RoutingView
+from tierkv.sql.views import Row, timestamp
 
 ROUTING_VIEWS = frozenset({"routing_log", "routing_errors", "node_costs"})
 _DIGITS = 7

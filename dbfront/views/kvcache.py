@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from tierkv.dbfront.views.rows import Row, timestamp
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.node import TierStats
 from tierkv.metaserver.client import BlockRecord, DirectoryNode
+from tierkv.sql.views import Row, timestamp
 
 Baseline = Mapping[str, float]
 """Counters at the last reset, by node, its incarnation, tier, medium, model and name."""

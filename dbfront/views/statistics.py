@@ -16,7 +16,7 @@ from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_tables import HOUR_S, LAST, seconds_of
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.contracts import ClientInfo
-from tierkv.dbfront.views.rows import Row, timestamp
+from tierkv.sql.views import Row, timestamp
 
 LONGEST_SHOWN: Final = 65_536
 """Maximum length in characters of another user's statement to be shown in normal form."""

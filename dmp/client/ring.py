@@ -1,26 +1,51 @@
 """The nodes of a Pool, and each key's ranking of the nodes.
 
 Called by dmp/client/pool.py. All clients with the same list of nodes compute the same ranking for a
-key, by rendezvous hashing of the node names, so no directory is needed. Nodes that are down are
-skipped. A client that names its own host may prefer nodes of this host.
+key, by weighted rendezvous hashing of the node names, so no directory is needed, and a node that
+joins or leaves moves only its own share of the blocks. Nodes that are down are skipped. A client
+that names its own host may prefer nodes of this host.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Final
 
+import xxhash
+
 from tierkv.dmp.client.node_link import Act, NodeLink
-from tierkv.dmp.client.placement import rank_nodes
 from tierkv.dmp.client.values import PoolMember
 from tierkv.dmp.pool_node import PoolNodeStats
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions
 from tierkv.kvcore.errors import AuthenticationError, NoNodeError
-from tierkv.kvcore.ids import BlockKey, HostId
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 
 NO_HOST: Final = HostId("")
+
+
+def rank_nodes(key: BlockKey, nodes: Sequence[tuple[NodeId, float]]) -> list[NodeId]:
+    """Rank nodes for a block, best first; nodes without weight are left out.
+
+    Each node draws a number from the key and the node's name; a node of twice the weight ranks
+    first twice as often.
+
+    Args:
+        key: key of the block.
+        nodes: (node, weight), for example the node's capacity in bytes; order does not matter.
+
+    Ref: Schindler & Schomaker 2005, "Weighted distributed hash tables" (logarithmic method).
+    """
+    scored = [(_score(key, node, weight), node) for node, weight in nodes if weight > 0]
+    return [node for _, node in sorted(scored, key=lambda pair: (-pair[0], pair[1]))]
+
+
+def _score(key: BlockKey, node: NodeId, weight: float) -> float:
+    draw = xxhash.xxh3_64_intdigest(key + node.encode())
+    # 53 bits, shifted by a half: exact in a float and never 0 or 1.
+    return -weight / math.log(((draw >> 11) + 0.5) / (1 << 53))
 
 
 class Ring:

@@ -5,7 +5,7 @@ Deadlines finds reservations and holds that have ended. Both indexes may name sl
 on, so the table checks each slot before acting.
 
 Leases keep at most a share of the segment; puts continue in the rest. A lease is a promise of the
-meta server to a reader (kvcore/hold.py). A lease ends at its deadline or when it is revoked.
+meta server to a reader (kvcore/block_event.py). A lease ends at its deadline or when it is revoked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.slot_store import SlotStore
 from tierkv.kvcore import limits
-from tierkv.kvcore.hold import HoldOrder
+from tierkv.kvcore.block_event import HoldOrder
 from tierkv.policies.holds import Holds
 
 _SPARE_DEADLINES: Final = 1_024

@@ -19,7 +19,7 @@ from tierkv.dmp.slots.eviction import SAME_USE_S, Admission, EvictionOrder, Evic
 from tierkv.dmp.slots.holds import Deadlines, Owners, SlotLeases
 from tierkv.dmp.slots.slot_store import SlotStore, TableRestore
 from tierkv.kvcore.block import BlockSpec
-from tierkv.kvcore.hold import HoldOrder
+from tierkv.kvcore.block_event import HoldOrder
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.eviction import BlockFacts, LeafLru
 

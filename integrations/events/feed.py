@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from tierkv.integrations.events.endpoints import EventEndpoint
 from tierkv.integrations.events.following import Forget, Hide, Instruction, Show, Take
-from tierkv.integrations.events.listener import RankListener
+from tierkv.integrations.events.listener import EventEndpoint, RankListener
 from tierkv.integrations.events.own_blocks import OwnBlocks
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_event import BlockEvent, BlockReporter, BlockStored
@@ -51,7 +50,7 @@ class EngineEvents:
         """Create a feed; nothing is connected before ``start``.
 
         Args:
-            endpoints: addresses of each rank (integrations/events/endpoints.py); empty: no events.
+            endpoints: addresses of each rank (integrations/events/listener.py); empty: no events.
             model: the node's model, with the layout of the engine's blocks.
             reporter: the node's outbox; the outbox must take ``inventory`` as its inventory.
             check_s: time between checks for batches that were published but not received.

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from tierkv.kvcore.block_event import NO_LEASE, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NodeId
 
 MAX_KEPT_KEYS: Final = 4 << 20

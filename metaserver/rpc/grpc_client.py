@@ -1,4 +1,4 @@
-"""A MetaClient over gRPC; made by metaserver/rpc/connect.py.
+"""A MetaClient over gRPC, for a meta server in another process.
 
 Every failure of the server or of the connection becomes DirectoryUnavailableError, which means "no
 hits". Only errors that the caller must act on (UserError, StaleEpochError) are raised unchanged.
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from tierkv.kvcore.block_event import EventBatch
+from tierkv.kvcore.block_event import EventBatch, HoldOrder, LeaseId
 from tierkv.kvcore.errors import (
     AuthenticationError,
     DirectoryUnavailableError,
@@ -23,7 +23,6 @@ from tierkv.kvcore.errors import (
     TierKVError,
     UserError,
 )
-from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvwire import convert

@@ -12,9 +12,9 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from tierkv.kvcore.block_event import LeaseId
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvcore.hold import LeaseId
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvwire import convert
 from tierkv.kvwire.channels import BoundServer, bind_server

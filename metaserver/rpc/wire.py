@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block_event import HoldOrder, LeaseId
 from tierkv.kvcore.errors import RemoteProtocolError, UserError
-from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import (
     BLOCK_KEY_BYTES,
     NAMESPACE_KEY_BYTES,

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from tierkv.kvcore.block_event import NO_LEASE, LeaseId
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import TierKVError
-from tierkv.kvcore.hold import NO_LEASE, LeaseId
 from tierkv.kvcore.ids import BlockKey
 from tierkv.metaserver.client import LocateReply
 

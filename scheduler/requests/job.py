@@ -14,8 +14,8 @@ from hashlib import blake2b
 
 from tierkv.compute.client import ComputeClient
 from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix
+from tierkv.kvcore.block_event import NO_LEASE
 from tierkv.kvcore.errors import NodeLostError, NoNodeError, OverloadedError, RetryableError
-from tierkv.kvcore.hold import NO_LEASE
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.request import (
     FinishReason,

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 
+from tierkv.kvcore.block_event import NO_LEASE, LeaseId
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CacheError, OverloadedError, TransportError
-from tierkv.kvcore.hold import NO_LEASE, LeaseId
 from tierkv.kvcore.request import FinishReason, GenerateEvent
 from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.events import (

@@ -11,9 +11,7 @@ import pytest
 
 from tests.fix_model import running_node
 from tests.fix_scheduler import FakeCompute, make_request
-from tierkv.compute.client import ComputeClient
-from tierkv.compute.connect import connect_compute
-from tierkv.compute.local import LocalComputeClient
+from tierkv.compute.client import ComputeClient, LocalComputeClient, connect_compute
 from tierkv.compute.service import serve_node
 from tierkv.kvcore.errors import TransportError, UserError
 from tierkv.kvcore.ids import RequestId

@@ -11,7 +11,14 @@ import pytest
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Owner
-from tierkv.kvcore.block_event import BlockRemoved, BlockStored, EventBatch
+from tierkv.kvcore.block_event import (
+    NO_LEASE,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    HoldOrder,
+    LeaseId,
+)
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import (
@@ -20,7 +27,6 @@ from tierkv.kvcore.errors import (
     StaleEpochError,
     UserError,
 )
-from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
 from tierkv.kvcore.location import Location, Tier
@@ -37,7 +43,7 @@ from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import MetaClient, Namespace, NodeCoverage
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
-from tierkv.metaserver.rpc.connect import connect_meta
+from tierkv.metaserver.rpc.grpc_client import GrpcMeta
 from tierkv.metaserver.rpc.server import MetaServer
 
 LAYOUT = BlockLayout(layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=4)
@@ -101,7 +107,7 @@ async def meta(request: pytest.FixtureRequest, clock: ManualClock) -> AsyncItera
         return
     token = "secret-of-the-cluster" if "token" in request.param else None
     server = MetaServer(MetaConfig(address="127.0.0.1:0", token=token), clock=clock)
-    client = connect_meta(await server.start(), token=token, timeout_s=30.0)
+    client = GrpcMeta(await server.start(), token=token, timeout_s=30.0)
     yield client
     await client.close()
     assert server.local is not None

@@ -22,11 +22,11 @@ def test_a_room_has_few_floors() -> None:
 
 
 def test_modules_are_whole() -> None:
-    assert len(shape.modules()) <= 503  # Aim: 480.
+    assert len(shape.modules()) <= 485  # Aim: 480.
 
 
 def test_fragments_stay_with_their_object() -> None:
-    assert len(shape.lone_fragments()) <= 91  # Aim: 60.
+    assert len(shape.lone_fragments()) <= 82  # Aim: 60.
 
 
 def test_a_class_name_means_one_thing() -> None:
@@ -38,7 +38,7 @@ def test_classes_are_narrow() -> None:
 
 
 def test_a_hop_adds_something() -> None:
-    assert len(shape.forwarding_methods()) <= 49  # Aim: 30.
+    assert len(shape.forwarding_methods()) <= 47  # Aim: 30.
 
 
 def test_sentences_name_their_nouns() -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from tests.fix_model import answer, make_request, running_node
-from tierkv.compute.connect import connect_compute
+from tierkv.compute.client import connect_compute
 from tierkv.compute.service import serve_node
 from tierkv.kvcore.errors import (
     ContextTooLongError,

@@ -23,9 +23,9 @@ from tests.fix_engine_events import (
     stored,
     until,
 )
-from tierkv.integrations.events.endpoints import EventEndpoint
 from tierkv.integrations.events.feed import EngineEvents
 from tierkv.integrations.events.following import Take
+from tierkv.integrations.events.listener import EventEndpoint
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.node import PathReport
 from tierkv.kvwire.convert import PATH_REPORT

@@ -14,7 +14,6 @@ import pytest
 
 from tierkv.integrations.remote.config import EngineKind, RemoteConfig
 from tierkv.integrations.remote.door import EngineLook
-from tierkv.integrations.remote.doors import open_door
 from tierkv.integrations.remote.node import Life, RemoteNode
 from tierkv.integrations.remote.served_model import opaque_layout
 from tierkv.kvcore import limits
@@ -30,6 +29,7 @@ from tierkv.kvcore.errors import (
 from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from tierkv.kvcore.node import ModelInfo, NodeRole
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
+from tierkv.parts.engine_part import open_door
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,7 @@ from tierkv.integrations.pool_door import PoolDoor
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.node import NodeRole
 from tierkv.metaserver.client import DirectoryNode, LocateReply, NamespaceGrant
-from tierkv.metaserver.rpc.connect import connect_meta
+from tierkv.metaserver.rpc.grpc_client import GrpcMeta
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 TOKEN = "the-cluster-token"
@@ -64,7 +64,7 @@ class Cell:
 
     def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         async def call() -> Any:
-            client = connect_meta(self.meta, token=TOKEN)
+            client = GrpcMeta(self.meta, token=TOKEN)
             try:
                 return await getattr(client, method)(*arguments, **options)
             finally:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.fix_model import node_config, tiny_config
 from tests.fix_text import text_call, write_model_folder
+from tierkv.compute.client import connect_compute
 from tierkv.compute.config import RandomModelSpec
-from tierkv.compute.connect import connect_compute
 from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.kvcore.ids import HostId, NodeId

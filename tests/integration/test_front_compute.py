@@ -12,8 +12,8 @@ import pytest
 
 from tests.fix_model import node_config, tiny_config
 from tests.fix_text import text_call, write_model_folder
+from tierkv.compute.client import LocalComputeClient
 from tierkv.compute.config import RandomModelSpec
-from tierkv.compute.local import LocalComputeClient
 from tierkv.compute.node import ComputeNode
 from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.generation.generation import Generation

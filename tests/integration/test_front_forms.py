@@ -15,8 +15,8 @@ import pytest
 from tests.fix_model import running_node, tiny_config
 from tests.fix_pool import MemoryPoolNode
 from tests.fix_text import text_call, write_model_folder
+from tierkv.compute.client import connect_compute
 from tierkv.compute.config import RandomModelSpec
-from tierkv.compute.connect import connect_compute
 from tierkv.compute.node import ComputeNode
 from tierkv.compute.service import serve_node
 from tierkv.dbfront.contracts import Message, TextAnswer

@@ -13,13 +13,13 @@ from tests.fix_model import answer, make_request, node_config
 from tierkv.compute.node import ComputeNode
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block_event import NO_LEASE
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import SystemClock
-from tierkv.kvcore.hold import NO_LEASE
 from tierkv.kvcore.ids import BlockKey, HostId, NamespaceKey, NodeId
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
-from tierkv.metaserver.rpc.connect import connect_meta
+from tierkv.metaserver.rpc.grpc_client import GrpcMeta
 from tierkv.metaserver.rpc.server import MetaServer
 from tierkv.parts.compute_part import ComputePart
 from tierkv.parts.parts import DmpPart
@@ -45,7 +45,7 @@ class JumpingClock(SystemClock):
 @pytest.fixture
 async def meta() -> AsyncIterator[MetaClient]:
     server = MetaServer(MetaConfig(address="127.0.0.1:0"))
-    client = connect_meta(await server.start(), timeout_s=10.0)
+    client = GrpcMeta(await server.start(), timeout_s=10.0)
     yield client
     await client.close()
     await server.stop()

@@ -10,7 +10,7 @@ import pytest
 
 from bench.plan_cluster import ClusterShape, PlanCluster, plan_cluster
 from tests.fix_model import tiny_config
-from tierkv.compute.local import LocalComputeClient
+from tierkv.compute.client import LocalComputeClient
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest, SamplingParams

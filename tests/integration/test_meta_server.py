@@ -24,7 +24,7 @@ from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.reporter import BATCH_EVENTS, MetaReporter
-from tierkv.metaserver.rpc.connect import connect_meta
+from tierkv.metaserver.rpc.grpc_client import GrpcMeta
 from tierkv.metaserver.rpc.server import MetaServer
 
 pytestmark = pytest.mark.integration
@@ -106,7 +106,7 @@ async def serving(config: MetaConfig = FAST) -> AsyncIterator[MetaServer]:
 
 @asynccontextmanager
 async def connected(address: str, token: str | None = None) -> AsyncIterator[MetaClient]:
-    client = connect_meta(address, token=token, timeout_s=5.0)
+    client = GrpcMeta(address, token=token, timeout_s=5.0)
     try:
         yield client
     finally:
@@ -160,7 +160,7 @@ async def test_an_inventory_of_many_parts_arrives_whole() -> None:
 async def test_a_restarted_meta_server_is_right_again() -> None:
     async with serving() as first:
         address = first.address
-        client, far = connect_meta(address), connect_meta(address)
+        client, far = GrpcMeta(address), GrpcMeta(address)
         node = Node(client)
         other = Node(far, NodeInfo(NodeId("dmp-1"), Incarnation(1), NodeRole.DMP, HostId("host-b")))
         await node.agent.start()

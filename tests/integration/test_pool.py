@@ -17,8 +17,8 @@ from tests.fix_dmp import Rig, blob
 from tests.fix_tls import Certificates
 from tierkv.dmp.client import pins as pool_pins
 from tierkv.dmp.client.async_pool import AsyncPool
-from tierkv.dmp.client.placement import rank_nodes
 from tierkv.dmp.client.pool import Pool
+from tierkv.dmp.client.ring import rank_nodes
 from tierkv.dmp.client.values import to_block_key
 from tierkv.dmp.tls import TlsFiles
 from tierkv.kvcore import limits

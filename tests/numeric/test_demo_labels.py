@@ -11,8 +11,8 @@ import torch
 
 from tests.fix_model import running_node
 from tests.fix_text import text_call
+from tierkv.compute.client import LocalComputeClient
 from tierkv.compute.demo_model.data import make_probes
-from tierkv.compute.local import LocalComputeClient
 from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.scheduler.dispatcher import Dispatcher

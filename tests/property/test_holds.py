@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tierkv.kvcore.hold import LeaseId
+from tierkv.kvcore.block_event import LeaseId
 from tierkv.policies.holds import Holds
 
 LIMIT = 20

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.hold import NO_LEASE, LeaseId
+from tierkv.kvcore.block_event import NO_LEASE, LeaseId
 from tierkv.kvcore.ids import NodeId
 from tierkv.metaserver.directory.leases import Leases
 

@@ -27,8 +27,8 @@ from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState, slot_bytes_for
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import NO_OUTLOOK, Expectation
+from tierkv.kvcore.block_event import HoldOrder, LeaseId
 from tierkv.kvcore.block_key import ROOT_PARENT
-from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 

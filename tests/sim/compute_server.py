@@ -16,10 +16,9 @@ from tests.sim.pool_server import put_of
 from tests.sim.promises import Promises
 from tests.sim.prompts import BLOCK_TOKENS, Prompt, answer_from, expected_kv, next_kv
 from tierkv.compute.l1.page_pool import PagePool
-from tierkv.dmp.client.placement import rank_nodes
+from tierkv.dmp.client.ring import rank_nodes
 from tierkv.kvcore.block import BlockSpec, Outlook, Owner
-from tierkv.kvcore.block_event import BlockRemoved, BlockStored
-from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.block_event import BlockRemoved, BlockStored, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, NodeId
 from tierkv.kvcore.location import Location
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tests.sim.compute_server import News
 from tests.sim.network import Ask, Network, Process, Sleep, Steps, Stream
 from tests.sim.prompts import BLOCK_TOKENS, Prompt, expected_answer
-from tierkv.kvcore.hold import NO_LEASE, LeaseId
+from tierkv.kvcore.block_event import NO_LEASE, LeaseId
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.metaserver.client import LocateReply
 from tierkv.scheduler.config import SchedulerConfig

@@ -11,9 +11,8 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 from tests.sim.network import Ask, Network, Process, Sleep, Steps
-from tierkv.kvcore.block_event import BlockStored, EventBatch
+from tierkv.kvcore.block_event import NO_LEASE, BlockStored, EventBatch, HoldOrder, LeaseId
 from tierkv.kvcore.errors import StaleEpochError
-from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvwire.event_records import pack_events

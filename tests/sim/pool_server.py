@@ -20,9 +20,8 @@ from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import BlockSpec, Outlook, Owner, RangeShape
-from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, HoldOrder
 from tierkv.kvcore.errors import BlockNotFoundError, StaleEpochError
-from tierkv.kvcore.hold import HoldOrder
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport

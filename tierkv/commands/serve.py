@@ -30,10 +30,8 @@ from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
-from tierkv.metaserver.rpc.connect import connect_meta
-from tierkv.parts.disk_tier import disk_tier
 from tierkv.parts.node_home import claim_home, segment_home
-from tierkv.parts.parts import DmpPart, announce, path_options
+from tierkv.parts.parts import DmpPart, announce, disk_tier, path_options
 from tierkv.parts.served_models import compute_config
 from tierkv.processes.cluster_files import segment_prefix
 from tierkv.processes.own_process import keep_files_private, raise_descriptor_limit
@@ -235,6 +233,8 @@ async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack
 def _meta(
     config: LoadedConfig, name: NodeId, stack: AsyncExitStack, *, home: str = ""
 ) -> MetaClient:
+    from tierkv.metaserver.rpc.grpc_client import GrpcMeta  # gRPC
+
     cluster = config.settings.cluster
     address = cluster.meta_address
     if not address:
@@ -243,7 +243,7 @@ def _meta(
             hint="give --set cluster.meta_address=HOST:PORT",
         )
     home = home or claim_home(cluster.run_dir.expanduser(), name, stack)
-    meta = connect_meta(address, token=cluster.token or None, home=home)
+    meta = GrpcMeta(address, token=cluster.token or None, home=home)
     stack.push_async_callback(meta.close)
     return meta
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from tierkv.compute.service import serve_node
-from tierkv.integrations.events.endpoints import EventEndpoint, event_endpoints
 from tierkv.integrations.events.feed import EngineEvents
+from tierkv.integrations.events.listener import EventEndpoint, event_endpoints
 from tierkv.integrations.remote.config import EngineKind, RemoteConfig
-from tierkv.integrations.remote.doors import open_door
+from tierkv.integrations.remote.door import EngineDoor
+from tierkv.integrations.remote.http import EngineHttp
 from tierkv.integrations.remote.keeper import Keeper
 from tierkv.integrations.remote.node import RemoteNode
+from tierkv.integrations.remote.openai_http import OpenAiDoor
+from tierkv.integrations.remote.sglang_http import SglangDoor
+from tierkv.integrations.remote.vllm_http import VllmDoor
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.kvcore.node import ModelInfo, NodeRole
@@ -137,3 +141,24 @@ class EnginePart:
         if not self._endpoints:
             return None
         return EngineEvents(self._endpoints, model=model, reporter=reporter)
+
+
+def open_door(config: RemoteConfig) -> EngineDoor:
+    """Return the door to an engine, not yet connected.
+
+    Raises:
+        ConfigError: the engine's URL can't be used.
+    """
+    http = EngineHttp(
+        config.url.rstrip("/").removesuffix("/v1"),
+        api_key=config.api_key,
+        connect_timeout_s=config.connect_timeout_s,
+        idle_timeout_s=config.idle_timeout_s,
+    )
+    match config.kind:
+        case EngineKind.VLLM:
+            return VllmDoor(http, served=config.served)
+        case EngineKind.SGLANG:
+            return SglangDoor(http, served=config.served)
+        case EngineKind.OPENAI:
+            return OpenAiDoor(http, served=config.served)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tierkv.compute.client import ComputeClient
-from tierkv.compute.connect import connect_compute
+from tierkv.compute.client import ComputeClient, connect_compute
 from tierkv.config import LoadedConfig
 from tierkv.dbfront.accounts.statement_entry import LoggedStatements
 from tierkv.dbfront.accounts.statement_log import StatementLog

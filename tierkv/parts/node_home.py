@@ -1,6 +1,6 @@
 """The home of a node, which distinguishes a restart from another process with the same name.
 
-Called by tierkv/commands/serve.py; the meta server compares homes (metaserver/membership.py). Only
+Called by tierkv/commands/serve.py; the meta server compares homes (metaserver/state.py). Only
 one process at a time has a home. A lock on a file ensures this, and the kernel frees the lock
 however the process ends.
 """

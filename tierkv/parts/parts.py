@@ -1,4 +1,4 @@
-"""The parts of a process, ready to start and stop: memory pool node, pool watcher.
+"""The parts of a process, ready to start and stop: memory pool node, disk tier, pool watcher.
 
 ``tierkv serve`` starts one part per process and reaches the meta server over gRPC. The embedded
 cluster starts all parts in one process. Each part owns a connection to the directory.
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from tierkv.dmp.config import DmpConfig
@@ -24,13 +25,15 @@ from tierkv.dmp.transport.select import PathOptions, connect_pool_node
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_event import BlockEvent, BlockReporter, NullReporter
 from tierkv.kvcore.clock import Clock, SystemClock
-from tierkv.kvcore.errors import DirectoryUnavailableError, TransportError
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, TransportError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, PathReport
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.reporter import MetaReporter
-from tierkv.settings import Settings, name_list
+from tierkv.settings import DmpSettings, Settings, name_list
+from tierkv.storage.disk.segment_folder import MIN_FILES, choose_segment_bytes
+from tierkv.storage.disk.segment_format import PAGE
 
 _log = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 1.0
@@ -243,3 +246,51 @@ class PoolWatcher:
         return connect_pool_node(
             info, host=self._host, token=self._token or None, options=self._options
         )
+
+
+def disk_tier(
+    settings: DmpSettings, node: NodeId, *, extent_bytes: int
+) -> Callable[[], LowerTier] | None:
+    """Return the function that opens the node's disk pool, tier L4; None without a disk pool.
+
+    Without ``dmp.disk_path`` there is no tier L4, and evicted blocks are lost. Each node has a
+    separate folder below ``dmp.disk_path``, so several nodes of one machine can share the setting.
+
+    Args:
+        settings: folder and size of the disk pool.
+        node: the node with the disk pool.
+        extent_bytes: extent size of the node's memory, the limit of a block's size. Each block must
+            fit a file, because a refused block would be offered again and again.
+
+    Raises:
+        ConfigError: an archive without a disk pool above it, or too small a disk pool.
+    """
+    if not settings.disk_path:
+        if settings.archive_url:
+            raise ConfigError(
+                "dmp.archive_url is set, but an archive lies below a disk pool",
+                hint="set dmp.disk_path to a folder on a local disk",
+            )
+        return None
+    capacity = int(settings.disk_capacity)
+    least = MIN_FILES * (extent_bytes + 2 * PAGE)
+    if capacity < least:
+        raise ConfigError(
+            f"dmp.disk_capacity {capacity} is too small: {MIN_FILES} files that hold the largest "
+            f"block take {least} bytes",
+            hint="raise dmp.disk_capacity, or leave dmp.disk_path empty",
+        )
+    folder = Path(settings.disk_path).expanduser() / node
+
+    def open_store() -> LowerTier:
+        from tierkv.storage.l4 import L4Store  # Only nodes with a disk pool load this module.
+
+        return L4Store.open(
+            folder,
+            capacity_bytes=capacity,
+            segment_bytes=max(choose_segment_bytes(capacity), extent_bytes + 2 * PAGE),
+            archive_url=settings.archive_url,
+            archive_options=settings.archive_options,
+        )
+
+    return open_store

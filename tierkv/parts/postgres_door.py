@@ -13,9 +13,9 @@ from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.server import RelayConfig, RelayServer
 from tierkv.dbfront.postgres.statements.ai_run import AiServices
 from tierkv.dbfront.statement.server import DuckDbSqlServer
-from tierkv.dbfront.views.rows import Row
 from tierkv.kvcore.clock import SystemClock
 from tierkv.settings import FrontSettings
+from tierkv.sql.views import Row
 
 
 async def relay_door(

@@ -15,7 +15,7 @@ from typing import Final
 
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
-from tierkv.metaserver.rpc.connect import connect_meta
+from tierkv.metaserver.rpc.grpc_client import GrpcMeta
 from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import ClusterSettings, Settings
 
@@ -67,7 +67,7 @@ async def _await_port(address: str, stop: asyncio.Event) -> None:
 
 async def _await_nodes(cluster: ClusterSettings, stop: asyncio.Event) -> None:
     await _await_port(cluster.meta_address, stop)  # A refused gRPC channel would back off.
-    meta = connect_meta(cluster.meta_address, token=cluster.token or None)
+    meta = GrpcMeta(cluster.meta_address, token=cluster.token or None)
     try:
         while not stop.is_set() and await _count(meta) < cluster.start_nodes:
             await _pause(stop)

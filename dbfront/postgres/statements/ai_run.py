@@ -32,11 +32,11 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import OnReset, RelayExchange, ServerReply
 from tierkv.dbfront.postgres.wire.messages import shown
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
-from tierkv.dbfront.views.rows import Row
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.plan.plan import Explain, StatementPlan
 from tierkv.sql.text.statement import StatementKind
+from tierkv.sql.views import Row
 
 RunOnce = Callable[[], Awaitable[ServerReply]]
 

@@ -27,8 +27,8 @@ from tests.fix_engine_events import (
     stored,
     until,
 )
-from tierkv.integrations.events.endpoints import EventEndpoint, event_endpoints
 from tierkv.integrations.events.feed import EngineEvents
+from tierkv.integrations.events.listener import EventEndpoint, event_endpoints
 from tierkv.integrations.events.messages import (
     EngineRemoved,
     EngineStored,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tierkv.compute.l1.full_block import FullBlock
+from tierkv.compute.l1.page_pool import FullBlock
 from tierkv.compute.tiers.block_puts import PublishJob
 from tierkv.compute.transfers.saves import OwedBlocks
 from tierkv.kvcore.block import BlockSpec

@@ -11,7 +11,7 @@ import torch
 
 from tests.fix_dmp import block_key
 from tests.fix_pool import MemoryPoolNode
-from tierkv.compute.l1.full_block import FullBlock
+from tierkv.compute.l1.page_pool import FullBlock
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.block_puts import PublishJob
 from tierkv.compute.tiers.finder import Attempt, BlockFinder

@@ -20,7 +20,7 @@ from tierkv.compute.config import LoadPolicy
 from tierkv.compute.tiers.finder import Source
 from tierkv.compute.tiers.load_decider import Ahead, LoadDecider
 from tierkv.compute.tiers.load_figures import LoadFigures
-from tierkv.compute.tiers.pool_parts import PoolPart, worth_loading
+from tierkv.compute.tiers.prompt_lookup import PoolPart, worth_loading
 from tierkv.costing.blend_controller import BlendWork, choose_ratio
 from tierkv.costing.correction import Correction
 from tierkv.costing.fit import EnginePace

@@ -9,7 +9,7 @@ from tierkv.dmp.segment.slots import Slot
 from tierkv.dmp.slots.eviction import SAME_USE_S
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import BlockSpec, Expectation, Outlook
-from tierkv.kvcore.hold import HoldOrder, LeaseId
+from tierkv.kvcore.block_event import HoldOrder, LeaseId
 from tierkv.policies.eviction import BlockFacts, LeafLru
 
 SLOT = 32 << 10

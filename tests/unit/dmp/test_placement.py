@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.fix_dmp import block_key
-from tierkv.dmp.client.placement import rank_nodes
+from tierkv.dmp.client.ring import rank_nodes
 from tierkv.kvcore.ids import NodeId
 
 NODES = [(NodeId(name), 1.0) for name in ("dmp-a", "dmp-b", "dmp-c")]

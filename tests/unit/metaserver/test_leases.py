@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.hold import NO_LEASE, HoldOrder, LeaseId
+from tierkv.kvcore.block_event import NO_LEASE, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, NodeId
 from tierkv.metaserver.directory.leases import NO_CHANGE, Asked, Leases
 

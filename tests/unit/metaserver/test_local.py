@@ -9,10 +9,9 @@ from contextlib import aclosing
 import pytest
 
 from tierkv.kvcore.block import BlockSpec
-from tierkv.kvcore.block_event import BlockStored
+from tierkv.kvcore.block_event import BlockStored, HoldOrder, LeaseId
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
-from tierkv.kvcore.hold import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole

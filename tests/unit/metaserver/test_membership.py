@@ -9,8 +9,7 @@ from tierkv.kvcore.errors import ConfigError, OverloadedError, StaleEpochError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole
 from tierkv.metaserver.config import MetaConfig
-from tierkv.metaserver.membership import Membership
-from tierkv.metaserver.state import MetaState
+from tierkv.metaserver.state import Membership, MetaState
 
 
 def node(name: str = "n", incarnation: int = 5) -> NodeInfo:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from tierkv.kvcore.block_event import NO_LEASE, LeaseId
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import RemoteProtocolError
-from tierkv.kvcore.hold import NO_LEASE, LeaseId
 from tierkv.kvcore.ids import BlockKey
 from tierkv.metaserver.client import LocateReply
 from tierkv.scheduler.plans.hold_keeper import MAX_HELD, HoldKeeper

@@ -18,9 +18,9 @@ from tests.unit.scheduler.test_dispatcher import (
     tokens_of,
     until,
 )
+from tierkv.kvcore.block_event import NO_LEASE, LeaseId
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import NodeLostError
-from tierkv.kvcore.hold import NO_LEASE, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId
 from tierkv.kvcore.node import NodeInfo
 from tierkv.metaserver.client import MAX_LISTED_REPLICAS, LocateReply, NodeCoverage

@@ -19,9 +19,9 @@ from tests.fix_scheduler import (
     make_request,
 )
 from tierkv.dbfront.contracts import PreparedCall, TextCall
+from tierkv.kvcore.block_event import LeaseId
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import SystemClock
-from tierkv.kvcore.hold import LeaseId
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.request import GenerateRequest, ReuseHint
 from tierkv.metaserver.client import LocateReply, NodeCoverage

@@ -11,7 +11,7 @@ from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import BlockKey, NodeId
-from tierkv.parts.disk_tier import disk_tier
+from tierkv.parts.parts import disk_tier
 from tierkv.settings import DmpSettings
 
 NODE, MIB = NodeId("dmp-0"), 1 << 20

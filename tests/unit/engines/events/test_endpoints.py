@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.integrations.events.endpoints import EventEndpoint, event_endpoints
+from tierkv.integrations.events.listener import EventEndpoint, event_endpoints
 from tierkv.kvcore.errors import ConfigError
 
 

@@ -15,7 +15,6 @@ import pytest
 from tierkv import compute
 from tierkv.integrations.remote.config import EngineKind, RemoteConfig
 from tierkv.integrations.remote.door import EngineDoor, EngineLook
-from tierkv.integrations.remote.doors import open_door
 from tierkv.integrations.remote.served_model import config_layout, opaque_layout, served_model
 from tierkv.integrations.remote.text_tokens import END, text_folder
 from tierkv.kvcore import limits
@@ -23,6 +22,7 @@ from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import NodeRole
+from tierkv.parts.engine_part import open_door
 from tierkv.storage.modelfiles.model_folder import inspect_model_folder
 
 DEMO = Path(compute.__file__).parent / "demo_model" / "weights"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tierkv.integrations.identity import EngineIdentity
-from tierkv.integrations.sglang.page_form import identity_of, part_of
+from tierkv.integrations.sglang.page_names import identity_of, part_of
 
 
 def storage(**changes: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.costing.load_worth import LoadCost, LoadWorth
-from tierkv.integrations.vllm.connector_worth import TimedWorth
+from tierkv.costing.load_worth import LoadCost, LoadWorth, TimedWorth
 
 TOKENS = 1_024
 
