@@ -14,7 +14,6 @@ import pytest
 
 from tests.fix_dmp import Rig
 from tierkv.dmp.transport.connection import Peer
-from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.transport.verbs.device import discover
 from tierkv.dmp.transport.verbs.fabric import Fabric, local_fabric
 from tierkv.dmp.transport.verbs.lane import VerbsSettings
@@ -54,10 +53,9 @@ def open_verbs() -> Iterator[OpenVerbs]:
         clock: Clock | None = None,
     ) -> VerbsPoolNode:
         peer = Peer(rig.node.node_id, rig.server.address)
-        tcp = TcpPoolNode(peer, host=rig.node.host)
         fabric = local_fabric(devices)
         assert isinstance(fabric, Fabric), fabric
-        node = VerbsPoolNode(tcp, fabric, settings=settings, clock=clock)
+        node = VerbsPoolNode(peer, fabric, host=rig.node.host, settings=settings, clock=clock)
         opened.append(node)
         assert node.board.ask() == ""
         return node

@@ -18,7 +18,8 @@ from typing import Final
 from tierkv.dmp.pool_node import PathInfo, PutGrant
 from tierkv.dmp.transfer_plan import Ends
 from tierkv.dmp.transport.connection import Peer, PeerConnection, RefusedError
-from tierkv.dmp.transport.select import Link, PathOptions, open_link, why_no_rdma
+from tierkv.dmp.transport.control import NodeControl
+from tierkv.dmp.transport.select import PathOptions, open_path, why_no_rdma
 from tierkv.dmp.wire.messages import Welcome
 from tierkv.dmp.wire.range_codec import DescribedBlock
 from tierkv.kvcore.block import BlockSpec
@@ -37,7 +38,7 @@ class NodeLink:
     Attributes:
         peer: how to reach the node, as given: the node id may be empty.
         errors: cache errors by code.
-        link: the open path; None until the node has answered once.
+        node: the node over the open path; None until the node has answered once.
         up: whether calls are worth trying.
         reason: why the node is not up.
     """
@@ -45,7 +46,7 @@ class NodeLink:
     def __init__(self, peer: Peer, options: PathOptions) -> None:
         self.peer = peer
         self.errors: Counter[str] = Counter()
-        self.link: Link | None = None
+        self.node: NodeControl | None = None
         self.up = False
         self.reason = "never reached"
         self._options = options
@@ -66,7 +67,7 @@ class NodeLink:
     @property
     def path(self) -> PathInfo:
         """How bytes travel to the node."""
-        return PathInfo("none", self.reason) if self.link is None else self.link.node.path
+        return PathInfo("none", self.reason) if self.node is None else self.node.path
 
     def reach(self) -> bool:
         """Say HELLO, and open the path if the node is new or restarted.
@@ -81,9 +82,9 @@ class NodeLink:
         except TransportError as error:
             self._down(error)
             return False
-        if self.link is None or welcome != self._welcome:
+        if self.node is None or welcome != self._welcome:
             self._open(welcome)
-        self.opened.control.answered()
+        self.opened.answered()
         self.up = True
         return True
 
@@ -97,19 +98,19 @@ class NodeLink:
             no_rdma=why_no_rdma(self._options.rdma_devices),
             incarnation=welcome.incarnation,
         )
-        old, self.link = self.link, open_link(peer, ends, self._options)
+        old, self.node = self.node, open_path(peer, ends, self._options)
         self._welcome = welcome
         with self._lock:
             self.known.clear()
         if old is not None:
-            old.node.close()
+            old.close()
 
     def close(self) -> None:
         """Close the path; blocks in the node stay."""
         self.up = False
         self.reason = "closed"
-        if self.link is not None:
-            self.link.node.close()
+        if self.node is not None:
+            self.node.close()
 
     @contextlib.contextmanager
     def absorb(self) -> Iterator[None]:
@@ -142,7 +143,7 @@ class NodeLink:
         with self.absorb():
             found = self._described(keys)
             missing = [key for key in keys if key not in found]
-            if missing and any(self.opened.node.promote(missing)):
+            if missing and any(self.opened.promote(missing)):
                 found |= self._described(missing)
         self._remember(found)
         return found
@@ -156,14 +157,14 @@ class NodeLink:
         return found
 
     def _described(self, keys: Sequence[BlockKey]) -> dict[BlockKey, DescribedBlock]:
-        blocks = self.opened.control.describe(keys)
+        blocks = self.opened.describe(keys)
         return {k: block for k, block in zip(keys, blocks, strict=True) if block is not None}
 
     def put(self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]) -> list[bool]:
         """Store values; True if the value exists afterwards, whichever client stored it."""
         stored = [False] * len(puts)
         with self.absorb():
-            places = self.opened.node.put(puts, payloads)
+            places = self.opened.put(puts, payloads)
             stored = [place is not None for place in places]
             doubtful = [put.key for put, done in zip(puts, stored, strict=True) if not done]
             if doubtful:
@@ -175,19 +176,19 @@ class NodeLink:
         """Reserve slots for values; None if no slot is free, or the value exists already."""
         grants: list[PutGrant | None] = [None] * len(puts)
         with self.absorb():
-            grants = self.opened.node.reserve(puts, deadline_s=deadline_s)
+            grants = self.opened.reserve(puts, deadline_s=deadline_s)
         return grants
 
     @property
-    def opened(self) -> Link:
-        """The open path.
+    def opened(self) -> NodeControl:
+        """The node, over the open path.
 
         Raises:
             TransportError: the node was never reached.
         """
-        if self.link is None:
+        if self.node is None:
             raise TransportError(f"{self.peer.address} was never reached")
-        return self.link
+        return self.node
 
     def _remember(self, found: dict[BlockKey, DescribedBlock]) -> None:
         with self._lock:

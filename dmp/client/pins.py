@@ -187,7 +187,7 @@ def hold_all(link: NodeLink, places: list[Location]) -> list[bool]:
     held = [False] * len(places)
     if places:
         with link.absorb():
-            held = link.opened.node.hold(places, ttl_s=HOLD_S)
+            held = link.opened.hold(places, ttl_s=HOLD_S)
     return held
 
 
@@ -195,7 +195,7 @@ def release_all(link: NodeLink, places: list[Location]) -> None:
     """Undo one hold on each location."""
     if places:
         with link.absorb():
-            link.opened.node.release(places)
+            link.opened.release(places)
 
 
 def _release_holders(holders: Iterable[Holder]) -> None:

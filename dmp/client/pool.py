@@ -428,7 +428,7 @@ class Pool:
         """Hint that ``get_into`` and ``put`` will often use this memory (RDMA registers it)."""
         for link in self._ring.links:
             with link.absorb():
-                link.opened.node.register(memory)
+                link.opened.register(memory)
 
     def stats(self) -> PoolStats:
         """Return the counters of this client and of every node that answers."""
@@ -471,7 +471,7 @@ class Pool:
 
     def _view(self, holder: Holder, key: BlockKey) -> memoryview | None:
         link, location = holder
-        if not isinstance(node := link.opened.node, ShmPoolNode):
+        if not isinstance(node := link.opened, ShmPoolNode):
             value = self.get(key)
             return None if value is None else memoryview(value)
         view: memoryview | None = None

@@ -145,7 +145,7 @@ def _read(link: NodeLink, wants: Sequence[Want], blocks: dict[BlockKey, Describe
     ]
     done = False
     with link.absorb():
-        link.opened.node.read_ranges(reads)
+        link.opened.read_ranges(reads)
         done = True
     return done
 

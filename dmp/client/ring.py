@@ -150,6 +150,6 @@ def _member(link: NodeLink) -> PoolMember:
     stats: PoolNodeStats | None = None
     if link.up:
         with link.absorb():
-            stats = link.opened.node.stats()
+            stats = link.opened.stats()
     errors = tuple(sorted(link.errors.items()))
     return PoolMember(link.peer.address, link.node_id, link.up, link.path, errors, stats)

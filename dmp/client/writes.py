@@ -137,7 +137,7 @@ class OpenPuts:
         for link, group in _by(lambda put: put.link, self._take(puts)).items():
             if link.up:  # A node that is down frees the slots at the deadline.
                 with link.absorb():
-                    link.opened.node.abort([put.grant for put in group])
+                    link.opened.abort([put.grant for put in group])
 
     def expire(self) -> None:
         """Forget puts whose deadline has passed; their nodes have taken the slots back."""
@@ -171,7 +171,7 @@ def _write_on(link: NodeLink, writes: Sequence[RangeWrite]) -> bool:
     done = False
     if link.up:
         with link.absorb():
-            link.opened.node.write_ranges(writes)
+            link.opened.write_ranges(writes)
             done = True
     return done
 
@@ -180,7 +180,7 @@ def _seal_on(link: NodeLink, puts: Sequence[OpenPut]) -> list[Location | None]:
     places: list[Location | None] = [None] * len(puts)
     if link.up:
         with link.absorb():
-            places = link.opened.node.seal([put.grant for put in puts])
+            places = link.opened.seal([put.grant for put in puts])
     return places
 
 

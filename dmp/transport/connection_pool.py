@@ -1,7 +1,7 @@
 """Idle connections to a peer, and the handling of a dead or silent peer.
 
-Called by dmp/transport/tcp.py. Connections are made on demand, and again after a failure. To the
-node all connections of a pool are one client, whose reservations end with the last connection.
+Called by dmp/transport/control.py. Connections are made on demand, and again after a failure. To
+the node all connections of a pool are one client, whose reservations end with the last connection.
 
 A refused connection costs nothing, so each call tries to connect. A time-out costs seconds, so only
 one caller pays: later calls fail at once (SilentPath) until a probe in the background has reached

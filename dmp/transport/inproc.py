@@ -12,8 +12,7 @@ import xxhash
 
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
-from tierkv.dmp.transport.pending import PendingPuts, as_bytes
-from tierkv.dmp.transport.tcp import as_grant
+from tierkv.dmp.transport.pending import PendingPuts, as_bytes, as_grant
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock, SystemClock

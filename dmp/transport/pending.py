@@ -14,8 +14,10 @@ import xxhash
 
 from tierkv.dmp.pool_node import PutGrant, RangeWrite
 from tierkv.dmp.wire.messages import Sealing
+from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import BlockNotFoundError, LeaseExpiredError
+from tierkv.kvcore.location import Location
 
 
 @dataclass(slots=True)
@@ -93,3 +95,10 @@ def _check(write: RangeWrite, pending: _Pending | None, now: float) -> None:
 def as_bytes(view: memoryview) -> memoryview:
     """Return a buffer as plain bytes; most buffers need no change."""
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def as_grant(put: BlockSpec, location: Location | None) -> PutGrant | None:
+    """Turn a node's answer into a grant."""
+    if location is None:
+        return None
+    return PutGrant(put, location)

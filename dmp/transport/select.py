@@ -17,6 +17,7 @@ from tierkv.dmp.segment.segment import map_segment
 from tierkv.dmp.tls import TlsFiles
 from tierkv.dmp.transfer_plan import Ends, Transport, plan_transfer, settle
 from tierkv.dmp.transport.connection import Peer
+from tierkv.dmp.transport.control import NodeControl
 from tierkv.dmp.transport.shm import ShmPoolNode
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.transport.verbs.device import discover
@@ -41,19 +42,6 @@ class PathOptions:
     transport: Transport = Transport.AUTO
     rdma_devices: tuple[str, ...] = ()
     tls: TlsFiles | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """An open path.
-
-    Attributes:
-        node: moves bytes; closing the node closes both.
-        control: TCP side for requests; the same object as ``node`` if the bytes use TCP too.
-    """
-
-    node: PoolNode
-    control: TcpPoolNode
 
 
 def connect_pool_node(
@@ -83,7 +71,7 @@ def connect_pool_node(
     options = options or PathOptions()
     peer = Peer(info.node_id, info.data_address, token or "", tls=options.tls)
     no_rdma = why_no_rdma(options.rdma_devices)
-    return open_link(peer, Ends(host, info.host, info.segment_path, no_rdma), options).node
+    return open_path(peer, Ends(host, info.host, info.segment_path, no_rdma), options)
 
 
 def why_no_rdma(devices: tuple[str, ...] = ()) -> str:
@@ -91,28 +79,26 @@ def why_no_rdma(devices: tuple[str, ...] = ()) -> str:
     return discover(devices).reason.removeprefix("no RDMA: ")
 
 
-def open_link(peer: Peer, ends: Ends, options: PathOptions) -> Link:
+def open_path(peer: Peer, ends: Ends, options: PathOptions) -> NodeControl:
     """Try the paths of the plan in order; TCP is last and always opens."""
     plan = plan_transfer(options.transport, ends)
     failed: list[PathInfo] = []
     for step in plan.steps:
         reason = settle(step, plan.ruled_out, failed).reason
-        control = TcpPoolNode(peer, host=ends.there, reason=reason)
-        opened = _OPENERS[step.transport](control, peer, ends, options)
+        opened = _OPENERS[step.transport](peer, ends, options, reason)
         if not isinstance(opened, str):
             _tell(opened, peer, failed)
-            return Link(opened, control)
-        control.close()
+            return opened
         failed.append(PathInfo(step.transport, opened.removeprefix("no RDMA: ")))
     raise AssertionError("a plan ends in TCP")
 
 
-def _open_shm(control: TcpPoolNode, peer: Peer, ends: Ends, options: PathOptions) -> PoolNode | str:
+def _open_shm(peer: Peer, ends: Ends, options: PathOptions, reason: str) -> NodeControl | str:
     path = Path(ends.segment_path)
     try:
         if not ends.here and not _is_segment_of(path, ends.incarnation):
             return f"another host ({ends.there})"  # The same path, but another node's file.
-        return ShmPoolNode(control, path)
+        return ShmPoolNode(peer, path, host=ends.there)
     except ConfigError as error:
         return error.message
 
@@ -124,17 +110,15 @@ def _is_segment_of(path: Path, incarnation: Incarnation) -> bool:
     return found == incarnation
 
 
-def _open_rdma(
-    control: TcpPoolNode, peer: Peer, ends: Ends, options: PathOptions
-) -> PoolNode | str:
-    return open_verbs_node(control, devices=options.rdma_devices)
+def _open_rdma(peer: Peer, ends: Ends, options: PathOptions, reason: str) -> NodeControl | str:
+    return open_verbs_node(peer, host=ends.there, devices=options.rdma_devices)
 
 
-def _open_tcp(control: TcpPoolNode, peer: Peer, ends: Ends, options: PathOptions) -> PoolNode | str:
-    return control
+def _open_tcp(peer: Peer, ends: Ends, options: PathOptions, reason: str) -> NodeControl | str:
+    return TcpPoolNode(peer, host=ends.there, reason=reason)
 
 
-_OPENERS: dict[str, Callable[[TcpPoolNode, Peer, Ends, PathOptions], PoolNode | str]] = {
+_OPENERS: dict[str, Callable[[Peer, Ends, PathOptions, str], NodeControl | str]] = {
     "shm": _open_shm,
     "rdma": _open_rdma,
     "tcp": _open_tcp,

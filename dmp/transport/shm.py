@@ -31,9 +31,10 @@ from tierkv.dmp.pool_node import (
 from tierkv.dmp.segment import geometry as g
 from tierkv.dmp.segment.segment import Segment, Stamp, map_segment, parse_stamp
 from tierkv.dmp.segment.slots import SlotState, slot_bytes_for
+from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.inproc import copy_bytes
 from tierkv.dmp.transport.pending import as_bytes
-from tierkv.dmp.transport.tcp import BesideTcp, TcpPoolNode
+from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec
@@ -46,6 +47,7 @@ from tierkv.kvcore.errors import (
     StaleEpochError,
     TransportError,
 )
+from tierkv.kvcore.ids import HostId
 from tierkv.kvcore.location import Location
 
 _WORD: Final = struct.Struct("<Q")
@@ -161,13 +163,18 @@ _SMALL_PUT_BYTES: Final = 128 << 10
 (measured)."""
 
 
-class ShmPoolNode(BesideTcp):
-    """PoolNode over a mapped segment."""
+class ShmPoolNode(TcpPoolNode):
+    """PoolNode over a mapped segment; control messages and small puts use TCP."""
 
-    def __init__(self, control: TcpPoolNode, segment_path: Path) -> None:
-        super().__init__(control)
-        self._node_id = control.node_id
-        self._path = segment_path
+    def __init__(self, peer: Peer, segment_path: Path, *, host: HostId) -> None:
+        """Map the segment; no connection is made yet.
+
+        Raises:
+            ConfigError: the file is not a segment of this version.
+        """
+        super().__init__(peer, host=host)
+        self._node_id = peer.node_id
+        self._segment_path = segment_path
         self._segment: Segment = map_segment(segment_path)
         self._segment.backing.start(owns=False)
         self._former: list[Segment] = []
@@ -187,7 +194,7 @@ class ShmPoolNode(BesideTcp):
     ) -> list[PutGrant | None]:
         # Report reads first, because the reservation may evict blocks.
         self._report_touched()
-        grants = self._control.reserve(puts, deadline_s=deadline_s)
+        grants = super().reserve(puts, deadline_s=deadline_s)
         self._prepare([grant.location for grant in grants if grant is not None])
         return grants
 
@@ -198,18 +205,18 @@ class ShmPoolNode(BesideTcp):
             self._segment.backing.prepare({place.slot // per_extent for place in locations})
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
-        self._control.pending.check(writes)
+        self.pending.check(writes)
         for write in writes:
             slots = self._slots_of(write.grant.location)
             copy_bytes(slots.writable(write.grant, write.index), as_bytes(write.data))
-        self._control.pending.written(writes)
+        self.pending.written(writes)
 
     def put(
         self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]
     ) -> list[Location | None]:
         if sum(payload.nbytes for payload in payloads) <= _SMALL_PUT_BYTES:
             self._report_touched()
-            return self._control.put(puts, payloads)
+            return super().put(puts, payloads)
         return put_in_steps(self, puts, payloads)
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
@@ -270,18 +277,18 @@ class ShmPoolNode(BesideTcp):
         return self._segment.memory[self._segment.geometry.payload_at :]
 
     def _refuse_bytes(self, location: Location, index: int) -> None:
-        self._control.suspect([RangeRef(location, index)])
+        self.suspect([RangeRef(location, index)])
         raise ChecksumError(f"range {index} of slot {location.slot} has a wrong checksum")
 
     def stats(self) -> PoolNodeStats:
         self._report_touched()
-        return self._control.stats()
+        return super().stats()
 
     def close(self) -> None:
         self._closed = True
         self._segment.backing.close()
         self._former.clear()
-        self._control.close()
+        super().close()
 
     def _touch(self, locations: Sequence[Location], size: int) -> None:
         with self._lock:
@@ -300,14 +307,14 @@ class ShmPoolNode(BesideTcp):
             touched, self._touched = list(self._touched.values()), {}
             size, self._touched_bytes = self._touched_bytes, 0
         self._prepare(touched)
-        self._control.touch(touched, read_bytes=size)
+        self.touch(touched, read_bytes=size)
 
     def _slots_of(self, location: Location) -> MappedSlots:
         """Return the mapping of the location's incarnation; map again if the node restarted."""
         if self._closed:
             raise TransportError(f"the connection to {self.node_id} is closed")
         if location.node != self._node_id:
-            self._control.mine(location)
+            self.mine(location)
         slots = self._slots
         if not self._life == slots.incarnation == location.incarnation:
             slots = self._map_again()
@@ -322,7 +329,7 @@ class ShmPoolNode(BesideTcp):
 
     def _map_again(self) -> MappedSlots:
         try:
-            segment = map_segment(self._path)
+            segment = map_segment(self._segment_path)
             if segment.incarnation != self._life or segment.inode != self._segment.inode:
                 # A device may have pinned pages of the old mapping that the file does not have any
                 # more. The old mapping stays, so that no other mapping gets the same address
@@ -334,5 +341,7 @@ class ShmPoolNode(BesideTcp):
                 self._slots = MappedSlots(segment)
                 self._life = segment.incarnation
         except (OSError, ConfigError) as error:
-            raise TransportError(f"segment {self._path} can't be mapped: {error}") from error
+            raise TransportError(
+                f"segment {self._segment_path} can't be mapped: {error}"
+            ) from error
         return self._slots

@@ -1,7 +1,7 @@
 """Heads of the data-plane frames: one dataclass per message, ``pack`` and ``unpack``.
 
-Called by dmp/server/client_connection.py and dmp/transport/tcp.py. Requests and replies are plain
-values. This module checks the bounds of kvcore/limits.py, so dmp/node/node.py sees only sane
+Called by dmp/server/client_connection.py and dmp/transport/control.py. Requests and replies are
+plain values. This module checks the bounds of kvcore/limits.py, so dmp/node/node.py sees only sane
 numbers. dmp/wire/range_codec.py packs the ranges of READ and WRITE.
 """
 

@@ -29,8 +29,11 @@ from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.shm import ShmPoolNode
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tests.fix_dmp import make_put, make_range, store
-tcp = TcpPoolNode(Peer("dmp-a", sys.argv[1]), host="here")
-pool = ShmPoolNode(tcp, Path(sys.argv[2])) if sys.argv[3] == "shm" else tcp
+peer = Peer("dmp-a", sys.argv[1])
+mapped = sys.argv[3] == "shm"
+pool = (
+    ShmPoolNode(peer, Path(sys.argv[2]), host="here") if mapped else TcpPoolNode(peer, host="here")
+)
 held = store(pool, "held")
 assert pool.hold([held], ttl_s=600.0) == [True]
 grants = pool.reserve([make_put(f"half-{i}") for i in range(3)], deadline_s=300.0)
@@ -41,8 +44,10 @@ sys.stdin.read()
 
 
 def connect(rig: Rig, transport: str) -> PoolNode:
-    tcp = TcpPoolNode(Peer(rig.node.node_id, rig.server.address), host=rig.node.host)
-    return ShmPoolNode(tcp, rig.node.config.segment_file) if transport == "shm" else tcp
+    peer, host = Peer(rig.node.node_id, rig.server.address), rig.node.host
+    if transport == "shm":
+        return ShmPoolNode(peer, rig.node.config.segment_file, host=host)
+    return TcpPoolNode(peer, host=host)
 
 
 def until(condition: Callable[[], bool]) -> None:

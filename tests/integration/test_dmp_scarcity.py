@@ -27,8 +27,8 @@ def rig(make_rig: MakeRig) -> Rig:
 
 @pytest.fixture
 def mapped(rig: Rig) -> Iterator[ShmPoolNode]:
-    control = TcpPoolNode(Peer(rig.node.node_id, rig.server.address), host=rig.node.host)
-    made = ShmPoolNode(control, Path(rig.node.config.segment_path))
+    peer = Peer(rig.node.node_id, rig.server.address)
+    made = ShmPoolNode(peer, Path(rig.node.config.segment_path), host=rig.node.host)
     yield made
     made.close()
 

@@ -474,7 +474,7 @@ async def test_a_cancelled_get_into_ends_when_its_buffer_is_free(make_node: Make
     rig, gate = make_node(), Gate()
     async with await AsyncPool.connect(rig.server.address, threads=1) as pool:
         await pool.put("a", blob(1000))
-        node = pool.pool._ring.links[0].opened.node
+        node = pool.pool._ring.links[0].opened
         node.read_ranges = gate.hold_up(node.read_ranges)  # type: ignore[method-assign,assignment]
         buffer = bytearray(1000)
         task = asyncio.create_task(pool.get_into("a", buffer))
@@ -496,7 +496,7 @@ async def test_a_cancelled_get_ends_at_once(make_node: MakeRig) -> None:
     rig, gate = make_node(), Gate()
     async with await AsyncPool.connect(rig.server.address) as pool:
         await pool.put("a", blob(1000))
-        node = pool.pool._ring.links[0].opened.node
+        node = pool.pool._ring.links[0].opened
         node.read_ranges = gate.hold_up(node.read_ranges)  # type: ignore[method-assign,assignment]
         task = asyncio.create_task(pool.get("a"))
         await asyncio.to_thread(gate.entered.wait)
@@ -512,7 +512,7 @@ async def test_a_cancelled_pin_leaves_no_pin(make_node: MakeRig) -> None:
     rig, gate = make_node(), Gate()
     async with await AsyncPool.connect(rig.server.address) as pool:
         await pool.put("a", blob(1000))
-        node = pool.pool._ring.links[0].opened.node
+        node = pool.pool._ring.links[0].opened
         node.hold = gate.hold_up(node.hold)  # type: ignore[method-assign,assignment]
         task = asyncio.create_task(pool.pin("a"))
         await asyncio.to_thread(gate.entered.wait)

@@ -246,13 +246,13 @@ def test_many_pins_take_one_question_each_way(pool: Pool, monkeypatch: pytest.Mo
     assert all(pool.exists_many(keys))  # Now their places are known.
     link = pool._ring.links[0].opened
     asked: list[str] = []
-    ask = link.control._ask
+    ask = link._ask
 
     def counted(kind, head, **options):
         asked.append(kind.name)
         return ask(kind, head, **options)
 
-    monkeypatch.setattr(link.control, "_ask", counted)
+    monkeypatch.setattr(link, "_ask", counted)
     pool.pin_many(keys)
     pool.pin_many(keys)
     pool.unpin_many(keys)

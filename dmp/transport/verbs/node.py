@@ -17,9 +17,10 @@ from tierkv.dmp.pool_node import PathInfo, PoolNodeStats, PutGrant, RangeRead, R
 from tierkv.dmp.segment import geometry as g
 from tierkv.dmp.segment.segment import STAMP_BYTES, parse_stamp
 from tierkv.dmp.segment.segment_head import PAGE
+from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.pending import as_bytes
 from tierkv.dmp.transport.remote_slots import RangeSpan, ReadLog, check_stamp, range_span, ranges_in
-from tierkv.dmp.transport.tcp import BesideTcp, TcpPoolNode
+from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.transport.verbs.device import Op
 from tierkv.dmp.transport.verbs.fabric import Fabric, address_of, local_fabric
 from tierkv.dmp.transport.verbs.lane import (
@@ -34,9 +35,9 @@ from tierkv.dmp.transport.verbs.rail_board import NoRailError, RailBoard
 from tierkv.dmp.transport.verbs.rails import Piece
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.kvcore.block import BlockSpec, RangeShape
-from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import ChecksumError, StaleEpochError, TransportError
-from tierkv.kvcore.ids import BlockKey, Incarnation
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation
 from tierkv.kvcore.location import Location
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class Landing:
     view: memoryview | None = None
 
 
-class VerbsPoolNode(BesideTcp):
+class VerbsPoolNode(TcpPoolNode):
     """PoolNode over RDMA.
 
     A read has two steps: first payload and checksums, then the slots' headers and the node's
@@ -85,16 +86,16 @@ class VerbsPoolNode(BesideTcp):
 
     def __init__(
         self,
-        control: TcpPoolNode,
+        peer: Peer,
         fabric: Fabric,
         *,
+        host: HostId,
         settings: VerbsSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(control)
+        super().__init__(peer, host=host, clock=clock)
         self._fabric = fabric
-        self._clock = clock or SystemClock()
-        self.board = RailBoard(fabric, control.peer, self._clock)
+        self.board = RailBoard(fabric, self.peer, self._clock)
         self._lanes = LanePool(self.board, settings or VerbsSettings(), _WORDS)
         self._log = ReadLog()
 
@@ -105,24 +106,24 @@ class VerbsPoolNode(BesideTcp):
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         self._report_reads()
-        return self._control.promote(keys)
+        return super().promote(keys)
 
     def reserve(
         self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
         self._report_reads()  # The reservation may evict blocks.
-        return self._control.reserve(puts, deadline_s=deadline_s)
+        return super().reserve(puts, deadline_s=deadline_s)
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
-        self._control.pending.check(writes)
+        self.pending.check(writes)
         try:
             for part in _parts(writes):
                 with self._lanes.one() as lane:
                     self._write(lane, part)
-                self._control.pending.written(part)
+                self.pending.written(part)
         except NoRailError as error:
             self.board.note_path(error.message)
-            self._control.write_ranges(writes)
+            super().write_ranges(writes)
         else:
             self.board.note_path()
 
@@ -134,7 +135,7 @@ class VerbsPoolNode(BesideTcp):
             grant = write.grant
             span = range_span(
                 shape,
-                self._control.mine(grant.location),
+                self.mine(grant.location),
                 grant.block.ranges,
                 write.index,
             )
@@ -153,7 +154,7 @@ class VerbsPoolNode(BesideTcp):
                 )
         except NoRailError as error:
             self.board.note_path(error.message)
-            self._control.read_ranges(reads)
+            super().read_ranges(reads)
         else:
             self.board.note_path()
 
@@ -170,7 +171,7 @@ class VerbsPoolNode(BesideTcp):
             if xxhash.xxh3_64_intdigest(view) != checksum
         ]
         if bad:
-            self._control.suspect(bad)
+            self.suspect(bad)
             raise ChecksumError(f"{len(bad)} ranges from {self.node_id} have wrong checksums")
 
     def land(self, targets: Sequence[Landing]) -> list[int]:
@@ -193,7 +194,7 @@ class VerbsPoolNode(BesideTcp):
         return sums
 
     def _land(self, lane: VerbsLane, targets: Sequence[Landing]) -> list[int]:
-        incarnation = _common_life([self._control.mine(t.location) for t in targets])
+        incarnation = _common_life([self.mine(t.location) for t in targets])
         shape = lane.link(incarnation).accept.geometry
         spans = [_span_of(shape, target) for target in targets]
         base = lane.bounce.memory.start
@@ -241,11 +242,11 @@ class VerbsPoolNode(BesideTcp):
 
     def stats(self) -> PoolNodeStats:
         self._report_reads()
-        return self._control.stats()
+        return super().stats()
 
     def close(self) -> None:
         self._lanes.close()
-        self._control.close()
+        super().close()
 
     def _note(self, locations: Sequence[Location], size: int) -> None:
         if self._log.note(locations, size):
@@ -255,12 +256,13 @@ class VerbsPoolNode(BesideTcp):
     def _report_reads(self) -> None:
         reads = self._log.take()
         if reads.locations:
-            self._control.touch(reads.locations, read_bytes=reads.read_bytes)
+            self.touch(reads.locations, read_bytes=reads.read_bytes)
 
 
 def open_verbs_node(
-    control: TcpPoolNode,
+    peer: Peer,
     *,
+    host: HostId,
     devices: Sequence[str] = (),
     settings: VerbsSettings | None = None,
 ) -> VerbsPoolNode | str:
@@ -269,16 +271,20 @@ def open_verbs_node(
     A silent node does not count as a refusal: the PoolNode asks the node again later.
 
     Args:
-        control: reaches the node over TCP; closed by the PoolNode.
+        peer: the node's TCP side.
+        host: host of the node.
         devices: our devices to use; empty means all.
         settings: sizes and depths.
     """
     fabric = local_fabric(tuple(devices))
     if isinstance(fabric, str):
         return fabric
-    node = VerbsPoolNode(control, fabric, settings=settings)
+    node = VerbsPoolNode(peer, fabric, host=host, settings=settings)
     reason = node.board.ask()
-    return reason if node.board.is_refused else node
+    if not node.board.is_refused:
+        return node
+    node.close()
+    return reason
 
 
 def _host_span(view: memoryview, at: int) -> MemorySpan:

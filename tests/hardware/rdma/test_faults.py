@@ -17,7 +17,6 @@ from tests.fix_rdma import CABLES, RDMA, SERVED, SMALL, USED, OpenVerbs
 from tierkv.dmp.pool_node import RangeRead, RangeWrite
 from tierkv.dmp.segment.segment_head import PAGE
 from tierkv.dmp.transport.connection import Peer
-from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.transport.verbs.device import Op
 from tierkv.dmp.transport.verbs.fabric import Bounce, address_of, local_fabric
 from tierkv.dmp.transport.verbs.lane import MemorySpan, VerbsSettings
@@ -120,7 +119,7 @@ def test_a_node_without_a_door_is_reached_over_tcp(
     peer = Peer(closed.node.node_id, closed.server.address)
     fabric = local_fabric(USED)
     assert not isinstance(fabric, str)
-    refused = VerbsPoolNode(TcpPoolNode(peer, host=closed.node.host), fabric)
+    refused = VerbsPoolNode(peer, fabric, host=closed.node.host)
     assert refused.board.ask() == "dmp-b: the node is configured without RDMA"
     assert refused.path.transport == "tcp"
     refused.close()
