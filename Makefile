@@ -7,6 +7,8 @@ DUCKDB15 := .venv-duckdb15
 # Two workers halve the time of tests that keep to themselves; files stay whole, for their servers.
 # Tests that start clusters or wait for machinery come after those that want all of the machine.
 PARALLEL ?= -n 2 --dist loadfile
+# Clusters mostly wait: for processes to start, for a lost node to be noticed.
+CLUSTERS_PARALLEL ?= -n 4 --dist loadfile
 APART := ai_functions connect dbapi engine_ pgwire_ pool_writes relay_ sql_simulate static_prefix
 SIDE_BY_SIDE := $(filter-out tests/integration/ tests/clients/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
   $(wildcard $(APART:%=tests/integration/test_%*.py))
@@ -40,7 +42,7 @@ demo: setup ## Run the main job and print what happened
 test: setup ## Run the tests
 	deploy/install-test-packages.sh
 	$(BIN)/pytest -m 'not slow and not bench' $(PARALLEL) $(SIDE_BY_SIDE)
-	$(BIN)/pytest -m 'not slow and not bench' $(PARALLEL) $(CLUSTERS)
+	$(BIN)/pytest -m 'not slow and not bench' $(CLUSTERS_PARALLEL) $(CLUSTERS)
 
 test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine on DuckDB 1.5
 	deploy/install-test-packages.sh
