@@ -374,7 +374,7 @@ class Batcher:
         return tuple(misses)
 
     def _pages_to_take(self, seq: Sequence) -> int:
-        """Count the pages of running sequences of lower priority; the next step takes what it needs.
+        """Count the pages of running sequences of lower priority, which the next step may take.
 
         Rank decides about victims, so bulk that was overtaken often enough keeps its pages.
         """
