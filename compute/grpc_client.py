@@ -1,33 +1,198 @@
 """A compute node on the other end of a gRPC channel, behind the ComputeClient Protocol.
 
-Used by the scheduler. A lost node is a TransportError even after events were streamed; typed errors
-of the node arrive unchanged. Never imports torch.
+Used by the scheduler. All calls of this process at the node share one stream (the picture is at the
+head of compute/service.py). A lost node is a TransportError even after events were streamed; typed
+errors of the node arrive unchanged. Never imports torch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import copy
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
 
+import grpc
 import grpc.aio
 
 from tierkv.kvcore.errors import AuthenticationError, NodeRefusedError, TierKVError, TransportError
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
-from tierkv.kvwire.channels import open_channel
+from tierkv.kvwire.channels import call_metadata, open_channel
 from tierkv.kvwire.checksums import checked, intact
 from tierkv.kvwire.convert_compute import (
     describe_reply_from_proto,
     generate_event_from_proto,
     generate_request_to_proto,
 )
-from tierkv.kvwire.status import error_from_rpc
+from tierkv.kvwire.status import error_from_proto, error_from_rpc
 from tierkv.kvwire.v1 import compute_pb2 as pb
 from tierkv.kvwire.v1 import compute_pb2_grpc
 
 _CONTROL_TIMEOUT_S = 5.0
 _PREFETCH_TIMEOUT_S = 30.0
+
+
+_PACK_TOKENS = 1 << 20
+"""A pack with this many prompt tokens is full. A token takes at most 5 bytes of a message's 64 MiB.
+"""
+
+
+class CallStreamMissing(Exception):
+    """The node runs a version without this stream; nothing was asked of the node."""
+
+
+class CallStream:
+    """The front's end; all methods run in one event loop.
+
+    The first call opens the stream. After a failure the next call opens another stream.
+    """
+
+    def __init__(
+        self,
+        open_stream: Callable[[], Any],
+        *,
+        translated: Callable[[grpc.aio.AioRpcError], TierKVError],
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            open_stream: begins the RPC; returns a grpc.aio.StreamStreamCall.
+            translated: returns the typed error of a failed stream.
+        """
+        self._open_stream = open_stream
+        self._translated = translated
+        self._opened: _OpenStream | None = None
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """Answer a request with a stream of events; closing the generator cancels the call.
+
+        Raises:
+            CallStreamMissing: the node has no such stream.
+            TransportError: the stream was lost.
+            TierKVError: the error of the node for this request.
+        """
+        if self._opened is None or self._opened.failure is not None:
+            self._opened = _OpenStream(self._open_stream(), self._translated)
+        stream = self._opened
+        number, events = stream.begin(generate_request_to_proto(request))
+        ended = False
+        try:
+            while not ended:
+                received = await events.get()
+                if isinstance(received, Exception):
+                    ended = True
+                    raise received
+                event = generate_event_from_proto(received)
+                ended = event.finish_reason is not None
+                yield event
+        finally:
+            stream.end(number, cancel=not ended)
+
+    async def close(self) -> None:
+        """End the stream; its calls end with TransportError."""
+        if self._opened is not None:
+            await self._opened.close()
+
+
+_Received = asyncio.Queue[pb.GenerateEvent | Exception]
+"""Unread events of one call, at most as many as the answer has tokens."""
+
+
+class _OpenStream:
+    """One RPC with its open calls.
+
+    Attributes:
+        failure: why the stream ended; None while the stream is open.
+    """
+
+    def __init__(
+        self, call: Any, translated: Callable[[grpc.aio.AioRpcError], TierKVError]
+    ) -> None:
+        self.failure: Exception | None = None
+        self._call = call
+        self._translated = translated
+        self._numbers = itertools.count(1)
+        self._received: dict[int, _Received] = {}
+        self._unsent: list[pb.CallFrame] = []
+        self._filled = asyncio.Event()
+        self._writer = asyncio.create_task(self._write())
+        self._reader = asyncio.create_task(self._read())
+
+    def begin(self, request: pb.GenerateRequest) -> tuple[int, _Received]:
+        """Send a request with the next pack; return the number of the call and its events."""
+        number = next(self._numbers)
+        received = self._received[number] = asyncio.Queue()
+        self._send(pb.CallFrame(call=number, request=request))
+        return number, received
+
+    def end(self, number: int, *, cancel: bool) -> None:
+        """Forget a call, and cancel the call at the node."""
+        self._received.pop(number, None)
+        if cancel and self.failure is None:
+            self._send(pb.CallFrame(call=number, cancel=True))
+
+    def _send(self, frame: pb.CallFrame) -> None:
+        self._unsent.append(frame)
+        self._filled.set()  # The writer runs after everything that is ready in this loop turn.
+
+    async def _write(self) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # The reader tells why.
+            while True:
+                await self._filled.wait()
+                self._filled.clear()
+                frames, self._unsent = self._unsent, []
+                for pack in _packs(frames):
+                    await self._call.write(pack)
+
+    async def _read(self) -> None:
+        failure: Exception = TransportError("the compute node ended the stream of calls")
+        try:
+            async for pack in self._call:
+                for frame in intact(pack).frames:
+                    self._deliver(frame)
+        except grpc.aio.AioRpcError as error:
+            missing = error.code() is grpc.StatusCode.UNIMPLEMENTED
+            failure = CallStreamMissing() if missing else self._translated(error)
+        except TierKVError as error:
+            failure = error
+        except asyncio.CancelledError:
+            failure = TransportError("the channel to the compute node was closed")
+        finally:
+            self.failure = failure
+            self._writer.cancel()
+            self._call.cancel()
+            for received in self._received.values():
+                received.put_nowait(copy.copy(failure))  # A raised error keeps its traceback.
+
+    def _deliver(self, frame: pb.EventFrame) -> None:
+        received = self._received.get(frame.call)
+        if received is None:
+            return  # The reader has left.
+        if frame.HasField("error"):
+            received.put_nowait(error_from_proto(frame.error, default=TransportError))
+        else:
+            received.put_nowait(frame.event)
+
+    async def close(self) -> None:
+        """End the stream and wait for its tasks."""
+        self._reader.cancel()
+        await asyncio.wait([self._reader, self._writer])
+
+
+def _packs(frames: Sequence[pb.CallFrame]) -> Iterator[pb.CallPack]:
+    """Split frames into packs far below the limit of a message."""
+    pack, tokens = pb.CallPack(), 0
+    for frame in frames:
+        tokens += len(frame.request.token_ids)
+        if pack.frames and tokens > _PACK_TOKENS:
+            yield pack
+            pack, tokens = pb.CallPack(), len(frame.request.token_ids)
+        pack.frames.append(frame)
+    yield pack
 
 
 class GrpcComputeClient:
@@ -38,11 +203,31 @@ class GrpcComputeClient:
         self._channel = open_channel(address, token=token)
         self._stub = compute_pb2_grpc.ComputeStub(checked(self._channel))
         self._closed = False
+        metadata = call_metadata(token)
+        self._calls: CallStream | None = CallStream(
+            lambda: self._stub.Exchange(metadata=metadata), translated=self._translated
+        )
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         """Answer a request with a stream of events; closing the stream cancels the request."""
         if self._closed:
             raise TransportError("this client of the compute node is closed")
+        if self._calls is not None:
+            try:
+                async with aclosing(self._calls.generate(request)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except CallStreamMissing:
+                self._calls = None
+        async with aclosing(self._generate_alone(request)) as events:
+            async for event in events:
+                yield event
+
+    async def _generate_alone(
+        self, request: GenerateRequest
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """Ask a node of a version without a stream for all calls."""
         call = self._stub.Generate(generate_request_to_proto(request))
         finished = False
         try:
@@ -113,4 +298,6 @@ class GrpcComputeClient:
     async def close(self) -> None:
         """Close the channel; open streams end with TransportError."""
         self._closed = True
+        if self._calls is not None:
+            await self._calls.close()
         await self._channel.close(None)

@@ -149,6 +149,11 @@ def _bind_error(address: str, host: str, port: int, setting: str) -> ConfigError
     )
 
 
+def call_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call with a stream of requests, which no interceptor sees."""
+    return () if token is None else ((_AUTHORIZATION, _credentials(token)),)
+
+
 def _credentials(token: str) -> str:
     if not token or not token.isascii() or not token.isprintable():
         raise ConfigError("the cluster token must be printable ASCII and not empty")

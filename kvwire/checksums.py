@@ -107,13 +107,29 @@ class _CheckedChannel:
             **options,
         )
 
+    def stream_stream(
+        self, method: str, *, request_serializer: Any, response_deserializer: Any, **options: Any
+    ) -> Any:
+        """Return a call with streams in both directions."""
+        return self._channel.stream_stream(
+            method,
+            request_serializer=_sealing(request_serializer),
+            response_deserializer=_unsealing(response_deserializer),
+            **options,
+        )
+
 
 def checked_handler(handler: Any) -> Any:
-    """Return a server handler that refuses damaged requests and adds checksums to answers."""
+    """Return a server handler that refuses damaged requests and adds checksums to answers.
+
+    A handler of a stream of requests gets None for a damaged request.
+    """
     codecs: dict[str, Any] = {
         "request_deserializer": _unsealing(handler.request_deserializer),
         "response_serializer": _sealing(handler.response_serializer),
     }
+    if handler.request_streaming:
+        return grpc.stream_stream_rpc_method_handler(handler.stream_stream, **codecs)
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream), **codecs)
     return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary), **codecs)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tierkv.kvwire.v1 import common_pb2 as tierkv_dot_kvwire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etierkv/kvwire/v1/compute.proto\x12\ttierkv.v1\x1a\x1dtierkv/kvwire/v1/common.proto\"\x90\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x12\n\nmax_tokens\x18\x03 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x42\x07\n\x05_seed\"Y\n\x05\x42lend\x12\x14\n\x0c\x63hunk_bounds\x18\x01 \x03(\r\x12\x17\n\x0frecompute_ratio\x18\x02 \x01(\x01\x12\x10\n\x08selector\x18\x03 \x01(\t\x12\x0f\n\x07gradual\x18\x04 \x01(\x08\"\x8a\x01\n\tReuseHint\x12\x16\n\tnext_turn\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x0bnext_turn_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rpending_calls\x18\x03 \x01(\r\x12\x16\n\x0epending_tokens\x18\x04 \x01(\rB\x0c\n\n_next_turnB\x0e\n\x0c_next_turn_s\"\xa1\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rnamespace_key\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tierkv.v1.SamplingParams\x12\x12\n\nsession_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x11\n\tuse_cache\x18\t \x01(\x08\x12\x0f\n\x07handoff\x18\n \x01(\x08\x12\x16\n\x0eresumed_tokens\x18\x0b \x01(\x04\x12\x1f\n\x05\x62lend\x18\x0c \x01(\x0b\x32\x10.tierkv.v1.Blend\x12\x10\n\x08kv_codec\x18\r \x01(\t\x12\x14\n\x0cprepared_for\x18\x0e \x01(\t\x12\"\n\x04hint\x18\x0f \x01(\x0b\x32\x14.tierkv.v1.ReuseHint\x12\r\n\x05guide\x18\x10 \x01(\t\x12\x17\n\x0fscore_token_ids\x18\x11 \x03(\r\x12\r\n\x05\x65mbed\x18\x12 \x01(\x08\"\x9b\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\rl1_hit_tokens\x18\x03 \x01(\x04\x12\x15\n\rl2_hit_tokens\x18\x04 \x01(\x04\x12\x15\n\rl3_hit_tokens\x18\x05 \x01(\x04\x12\x15\n\rl4_hit_tokens\x18\x06 \x01(\x04\x12\x16\n\x0ewritten_tokens\x18\x07 \x01(\x04\x12\x10\n\x08kv_codec\x18\x08 \x01(\t\x12\x16\n\x0e\x62lended_tokens\x18\t \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\n \x01(\x04\x12\x10\n\x08selector\x18\x0b \x01(\t\x12\x15\n\rcounted_there\x18\x0c \x01(\x08\"\xc9\x01\n\rGenerateEvent\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tierkv.v1.Usage\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x06 \x01(\x01\x12\x18\n\x10published_tokens\x18\x07 \x01(\x04\x12\x0e\n\x06scores\x18\x08 \x03(\x01\x12\x11\n\tembedding\x18\t \x03(\x02\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x11\n\x0f\x44\x65scribeRequest\"Y\n\rDescribeReply\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.tierkv.v1.NodeInfo\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.tierkv.v1.NodeReport\"\x12\n\x10\x44ropCacheRequest\"(\n\x0e\x44ropCacheReply\x12\x16\n\x0e\x64ropped_blocks\x18\x01 \x01(\x04\"&\n\rPrefetchReply\x12\x15\n\rloaded_tokens\x18\x01 \x01(\x04\x32\xd2\x02\n\x07\x43ompute\x12\x42\n\x08Generate\x12\x1a.tierkv.v1.GenerateRequest\x1a\x18.tierkv.v1.GenerateEvent0\x01\x12:\n\x06\x43\x61ncel\x12\x18.tierkv.v1.CancelRequest\x1a\x16.tierkv.v1.CancelReply\x12@\n\x08\x44\x65scribe\x12\x1a.tierkv.v1.DescribeRequest\x1a\x18.tierkv.v1.DescribeReply\x12\x43\n\tDropCache\x12\x1b.tierkv.v1.DropCacheRequest\x1a\x19.tierkv.v1.DropCacheReply\x12@\n\x08Prefetch\x12\x1a.tierkv.v1.GenerateRequest\x1a\x18.tierkv.v1.PrefetchReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etierkv/kvwire/v1/compute.proto\x12\ttierkv.v1\x1a\x1dtierkv/kvwire/v1/common.proto\"\x90\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x12\n\nmax_tokens\x18\x03 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x42\x07\n\x05_seed\"Y\n\x05\x42lend\x12\x14\n\x0c\x63hunk_bounds\x18\x01 \x03(\r\x12\x17\n\x0frecompute_ratio\x18\x02 \x01(\x01\x12\x10\n\x08selector\x18\x03 \x01(\t\x12\x0f\n\x07gradual\x18\x04 \x01(\x08\"\x8a\x01\n\tReuseHint\x12\x16\n\tnext_turn\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x0bnext_turn_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rpending_calls\x18\x03 \x01(\r\x12\x16\n\x0epending_tokens\x18\x04 \x01(\rB\x0c\n\n_next_turnB\x0e\n\x0c_next_turn_s\"\xa1\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rnamespace_key\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tierkv.v1.SamplingParams\x12\x12\n\nsession_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x11\n\tuse_cache\x18\t \x01(\x08\x12\x0f\n\x07handoff\x18\n \x01(\x08\x12\x16\n\x0eresumed_tokens\x18\x0b \x01(\x04\x12\x1f\n\x05\x62lend\x18\x0c \x01(\x0b\x32\x10.tierkv.v1.Blend\x12\x10\n\x08kv_codec\x18\r \x01(\t\x12\x14\n\x0cprepared_for\x18\x0e \x01(\t\x12\"\n\x04hint\x18\x0f \x01(\x0b\x32\x14.tierkv.v1.ReuseHint\x12\r\n\x05guide\x18\x10 \x01(\t\x12\x17\n\x0fscore_token_ids\x18\x11 \x03(\r\x12\r\n\x05\x65mbed\x18\x12 \x01(\x08\"\x9b\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\rl1_hit_tokens\x18\x03 \x01(\x04\x12\x15\n\rl2_hit_tokens\x18\x04 \x01(\x04\x12\x15\n\rl3_hit_tokens\x18\x05 \x01(\x04\x12\x15\n\rl4_hit_tokens\x18\x06 \x01(\x04\x12\x16\n\x0ewritten_tokens\x18\x07 \x01(\x04\x12\x10\n\x08kv_codec\x18\x08 \x01(\t\x12\x16\n\x0e\x62lended_tokens\x18\t \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\n \x01(\x04\x12\x10\n\x08selector\x18\x0b \x01(\t\x12\x15\n\rcounted_there\x18\x0c \x01(\x08\"\xc9\x01\n\rGenerateEvent\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rfinish_reason\x18\x02 \x01(\t\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tierkv.v1.Usage\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x06 \x01(\x01\x12\x18\n\x10published_tokens\x18\x07 \x01(\x04\x12\x0e\n\x06scores\x18\x08 \x03(\x01\x12\x11\n\tembedding\x18\t \x03(\x02\"0\n\x08\x43\x61llPack\x12$\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x14.tierkv.v1.CallFrame\"b\n\tCallFrame\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1a.tierkv.v1.GenerateRequestH\x00\x12\x10\n\x06\x63\x61ncel\x18\x03 \x01(\x08H\x00\x42\x06\n\x04what\"2\n\tEventPack\x12%\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x15.tierkv.v1.EventFrame\"p\n\nEventFrame\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12)\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x18.tierkv.v1.GenerateEventH\x00\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x10.tierkv.v1.ErrorH\x00\x42\x06\n\x04what\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x11\n\x0f\x44\x65scribeRequest\"Y\n\rDescribeReply\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.tierkv.v1.NodeInfo\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.tierkv.v1.NodeReport\"\x12\n\x10\x44ropCacheRequest\"(\n\x0e\x44ropCacheReply\x12\x16\n\x0e\x64ropped_blocks\x18\x01 \x01(\x04\"&\n\rPrefetchReply\x12\x15\n\rloaded_tokens\x18\x01 \x01(\x04\x32\x8d\x03\n\x07\x43ompute\x12\x42\n\x08Generate\x12\x1a.tierkv.v1.GenerateRequest\x1a\x18.tierkv.v1.GenerateEvent0\x01\x12\x39\n\x08\x45xchange\x12\x13.tierkv.v1.CallPack\x1a\x14.tierkv.v1.EventPack(\x01\x30\x01\x12:\n\x06\x43\x61ncel\x12\x18.tierkv.v1.CancelRequest\x1a\x16.tierkv.v1.CancelReply\x12@\n\x08\x44\x65scribe\x12\x1a.tierkv.v1.DescribeRequest\x1a\x18.tierkv.v1.DescribeReply\x12\x43\n\tDropCache\x12\x1b.tierkv.v1.DropCacheRequest\x1a\x19.tierkv.v1.DropCacheReply\x12@\n\x08Prefetch\x12\x1a.tierkv.v1.GenerateRequest\x1a\x18.tierkv.v1.PrefetchReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,20 +44,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE']._serialized_end=1159
   _globals['_GENERATEEVENT']._serialized_start=1162
   _globals['_GENERATEEVENT']._serialized_end=1363
-  _globals['_CANCELREQUEST']._serialized_start=1365
-  _globals['_CANCELREQUEST']._serialized_end=1400
-  _globals['_CANCELREPLY']._serialized_start=1402
-  _globals['_CANCELREPLY']._serialized_end=1430
-  _globals['_DESCRIBEREQUEST']._serialized_start=1432
-  _globals['_DESCRIBEREQUEST']._serialized_end=1449
-  _globals['_DESCRIBEREPLY']._serialized_start=1451
-  _globals['_DESCRIBEREPLY']._serialized_end=1540
-  _globals['_DROPCACHEREQUEST']._serialized_start=1542
-  _globals['_DROPCACHEREQUEST']._serialized_end=1560
-  _globals['_DROPCACHEREPLY']._serialized_start=1562
-  _globals['_DROPCACHEREPLY']._serialized_end=1602
-  _globals['_PREFETCHREPLY']._serialized_start=1604
-  _globals['_PREFETCHREPLY']._serialized_end=1642
-  _globals['_COMPUTE']._serialized_start=1645
-  _globals['_COMPUTE']._serialized_end=1983
+  _globals['_CALLPACK']._serialized_start=1365
+  _globals['_CALLPACK']._serialized_end=1413
+  _globals['_CALLFRAME']._serialized_start=1415
+  _globals['_CALLFRAME']._serialized_end=1513
+  _globals['_EVENTPACK']._serialized_start=1515
+  _globals['_EVENTPACK']._serialized_end=1565
+  _globals['_EVENTFRAME']._serialized_start=1567
+  _globals['_EVENTFRAME']._serialized_end=1679
+  _globals['_CANCELREQUEST']._serialized_start=1681
+  _globals['_CANCELREQUEST']._serialized_end=1716
+  _globals['_CANCELREPLY']._serialized_start=1718
+  _globals['_CANCELREPLY']._serialized_end=1746
+  _globals['_DESCRIBEREQUEST']._serialized_start=1748
+  _globals['_DESCRIBEREQUEST']._serialized_end=1765
+  _globals['_DESCRIBEREPLY']._serialized_start=1767
+  _globals['_DESCRIBEREPLY']._serialized_end=1856
+  _globals['_DROPCACHEREQUEST']._serialized_start=1858
+  _globals['_DROPCACHEREQUEST']._serialized_end=1876
+  _globals['_DROPCACHEREPLY']._serialized_start=1878
+  _globals['_DROPCACHEREPLY']._serialized_end=1918
+  _globals['_PREFETCHREPLY']._serialized_start=1920
+  _globals['_PREFETCHREPLY']._serialized_end=1958
+  _globals['_COMPUTE']._serialized_start=1961
+  _globals['_COMPUTE']._serialized_end=2358
 # @@protoc_insertion_point(module_scope)

@@ -317,6 +317,109 @@ class GenerateEvent(_message.Message):
 Global___GenerateEvent: _TypeAlias = GenerateEvent  # noqa: Y015
 
 @_typing.final
+class CallPack(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallFrame]: ...
+    def __init__(
+        self,
+        *,
+        frames: _abc.Iterable[Global___CallFrame] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallPack: _TypeAlias = CallPack  # noqa: Y015
+
+@_typing.final
+class CallFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    """chosen by the client, once per stream"""
+    cancel: _builtins.bool
+    """the client reads no more events of this call"""
+    @_builtins.property
+    def request(self) -> Global___GenerateRequest: ...
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        request: Global___GenerateRequest | None = ...,
+        cancel: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "request", b"request", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "cancel", b"cancel", "request", b"request", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["request", "cancel"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___CallFrame: _TypeAlias = CallFrame  # noqa: Y015
+
+@_typing.final
+class EventPack(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventFrame]: ...
+    def __init__(
+        self,
+        *,
+        frames: _abc.Iterable[Global___EventFrame] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventPack: _TypeAlias = EventPack  # noqa: Y015
+
+@_typing.final
+class EventFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___GenerateEvent:
+        """with a finish_reason: the call's last frame"""
+
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """the call's last frame"""
+
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        event: Global___GenerateEvent | None = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event", b"event", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "error", b"error", "event", b"event", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["event", "error"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___EventFrame: _TypeAlias = EventFrame  # noqa: Y015
+
+@_typing.final
 class CancelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -39,6 +39,11 @@ class ComputeStub:
                 request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Exchange = channel.stream_stream(
+                '/tierkv.v1.Compute/Exchange',
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CallPack.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.EventPack.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/tierkv.v1.Compute/Cancel',
                 request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CancelRequest.SerializeToString,
@@ -66,6 +71,13 @@ class ComputeServicer:
 
     def Generate(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Exchange(self, request_iterator, context):
+        """The same for all calls of a client, packed: requests and cancellations up, events down.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -102,6 +114,11 @@ def add_ComputeServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.FromString,
                     response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CallPack.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.EventPack.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -151,6 +168,33 @@ class Compute:
             '/tierkv.v1.Compute/Generate',
             tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
             tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tierkv.v1.Compute/Exchange',
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.CallPack.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.EventPack.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,6 +32,8 @@ class ComputeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ComputeAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_compute_pb2.GenerateRequest, _compute_pb2.GenerateEvent]
+    Exchange: _grpc.StreamStreamMultiCallable[_compute_pb2.CallPack, _compute_pb2.EventPack]
+    """The same for all calls of a client, packed: requests and cancellations up, events down."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_compute_pb2.CancelRequest, _compute_pb2.CancelReply]
     Describe: _grpc.UnaryUnaryMultiCallable[_compute_pb2.DescribeRequest, _compute_pb2.DescribeReply]
     DropCache: _grpc.UnaryUnaryMultiCallable[_compute_pb2.DropCacheRequest, _compute_pb2.DropCacheReply]
@@ -42,6 +44,8 @@ class ComputeStub:
 class ComputeAsyncStub(ComputeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_compute_pb2.GenerateRequest, _compute_pb2.GenerateEvent]  # type: ignore[assignment]
+    Exchange: _aio.StreamStreamMultiCallable[_compute_pb2.CallPack, _compute_pb2.EventPack]  # type: ignore[assignment]
+    """The same for all calls of a client, packed: requests and cancellations up, events down."""
     Cancel: _aio.UnaryUnaryMultiCallable[_compute_pb2.CancelRequest, _compute_pb2.CancelReply]  # type: ignore[assignment]
     Describe: _aio.UnaryUnaryMultiCallable[_compute_pb2.DescribeRequest, _compute_pb2.DescribeReply]  # type: ignore[assignment]
     DropCache: _aio.UnaryUnaryMultiCallable[_compute_pb2.DropCacheRequest, _compute_pb2.DropCacheReply]  # type: ignore[assignment]
@@ -55,6 +59,14 @@ class ComputeServicer(metaclass=_abc_1.ABCMeta):
         request: _compute_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_compute_pb2.GenerateEvent], _abc.AsyncIterator[_compute_pb2.GenerateEvent]]: ...
+
+    @_abc_1.abstractmethod
+    def Exchange(
+        self,
+        request_iterator: _MaybeAsyncIterator[_compute_pb2.CallPack],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_compute_pb2.EventPack], _abc.AsyncIterator[_compute_pb2.EventPack]]:
+        """The same for all calls of a client, packed: requests and cancellations up, events down."""
 
     @_abc_1.abstractmethod
     def Cancel(

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
+import grpc
 import pytest
 
 from tests.fix_model import running_node
 from tests.fix_scheduler import FakeCompute, make_request
 from tierkv.compute.client import ComputeClient, LocalComputeClient, connect_compute
-from tierkv.compute.service import serve_node
+from tierkv.compute.service import ComputeServicer, serve_node
 from tierkv.kvcore.errors import TransportError, UserError
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
@@ -54,7 +55,25 @@ async def grpc_subject() -> AsyncIterator[Subject]:
             await bound.server.stop(0)
 
 
-SUBJECTS = {"fake": fake_subject, "local": local_subject, "grpc": grpc_subject}
+@asynccontextmanager
+async def older_grpc_subject() -> AsyncIterator[Subject]:
+    """A node of a version without the stream of all calls."""
+
+    async def refuse(self, packs, context) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ComputeServicer, "Exchange", refuse)
+        async with grpc_subject() as subject:
+            yield subject
+
+
+SUBJECTS = {
+    "fake": fake_subject,
+    "local": local_subject,
+    "grpc": grpc_subject,
+    "older grpc": older_grpc_subject,
+}
 
 
 @pytest.fixture(params=sorted(SUBJECTS))
