@@ -1,4 +1,4 @@
-"""A deterministic compute node and a small directory for tests of the scheduler and the front.
+"""A deterministic compute node for tests of the scheduler and the front.
 
 FakeCompute passes tests/contract/test_compute_client.py, the suite that real nodes pass too. Its
 next token depends on all tokens before it, so a lost or doubled token changes all that follow.
@@ -9,19 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from tierkv.kvcore.block_event import NO_LEASE, EventBatch, HoldOrder, LeaseId
-from tierkv.kvcore.block_key import namespace_key
-from tierkv.kvcore.errors import (
-    DirectoryUnavailableError,
-    OverloadedError,
-    TransportError,
-    UnknownModelError,
-)
-from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
+from tierkv.kvcore.errors import OverloadedError, TransportError, UnknownModelError
+from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole
 from tierkv.kvcore.request import (
@@ -29,26 +22,13 @@ from tierkv.kvcore.request import (
     GenerateEvent,
     GenerateRequest,
     HitTokens,
-    ReusePolicy,
     SamplingParams,
     Usage,
-)
-from tierkv.metaserver.client import (
-    MAX_LISTED_REPLICAS,
-    BlockListing,
-    DirectoryNode,
-    HeartbeatReply,
-    LocateReply,
-    Namespace,
-    NamespaceGrant,
-    Registration,
-    ReportReply,
 )
 
 LAYOUT = BlockLayout(layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=16)
 EOS = 1
 NAMESPACE = NamespaceKey(bytes(32))
-SECRET = b"0123456789abcdef"
 
 
 def make_model(name: str = "tiny", **changes: object) -> ModelInfo:
@@ -234,116 +214,3 @@ class FakeCompute:
 
     async def close(self) -> None:
         self.closed = True
-
-
-class FakeMeta:
-    """A directory of nodes and answers set by the test.
-
-    Attributes:
-        nodes: what list_nodes says, by node id.
-        reply: what locate says.
-        down: everything raises DirectoryUnavailableError.
-        located: the chains that were asked for.
-    """
-
-    def __init__(self, *nodes: NodeInfo) -> None:
-        self.nodes: dict[NodeId, DirectoryNode] = {}
-        self.reply = LocateReply()
-        self.down = False
-        self.located: list[tuple[BlockKey, ...]] = []
-        self.cache_enabled = True
-        self.policies: dict[str, tuple[bool, ReusePolicy]] = {}
-        self.policy = ReusePolicy()
-        for info in nodes:
-            self.put(info)
-
-    def put(self, info: NodeInfo, *, state: str = "alive", load: NodeLoad | None = None) -> None:
-        report = NodeReport(load=load or NodeLoad())
-        self.nodes[info.node_id] = DirectoryNode(info, report, heartbeat_age_s=0.0, state=state)
-
-    def _check(self) -> None:
-        if self.down:
-            raise DirectoryUnavailableError("meta is down")
-
-    async def register(self, info: NodeInfo) -> Registration:
-        self._check()
-        self.put(info)
-        return Registration(heartbeat_interval_s=1.0, send_inventory=False)
-
-    async def heartbeat(
-        self, node_id: NodeId, incarnation: Incarnation, report: NodeReport
-    ) -> HeartbeatReply:
-        self._check()
-        return HeartbeatReply(known=node_id in self.nodes, send_inventory=False)
-
-    async def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:
-        self._check()
-        self.nodes.pop(node_id, None)
-
-    async def report_events(self, batch: EventBatch) -> ReportReply:
-        self._check()
-        return ReportReply(accepted=True, send_inventory=False)
-
-    async def locate(
-        self,
-        keys: Sequence[BlockKey],
-        *,
-        reader: HostId | None = None,
-        max_replicas: int = MAX_LISTED_REPLICAS,
-        reserve_s: float = 0.0,
-    ) -> LocateReply:
-        self._check()
-        self.located.append(tuple(keys))
-        return self.reply
-
-    async def locate_many(
-        self, chains: Sequence[Sequence[BlockKey]], *, reserve_s: float = 0.0
-    ) -> list[LocateReply]:
-        return [await self.locate(c, max_replicas=0, reserve_s=reserve_s) for c in chains]
-
-    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
-        self._check()
-        return lease != NO_LEASE
-
-    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
-        self._check()
-        return lease != NO_LEASE
-
-    async def holds(
-        self, node_id: NodeId, incarnation: Incarnation
-    ) -> AsyncGenerator[HoldOrder, None]:
-        self._check()
-        for order in ():
-            yield order
-
-    async def resolve_namespace(
-        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
-    ) -> NamespaceGrant:
-        self._check()
-        key = namespace_key(
-            SECRET,
-            tenant=tenant,
-            model_revision=model_revision,
-            layout_fingerprint=layout_fingerprint,
-        )
-        enabled, policy = self.policies.get(tenant, (self.cache_enabled, self.policy))
-        return NamespaceGrant(key, tenant, enabled, policy)
-
-    async def list_nodes(self) -> tuple[DirectoryNode, ...]:
-        self._check()
-        return tuple(self.nodes.values())
-
-    async def list_blocks(self, limit: int) -> BlockListing:
-        return BlockListing((), 0)
-
-    async def directory_counts(self) -> tuple[tuple[str, int], ...]:
-        return ()
-
-    async def list_namespaces(self) -> tuple[Namespace, ...]:
-        return ()
-
-    async def put_namespace(self, namespace: Namespace) -> Namespace:
-        return namespace
-
-    async def close(self) -> None:
-        return

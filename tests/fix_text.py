@@ -11,7 +11,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tests.fix_scheduler import EOS, FakeCompute, FakeMeta, make_info, make_model
+from tests.fix_meta import BreakableMeta, join
+from tests.fix_scheduler import EOS, FakeCompute, make_info, make_model
 from tierkv.dbfront.contracts import TextCall
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.kvcore.call_options import USUAL, CallOptions
@@ -62,7 +63,7 @@ class Front:
     """Generation over one or more fake nodes."""
 
     def __init__(self, *infos: NodeInfo) -> None:
-        self.meta = FakeMeta(*infos)
+        self.meta = BreakableMeta()
         letters = [byte_tokenizer().token_to_id(c) for c in "abcdefghijklmnopqrstuvwxyzĠ"]
         self.nodes = {i.node_id: FakeCompute(i, vocabulary=letters) for i in infos}
         self.dispatcher = Dispatcher(
@@ -84,6 +85,8 @@ class Front:
 async def running_front(folder: Path, *infos: NodeInfo) -> AsyncIterator[Front]:
     """Start a front; without infos over one node that serves ``tiny``."""
     front = Front(*(infos or (make_info("c1", models=(text_model(folder),)),)))
+    for node in front.nodes.values():
+        await join(front.meta, node.info)
     await front.dispatcher.start()
     try:
         yield front
@@ -92,6 +95,7 @@ async def running_front(folder: Path, *infos: NodeInfo) -> AsyncIterator[Front]:
         assert not front.generation.live
     finally:
         await front.dispatcher.stop()
+        await front.meta.close()
 
 
 def text_model(folder: Path, name: str = "tiny", **changes: object) -> ModelInfo:

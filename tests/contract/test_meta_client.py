@@ -1,4 +1,7 @@
-"""The MetaClient contract, on every implementation: in process, and over a real gRPC server."""
+"""The MetaClient contract, on every implementation: in process, and over a real gRPC server.
+
+The tests' own meta server (tests/fix_meta.py) passes too: on an open path it adds nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fix_meta import BreakableMeta
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import (
@@ -98,10 +102,11 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["local", "grpc", "grpc with token"])
+@pytest.fixture(params=["local", "local of the tests", "grpc", "grpc with token"])
 async def meta(request: pytest.FixtureRequest, clock: ManualClock) -> AsyncIterator[MetaClient]:
-    if request.param == "local":
-        client: MetaClient = LocalMeta(clock=clock)
+    if request.param.startswith("local"):
+        make = LocalMeta if request.param == "local" else BreakableMeta
+        client: MetaClient = make(clock=clock)
         yield client
         await client.close()
         return

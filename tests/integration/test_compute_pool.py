@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
+from tests.fix_meta import BreakableMeta
 from tests.fix_model import answer, make_request, running_node
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.dmp.transport.select import connect_pool_node
-from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.kvcore.ids import HostId
 from tierkv.metaserver.agent import NodeAgent
-from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.reporter import MetaReporter
 
 pytestmark = pytest.mark.integration
@@ -89,21 +88,10 @@ async def test_a_stopped_dmp_node_is_only_a_miss(rig) -> None:
         pool.close()
 
 
-class DyingMeta(LocalMeta):
-    """A meta server that can be switched off."""
-
-    off = False
-
-    async def locate(self, keys, **how):
-        if self.off:
-            raise DirectoryUnavailableError("gone")
-        return await super().locate(keys, **how)
-
-
 @asynccontextmanager
-async def directory_of(rig: Rig) -> AsyncIterator[DyingMeta]:
+async def directory_of(rig: Rig) -> AsyncIterator[BreakableMeta]:
     """A meta server that hears of everything the DMP node holds."""
-    meta = DyingMeta()
+    meta = BreakableMeta()
     info = rig.node.reports.info(data_address=rig.server.address)
     reporter = MetaReporter(info.node_id, info.incarnation, rig.node.reports.inventory)
     agent = NodeAgent(meta, info, reporter, rig.node.reports.report)
@@ -130,7 +118,7 @@ async def test_the_directory_leads_to_another_host_and_its_death_is_only_slower(
             got, last = await answer(node, make_request(PROMPT))
             assert got == want and last.usage.hit_tokens.l3 == 64
             await node.flush()  # Blocks being published keep their pages.
-            meta.off = True
+            meta.down = True
             await node.drop_cache()
             got, last = await answer(node, make_request(PROMPT))
             assert got == want and last.usage.hit_tokens.l3 == 69  # Found by rendezvous.

@@ -15,6 +15,7 @@ import openai
 import pytest
 from fastapi.routing import APIRoute
 
+from tests.fix_meta import leave
 from tests.fix_text import Front, running_front, text_call, write_model_folder
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.http.app import PUBLIC_PATHS
@@ -26,6 +27,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import HitTokens, ReusePolicy
+from tierkv.metaserver.client import Namespace
 
 pytestmark = pytest.mark.integration
 
@@ -344,7 +346,7 @@ async def test_probes_tell_alive_from_ready(door: Door) -> None:
     assert ready.json()["checks"]["models"] == "ok"
     fleet = door.front.dispatcher.state.fleet
     fleet.records.clear()
-    door.front.meta.nodes.clear()
+    await leave(door.front.meta)
     fleet.see((), 0.0)  # as the next look at the meta server does
     reply = await door.raw("GET", "/health")
     assert reply.status == 503
@@ -537,7 +539,8 @@ async def test_a_salt_shares_with_nobody(door: Door) -> None:
 
 
 async def test_a_salt_keeps_the_policy_of_its_tenant(door: Door) -> None:
-    door.front.meta.policies["default"] = (False, ReusePolicy(KvCodec.FP8))
+    policy = ReusePolicy(KvCodec.FP8)
+    await door.front.meta.put_namespace(Namespace("default", cache_enabled=False, policy=policy))
     for salt in ("a", None):
         body = {"ignore_eos": True} | ({"cache_salt": salt} if salt else {})
         await door.client.chat.completions.create(

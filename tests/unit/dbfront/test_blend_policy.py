@@ -13,6 +13,7 @@ from tierkv.dbfront.contracts import Message, PreparedCall
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import Blend, BlendSelector, ReusePolicy
+from tierkv.metaserver.client import Namespace
 
 ALLOWED = ReusePolicy(blend=True, recompute_ratio=0.3, selector=BlendSelector.QUERY, gradual=True)
 
@@ -22,6 +23,10 @@ def folder(tmp_path: Path) -> Path:
     return write_model_folder(tmp_path)
 
 
+async def allow_blending(front: Front) -> None:
+    await front.meta.put_namespace(Namespace("default", policy=ALLOWED))
+
+
 async def prepared(front: Front, **changes: Any) -> PreparedCall:
     given: dict[str, Any] = {"messages": (Message("user", "Go."),), "documents": ("one", "two")}
     return await front.generation.prepare(text_call(**(given | changes)))
@@ -29,7 +34,7 @@ async def prepared(front: Front, **changes: Any) -> PreparedCall:
 
 async def test_a_namespace_that_allows_it_blends_by_its_own_policy(folder: Path) -> None:
     async with running_front(folder) as front:
-        front.meta.policy = ALLOWED
+        await allow_blending(front)
         request = (await prepared(front)).request
         # <s><|user|> stand before the documents, each of which ends in a line end.
         assert request.blend == Blend(((2, 6), (6, 10)), 0.3, BlendSelector.QUERY, gradual=True)
@@ -47,7 +52,7 @@ async def test_a_call_may_ask_for_more_recomputation_and_another_selector(
     folder: Path, asked: dict[str, Any], used: tuple[float, BlendSelector]
 ) -> None:
     async with running_front(folder) as front:
-        front.meta.policy = ALLOWED
+        await allow_blending(front)
         call = await prepared(front, **asked)
         assert call.request.blend is not None
         assert (call.request.blend.recompute_ratio, call.request.blend.selector) == used
@@ -61,7 +66,7 @@ async def test_what_is_exact_although_the_namespace_blends(
     folder: Path, exact: dict[str, Any]
 ) -> None:
     async with running_front(folder) as front:
-        front.meta.policy = ALLOWED
+        await allow_blending(front)
         call = await prepared(front, recompute_ratio=0.5, **exact)
         assert call.request.blend is None
         assert call.blend_refusal == ""
@@ -90,7 +95,7 @@ async def test_only_who_asked_is_told_of_a_refusal(
 async def test_a_model_that_failed_its_gate_is_never_blended(folder: Path) -> None:
     model = text_model(folder, blend_refusal="tokens leak")
     async with running_front(folder, make_info("c1", models=(model,))) as front:
-        front.meta.policy = ALLOWED
+        await allow_blending(front)
         call = await prepared(front, blend=True)
         assert call.request.blend is None
         assert call.blend_refusal == "model tiny is not blended: tokens leak"
@@ -98,7 +103,7 @@ async def test_a_model_that_failed_its_gate_is_never_blended(folder: Path) -> No
 
 async def test_a_namespace_without_cache_does_not_blend(folder: Path) -> None:
     async with running_front(folder) as front:
-        front.meta.policy, front.meta.cache_enabled = ALLOWED, False
+        await front.meta.put_namespace(Namespace("default", cache_enabled=False, policy=ALLOWED))
         call = await prepared(front, blend=True)
         assert call.request.blend is None and not call.request.use_cache
         assert call.blend_refusal == "namespace default has its cache off"
@@ -107,7 +112,8 @@ async def test_a_namespace_without_cache_does_not_blend(folder: Path) -> None:
 async def test_ids_do_not_depend_on_blending_and_the_codec_is_the_namespaces(folder: Path) -> None:
     async with running_front(folder) as front:
         exact = (await prepared(front, tenant="a")).request
-        front.meta.policy = ReusePolicy(blend=True, kv_codec=KvCodec.FP8)
+        policy = ReusePolicy(blend=True, kv_codec=KvCodec.FP8)
+        await front.meta.put_namespace(Namespace("b", policy=policy))
         blended = (await prepared(front, tenant="b")).request
         off = (await prepared(front, tenant="b", blend=False)).request
         assert exact.token_ids == blended.token_ids == off.token_ids
@@ -117,7 +123,7 @@ async def test_ids_do_not_depend_on_blending_and_the_codec_is_the_namespaces(fol
 
 async def test_pieces_between_separators_are_chunks(folder: Path) -> None:
     async with running_front(folder) as front:
-        front.meta.policy = ALLOWED
+        await allow_blending(front)
         marked = (Message("user", "head#one\n#two\n#Go."),)
         cut = await prepared(front, messages=marked, documents=(), chunk_separator="#")
         assert cut.request.blend is not None

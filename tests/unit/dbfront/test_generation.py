@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fix_meta import join, leave
 from tests.fix_scheduler import make_info
 from tests.fix_text import Front, running_front, text_call, text_model, write_model_folder
 from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
@@ -21,6 +22,7 @@ from tierkv.kvcore.errors import (
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import NodeRole
 from tierkv.kvcore.request import FinishReason, HitTokens
+from tierkv.metaserver.client import Namespace
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ async def test_models_are_found_by_name_or_by_being_the_only_one(folder: Path) -
 
 async def test_a_second_model_that_joins_changes_no_call_without_a_name(folder: Path) -> None:
     async with running_front(folder) as front:
-        front.meta.put(make_info("c2", models=(text_model(folder, "second"),)))
+        await join(front.meta, make_info("c2", models=(text_model(folder, "second"),)))
         await front.dispatcher.refresh()
         assert [m.name for m in await front.generation.models()] == ["second", "tiny"]
         assert (await front.generation.prepare(text_call(prompt="x"))).model.name == "tiny"
@@ -171,7 +173,7 @@ async def test_tenants_and_cache_policy_reach_the_node(folder: Path) -> None:
     async with running_front(folder) as front:
         await answer(front, tenant="one")
         await answer(front, tenant="two")
-        front.meta.cache_enabled = False
+        await front.meta.put_namespace(Namespace("three", cache_enabled=False))
         await answer(front, tenant="three")
         one, two, three = front.node.seen
         assert one.namespace_key != two.namespace_key
@@ -198,7 +200,7 @@ async def test_every_call_leaves_one_record(folder: Path) -> None:
 async def test_a_known_model_is_waited_for_while_its_node_restarts(folder: Path) -> None:
     async with running_front(folder) as front:
         await answer(front)
-        front.meta.nodes.clear()
+        await leave(front.meta)
         front.dispatcher.state.fleet.records.clear()
         prepared = await front.generation.prepare(text_call(prompt="x"))
         assert prepared.model.name == "tiny"

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fix_meta import BreakableMeta, chain_of, make_pool_node, store_chain
 from tests.fix_scheduler import FakeCompute, make_info, make_request
 from tests.unit.scheduler.test_dispatcher import QUICK, Cluster, ask, long_request, running, until
-from tests.unit.scheduler.test_leases import CHEAP_LOADS, LeaseMeta, two
-from tests.unit.scheduler.test_patience import HangingMeta
+from tests.unit.scheduler.test_leases import CHEAP_LOADS, two
 from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeRole
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest
 from tierkv.scheduler.events import WantedModel
@@ -61,11 +62,11 @@ async def test_a_wait_that_is_just_ending_may_be_ended_again() -> None:
 
 
 async def test_while_locating() -> None:
-    meta = HangingMeta()
+    meta = BreakableMeta()
     async with running(*two(), meta=meta) as cluster:
         meta.gate.clear()
         answer = asyncio.create_task(ask(cluster))
-        await until(lambda: phase(cluster, Q1) is RequestPhase.LOCATING and meta.asked == 1)
+        await until(lambda: phase(cluster, Q1) is RequestPhase.LOCATING and bool(meta.chains))
         assert await cluster.dispatcher.cancel(Q1)
         last = await end_of(answer)
         assert last.usage is not None and last.usage.completion_tokens == 0
@@ -75,7 +76,8 @@ async def test_while_locating() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
 async def test_while_waiting_for_room_it_leaves_the_queue_and_its_lease(how: str) -> None:
-    meta = LeaseMeta()
+    meta = BreakableMeta()
+    await store_chain(meta, make_pool_node(), chain_of(long_request()), [Tier.L2] * 2)
     config = replace(CHEAP_LOADS, max_in_flight_per_node=1)
     async with running(make_info("c1"), config=config, meta=meta) as cluster:
         cluster["c1"].gate.clear()
@@ -83,7 +85,7 @@ async def test_while_waiting_for_room_it_leaves_the_queue_and_its_lease(how: str
         await until(lambda: bool(cluster["c1"].running))
         second = asyncio.create_task(ask(cluster, long_request("q2")))
         await until(lambda: phase(cluster, Q2) is RequestPhase.WAITING)
-        assert meta.live
+        assert meta.leases_live == 1
         (waiting,) = cluster.dispatcher.waiting()
         assert (waiting.call.request_id, waiting.tenant, waiting.model) == ("q2", "default", "tiny")
         if how == "cancel":
@@ -93,8 +95,8 @@ async def test_while_waiting_for_room_it_leaves_the_queue_and_its_lease(how: str
             second.cancel()
             await asyncio.wait([second])
         assert not cluster.dispatcher.waiting()
-        await until(lambda: not meta.live)
-        assert meta.ended == {1: False}
+        await until(lambda: meta.leases.aborted == 1)
+        assert (meta.leases.granted, meta.leases_live) == (1, 0)
         cluster["c1"].gate.set()
         await first
         assert [request.request_id for request in cluster["c1"].seen] == ["q1"]
@@ -102,8 +104,9 @@ async def test_while_waiting_for_room_it_leaves_the_queue_and_its_lease(how: str
 
 
 async def test_while_its_blocks_are_loaded_ahead() -> None:
-    meta = LeaseMeta()
-    meta.reply = replace(meta.reply, prefix_blocks=12, memory_blocks=12)
+    meta = BreakableMeta()
+    long = long_request("q2", token_ids=tuple(range(200)))
+    await store_chain(meta, make_pool_node(), chain_of(long), [Tier.L2] * 12)
     config = replace(CHEAP_LOADS, max_in_flight_per_node=1)
     async with running(make_info("c1"), config=config, meta=meta) as cluster:
         loading, given_up = asyncio.Event(), asyncio.Event()
@@ -120,7 +123,6 @@ async def test_while_its_blocks_are_loaded_ahead() -> None:
         cluster["c1"].gate.clear()
         first = asyncio.create_task(ask(cluster))
         await until(lambda: bool(cluster["c1"].running))
-        long = long_request("q2", token_ids=tuple(range(200)))
         second = asyncio.create_task(ask(cluster, long))
         await loading.wait()
         assert cluster.dispatcher.state.ahead.loading == {"c1": 1}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model
+from tests.fix_meta import BreakableMeta, join, leave
+from tests.fix_scheduler import FakeCompute, make_info, make_model
 from tierkv.kvcore.errors import DirectoryUnavailableError, TransportError
 from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
@@ -27,21 +28,31 @@ class Connections:
         return self.made[-1]
 
 
-async def test_only_compute_nodes_are_for_routing_but_all_are_seen() -> None:
-    meta = FakeMeta(make_info("c1"), make_info("d", role=NodeRole.DMP))
+@pytest.fixture
+async def meta() -> AsyncIterator[BreakableMeta]:
+    meta = BreakableMeta()
+    yield meta
+    await meta.close()
+
+
+async def test_only_compute_nodes_are_for_routing_but_all_are_seen(meta: BreakableMeta) -> None:
+    for info in (make_info("c1"), make_info("d", role=NodeRole.DMP)):
+        await join(meta, info)
     view = ClusterView(meta=meta, connect=Connections())
     assert [seen.info.node_id for seen in await view.refresh()] == ["c1"]
     assert len(view.nodes) == 2
 
 
-async def test_one_connection_per_life_and_the_old_one_outlives_its_requests() -> None:
+async def test_one_connection_per_life_and_the_old_one_outlives_its_requests(
+    meta: BreakableMeta,
+) -> None:
     connect = Connections()
-    meta = FakeMeta(make_info("c1"))
+    await join(meta, make_info("c1"))
     view = ClusterView(meta=meta, connect=connect)
     await view.refresh()
     first = view.client(C1, Incarnation(1))
     assert view.client(C1, Incarnation(1)) is first
-    meta.put(make_info("c1", incarnation=Incarnation(2)))
+    await join(meta, make_info("c1", incarnation=Incarnation(2)))
     await view.refresh()
     assert not connect.made[0].closed
     with pytest.raises(TransportError):
@@ -53,13 +64,13 @@ async def test_one_connection_per_life_and_the_old_one_outlives_its_requests() -
     assert connect.made[1].closed
 
 
-async def test_nodes_that_stay_away_are_forgotten() -> None:
+async def test_nodes_that_stay_away_are_forgotten(meta: BreakableMeta) -> None:
     connect = Connections()
-    meta = FakeMeta(make_info("c1"))
+    await join(meta, make_info("c1"))
     view = ClusterView(meta=meta, connect=connect)
     await view.refresh()
     view.client(C1, Incarnation(1))
-    meta.nodes.clear()
+    await leave(meta)
     for _ in range(FORGET_AFTER_LOOKS):
         await view.refresh()
     with pytest.raises(TransportError):
@@ -68,8 +79,7 @@ async def test_nodes_that_stay_away_are_forgotten() -> None:
     assert connect.made[0].closed
 
 
-async def test_a_silent_directory_is_the_callers_to_judge() -> None:
-    meta = FakeMeta()
+async def test_a_silent_directory_is_the_callers_to_judge(meta: BreakableMeta) -> None:
     meta.down = True
     with pytest.raises(DirectoryUnavailableError):
         await ClusterView(meta=meta, connect=Connections()).refresh()
@@ -91,8 +101,10 @@ class Memory:
         self.noted.append(f"{[node.info.node_id for node in nodes]} {default_model}")
 
 
-async def test_without_a_meta_server_remembered_nodes_are_asked_for_themselves() -> None:
-    meta = FakeMeta(make_info("c1", incarnation=Incarnation(3)))
+async def test_without_a_meta_server_remembered_nodes_are_asked_for_themselves(
+    meta: BreakableMeta,
+) -> None:
+    await join(meta, make_info("c1", incarnation=Incarnation(3)))
     meta.down = True
     memory = Memory(make_info("c1"), make_info("c2"), make_info("d", role=NodeRole.DMP))
     lives = {"c1": Incarnation(2)}  # c1 was started again since; c2 has another's address now.
@@ -118,14 +130,14 @@ async def test_without_a_meta_server_remembered_nodes_are_asked_for_themselves()
         await view.refresh()
 
 
-async def test_the_only_model_stays_the_default_when_another_joins() -> None:
-    meta = FakeMeta(make_info("c1"))
+async def test_the_only_model_stays_the_default_when_another_joins(meta: BreakableMeta) -> None:
+    await join(meta, make_info("c1"))
     view = ClusterView(meta=meta, connect=Connections())
     assert view.default_model == ""
     await view.refresh()
-    meta.put(make_info("c2", models=(make_model("other"),)))
+    await join(meta, make_info("c2", models=(make_model("other"),)))
     await view.refresh()
     assert view.default_model == "tiny"
-    del meta.nodes[C1]
+    await meta.deregister(C1, Incarnation(1))
     await view.refresh()
     assert view.default_model == "other"

@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model, make_request
+from tests.fix_meta import BreakableMeta, chain_of, join, store_chain
+from tests.fix_scheduler import FakeCompute, make_info, make_model, make_request
 from tierkv.kvcore.errors import NodeLostError, NoNodeError, OverloadedError, UdfArgumentError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.kvcore.request import (
     Blend,
@@ -21,7 +23,7 @@ from tierkv.kvcore.request import (
     HitTokens,
     SamplingParams,
 )
-from tierkv.metaserver.client import LocateReply, NodeCoverage
+from tierkv.metaserver.config import MetaConfig
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
@@ -36,14 +38,12 @@ QUICK = SchedulerConfig(
 
 
 class Cluster:
-    """Fake nodes behind a fake directory."""
+    """Fake nodes behind a directory."""
 
     def __init__(
-        self, *infos: NodeInfo, config: SchedulerConfig = QUICK, meta: FakeMeta | None = None
+        self, *infos: NodeInfo, config: SchedulerConfig = QUICK, meta: BreakableMeta | None = None
     ) -> None:
-        self.meta = meta or FakeMeta()
-        for info in infos:
-            self.meta.put(info)
+        self.meta = meta or BreakableMeta()
         self.nodes = {info.node_id: FakeCompute(info) for info in infos}
         view = ClusterView(meta=self.meta, connect=lambda info: self.nodes[info.node_id])
         self.dispatcher = Dispatcher(view, meta=self.meta, config=config)
@@ -54,9 +54,11 @@ class Cluster:
 
 @asynccontextmanager
 async def running(
-    *infos: NodeInfo, config: SchedulerConfig = QUICK, meta: FakeMeta | None = None
+    *infos: NodeInfo, config: SchedulerConfig = QUICK, meta: BreakableMeta | None = None
 ) -> AsyncIterator[Cluster]:
     cluster = Cluster(*infos, config=config, meta=meta)
+    for info in infos:
+        await join(cluster.meta, info)
     await cluster.dispatcher.start()
     try:
         yield cluster
@@ -64,6 +66,7 @@ async def running(
         assert not cluster.dispatcher.state.requests
     finally:
         await cluster.dispatcher.stop()
+        await cluster.meta.close()
 
 
 async def ask(cluster: Cluster, request: GenerateRequest | None = None) -> list[GenerateEvent]:
@@ -151,7 +154,7 @@ async def test_the_only_node_restarts_and_goes_on() -> None:
         await until(lambda: old.dead)
         info = make_info("c1", incarnation=Incarnation(2))
         cluster.nodes[info.node_id] = FakeCompute(info)
-        cluster.meta.put(info)
+        await join(cluster.meta, info)
         events = await answer
         assert tokens_of(events) == await expected()
         assert cluster["c1"].seen[0].resumed_tokens == 3
@@ -184,7 +187,7 @@ async def test_a_request_waits_for_the_first_node() -> None:
         await until(lambda: bool(cluster.dispatcher.state.requests))
         info = make_info("late")
         cluster.nodes[info.node_id] = FakeCompute(info)
-        cluster.meta.put(info)
+        await join(cluster.meta, info)
         assert tokens_of(await answer) == await expected()
 
 
@@ -336,7 +339,7 @@ async def test_a_stream_on_a_superseded_life_is_abandoned() -> None:
         await until(lambda: bool(old.running))
         info = make_info("c1", incarnation=Incarnation(2))
         cluster.nodes[info.node_id] = FakeCompute(info)
-        cluster.meta.put(info)
+        await join(cluster.meta, info)
         assert tokens_of(await answer) == await expected()
         assert old.cancelled == ["q1"]
 
@@ -346,12 +349,13 @@ async def test_a_dead_node_is_left_for_a_live_one_but_not_for_nobody() -> None:
         cluster["c1"].gate.clear()
         answer = asyncio.create_task(ask(cluster))
         await until(lambda: bool(cluster["c1"].running))
-        cluster.meta.put(make_info("c1"), state="dead")
+        cluster.meta.clock.advance(MetaConfig().dead_after_s)
         await cluster.dispatcher.refresh()
+        assert [node.state for node in cluster.dispatcher.view.nodes] == ["dead"]
         assert cluster["c1"].running
         info = make_info("c2")
         cluster.nodes[info.node_id] = FakeCompute(info)
-        cluster.meta.put(info)
+        await join(cluster.meta, info)
         assert tokens_of(await answer) == await expected()
         assert cluster["c2"].seen
 
@@ -372,14 +376,14 @@ async def test_a_channel_closed_under_a_stream_is_a_lost_node_not_a_cancelled_ta
 
 async def test_requests_follow_the_cached_prefix() -> None:
     async with running(make_info("c1"), make_info("c2", host=HostId("h2"))) as cluster:
-        cluster.meta.reply = LocateReply(coverage=(NodeCoverage(NodeId("c2"), 2, 2),))
+        await store_chain(cluster.meta, cluster["c2"].info, chain_of(long_request()), [Tier.L1] * 2)
         await ask(cluster)
         assert cluster["c2"].seen
         assert not cluster["c1"].seen
         (decision,) = cluster.dispatcher.stats.decisions()
         assert [c.node_id for c in decision.candidates] == ["c2", "c1"]
         assert decision.actual_ttft_s is not None
-        assert len(cluster.meta.located[0]) == 2
+        assert cluster.meta.chains == [chain_of(long_request())]
         counts = cluster.dispatcher.affinity.counts()["tiny"]
         assert (counts["decisions"], counts["affinity_hit"], counts["queued"]) == (1, 1, 0)
         assert counts["matched_tokens"] == counts["predicted_tokens"] == 32
@@ -395,7 +399,7 @@ async def test_without_directory_requests_still_run_and_it_is_counted() -> None:
 async def test_use_cache_false_never_asks_the_directory() -> None:
     async with running(make_info("c1"), make_info("c2")) as cluster:
         await ask(cluster, long_request(use_cache=False))
-        assert not cluster.meta.located
+        assert not cluster.meta.chains
 
 
 async def test_namespace_keys_differ_by_tenant_and_survive_the_directory() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from tests.fix_scheduler import FakeCompute, FakeMeta, make_info, make_model, make_request
+from tests.fix_meta import BreakableMeta, chain_of, join, make_pool_node, store_chain
+from tests.fix_scheduler import FakeCompute, make_info, make_model, make_request
 from tierkv.dbfront.contracts import PreparedCall, Prospect, TextCall
 from tierkv.dbfront.explain.estimate import Estimate, announce_batch
 from tierkv.dbfront.explain.rendering import assumptions
-from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeLoad
 from tierkv.kvcore.request import HitTokens
-from tierkv.metaserver.client import LocateReply, NodeCoverage
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.scheduler.plans import forecast as forecast_module
@@ -34,11 +36,9 @@ FAST_LOADS = NodeLoad(
 class Cluster:
     """A dispatcher over fake nodes of one speed."""
 
-    def __init__(self, *names: str, load: NodeLoad = FAST_LOADS) -> None:
+    def __init__(self, *names: str) -> None:
         infos = [make_info(name, host=HostId(name)) for name in names]
-        self.meta = FakeMeta()
-        for info in infos:
-            self.meta.put(info, load=load)
+        self.meta = BreakableMeta()
         self.nodes = {info.node_id: FakeCompute(info) for info in infos}
         self.dispatcher = Dispatcher(
             ClusterView(meta=self.meta, connect=lambda info: self.nodes[info.node_id]),
@@ -60,16 +60,29 @@ class Cluster:
         return found
 
 
-@pytest.fixture
-async def one() -> AsyncIterator[Cluster]:
-    cluster = Cluster("c1")
+@asynccontextmanager
+async def running(*names: str, load: NodeLoad = FAST_LOADS) -> AsyncIterator[Cluster]:
+    cluster = Cluster(*names)
+    for node in cluster.nodes.values():
+        await join(cluster.meta, node.info, load)
     yield cluster
     await cluster.dispatcher.stop()
+    await cluster.meta.close()
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[Cluster]:
+    async with running("c1") as cluster:
+        yield cluster
 
 
 def prompt(blocks: int, *, first: int = 0, extra: int = 3) -> list[int]:
     """Tokens of some whole blocks and a little more; prompts of equal ``first`` begin alike."""
     return [first + 2 + at for at in range(16 * blocks + extra)]
+
+
+def chain_of_prompt(ids: Sequence[int]) -> list[BlockKey]:
+    return chain_of(make_request(token_ids=tuple(ids)))
 
 
 async def test_nothing_cached_and_nothing_shared_is_computed(one: Cluster) -> None:
@@ -96,8 +109,10 @@ async def test_what_an_earlier_call_has_is_computed_once(one: Cluster) -> None:
 
 
 async def test_what_is_cached_is_told_by_the_nearest_tier(one: Cluster) -> None:
-    near = NodeCoverage(NodeId("c1"), l1_blocks=1, l2_blocks=2)
-    one.meta.reply = LocateReply(coverage=(near,), prefix_blocks=4, memory_blocks=3)
+    chain = chain_of_prompt(prompt(6))
+    await store_chain(one.meta, one.nodes[NodeId("c1")].info, chain, [Tier.L1])
+    await store_chain(one.meta, make_pool_node("c1"), chain, [Tier.L2] * 2)
+    await store_chain(one.meta, make_pool_node(), chain, [None, None, Tier.L2, Tier.L4])
     (call,) = (await one.forecast([prompt(6)])).calls
     assert call.found == HitTokens(16, 16, 16, 16)
     assert call.hits == HitTokens(16, 16, 16, 16)
@@ -109,47 +124,47 @@ async def test_what_is_cached_is_told_by_the_nearest_tier(one: Cluster) -> None:
 
 async def test_what_is_slower_to_load_than_to_compute_is_found_but_no_hit() -> None:
     slow = NodeLoad(prefill_tokens_per_s=1e6, prefill_token_s=1e-6, l3_bytes_per_s=1.0)
-    cluster = Cluster("c1", load=slow)
-    cluster.meta.reply = LocateReply(prefix_blocks=3, memory_blocks=3)
-    (call,) = (await cluster.forecast([prompt(4)])).calls
-    assert call.found == HitTokens(l3=48)
-    assert call.hits == HitTokens()
-    await cluster.dispatcher.stop()
+    async with running("c1", load=slow) as cluster:
+        chain = chain_of_prompt(prompt(4))
+        await store_chain(cluster.meta, make_pool_node(), chain, [Tier.L2] * 3)
+        (call,) = (await cluster.forecast([prompt(4)])).calls
+        assert call.found == HitTokens(l3=48)
+        assert call.hits == HitTokens()
 
 
 async def test_a_prompt_goes_where_its_blocks_are_and_nodes_share_the_work() -> None:
-    cluster = Cluster("c1", "c2")
-    near = NodeCoverage(NodeId("c2"), l1_blocks=4, l2_blocks=4)
-    cluster.meta.reply = LocateReply(coverage=(near,))
-    found = await cluster.forecast([prompt(4), prompt(4, first=300)])
-    assert [call.node_id for call in found.calls] == ["c2", "c2"]
-    assert found.nodes == 2
-    assert found.prefill_s == pytest.approx(sum(call.busy_s for call in found.calls) / 2)
-    await cluster.dispatcher.stop()
+    prompts = [prompt(4), prompt(4, first=300)]
+    async with running("c1", "c2") as cluster:
+        for ids in prompts:
+            near = cluster.nodes[NodeId("c2")].info
+            await store_chain(cluster.meta, near, chain_of_prompt(ids), [Tier.L1] * 4)
+        found = await cluster.forecast(prompts)
+        assert [call.node_id for call in found.calls] == ["c2", "c2"]
+        assert found.nodes == 2
+        assert found.prefill_s == pytest.approx(sum(call.busy_s for call in found.calls) / 2)
 
 
 async def test_calls_that_may_not_use_the_cache_find_nothing(one: Cluster) -> None:
-    one.meta.reply = LocateReply(prefix_blocks=4, memory_blocks=4)
+    chain = chain_of_prompt(prompt(4))
+    await store_chain(one.meta, make_pool_node(), chain, [Tier.L2] * 4)
     found = await one.forecast([prompt(4), prompt(4)], use_cache=False)
-    assert one.meta.located == []
+    assert one.meta.chains == []
     assert all(call.found.total == call.shared_tokens == 0 for call in found.calls)
 
 
 async def test_without_nodes_or_directory_tokens_are_still_counted() -> None:
-    nobody = Cluster()
-    found = await nobody.forecast([prompt(4), prompt(4)])
-    assert [call.prompt_tokens for call in found.calls] == [67, 67]
-    assert sum(call.shared_tokens for call in found.calls) == 67
-    assert (found.nodes, found.prefill_s, found.token_s) == (0, 0.0, 0.0)
-    lonely = Cluster("c1", load=NodeLoad())
-    await lonely.dispatcher.refresh()
-    lonely.meta.down = True
-    found = await lonely.forecast([prompt(4)])
-    assert found.calls[0].found == HitTokens()
-    assert not found.measured
-    assert found.calls[0].busy_s > 0
-    await nobody.dispatcher.stop()
-    await lonely.dispatcher.stop()
+    async with running() as nobody:
+        found = await nobody.forecast([prompt(4), prompt(4)])
+        assert [call.prompt_tokens for call in found.calls] == [67, 67]
+        assert sum(call.shared_tokens for call in found.calls) == 67
+        assert (found.nodes, found.prefill_s, found.token_s) == (0, 0.0, 0.0)
+    async with running("c1", load=NodeLoad()) as lonely:
+        await lonely.dispatcher.refresh()
+        lonely.meta.down = True
+        found = await lonely.forecast([prompt(4)])
+        assert found.calls[0].found == HitTokens()
+        assert not found.measured
+        assert found.calls[0].busy_s > 0
 
 
 async def test_a_directory_that_does_not_answer_is_told(one: Cluster) -> None:
@@ -191,21 +206,22 @@ def test_the_fronts_own_work_goes_on_beside_nodes_that_are_not_in_its_process() 
 
 async def test_before_anything_was_generated_a_token_takes_a_short_step() -> None:
     load = NodeLoad(prefill_token_s=0.01, prefill_step_s=0.02)
-    new = Cluster("c1", load=load)
-    assert (await new.forecast([prompt(4)])).token_s == pytest.approx(0.03)
-    await new.dispatcher.stop()
+    async with running("c1", load=load) as new:
+        assert (await new.forecast([prompt(4)])).token_s == pytest.approx(0.03)
 
 
 async def test_of_many_prompts_some_are_looked_up(
     one: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one.meta.reply = LocateReply(prefix_blocks=2, memory_blocks=2)
     prompts = [prompt(4, first=100 * at) for at in range(10)]
+    for ids in prompts:
+        chain = chain_of_prompt(ids)
+        await store_chain(one.meta, make_pool_node(), chain, [Tier.L2] * 2)
     every = await one.forecast(prompts)
-    one.meta.located.clear()
+    one.meta.asked["locate_many"].clear()
     monkeypatch.setattr(forecast_module, "MOST_LOOKED_UP", 4)
     some = await one.forecast(prompts)
-    assert len(one.meta.located) == some.looked_up == 4
+    assert len(one.meta.chains) == some.looked_up == 4
     assert [call.hits for call in some.calls] == [call.hits for call in every.calls]
     assert some.prefill_s == pytest.approx(every.prefill_s)
     assert (await one.forecast([])).calls == ()

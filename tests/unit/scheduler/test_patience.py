@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
 
-from tests.fix_scheduler import LAYOUT, FakeMeta, make_model, make_request
+import pytest
+
+from tests.fix_meta import BreakableMeta, chain_of, make_pool_node, store_chain
+from tests.fix_scheduler import LAYOUT, make_model, make_request
 from tierkv.kvcore.clock import ManualClock
-from tierkv.kvcore.ids import BlockKey, HostId
-from tierkv.metaserver.client import MAX_LISTED_REPLICAS, LocateReply
+from tierkv.kvcore.location import Tier
+from tierkv.metaserver.client import LocateReply
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.directory_client import DirectoryClient, Patience
 from tierkv.scheduler.routing_stats import RoutingStats
+
+PROMPT = make_request(token_ids=tuple(range(5 * LAYOUT.block_tokens)))
+CHAIN = chain_of(PROMPT)
 
 
 def test_after_a_failure_one_question_at_a_time_tries_again() -> None:
@@ -38,90 +44,63 @@ def test_a_question_that_was_given_up_does_not_silence_the_next() -> None:
     assert patience.may_ask(1.0)
 
 
-class HangingMeta(FakeMeta):
-    """Answers only while ``gate`` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.asked = 0
-
-    async def locate(
-        self,
-        keys: Sequence[BlockKey],
-        *,
-        reader: HostId | None = None,
-        max_replicas: int = MAX_LISTED_REPLICAS,
-        reserve_s: float = 0.0,
-    ) -> LocateReply:
-        self.asked += 1
-        await self.gate.wait()
-        return LocateReply(prefix_blocks=1, memory_blocks=1)
+@pytest.fixture
+async def meta() -> AsyncIterator[BreakableMeta]:
+    """A directory that knows ``CHAIN``."""
+    meta = BreakableMeta()
+    await store_chain(meta, make_pool_node(), CHAIN, [Tier.L2] * len(CHAIN))
+    yield meta
+    await meta.close()
 
 
-async def test_of_a_crowd_only_the_first_wait_for_a_directory_that_hangs() -> None:
-    meta, clock, stats = HangingMeta(), ManualClock(), RoutingStats(8)
+async def test_of_a_crowd_only_the_first_wait_for_a_directory_that_hangs(
+    meta: BreakableMeta,
+) -> None:
+    clock, stats = ManualClock(), RoutingStats(8)
     config = SchedulerConfig(locate_timeout_s=0.03, directory_backoff_s=8.0)
     client = DirectoryClient(meta, config=config, stats=stats, clock=clock)
 
     async def locate() -> LocateReply:
-        return await client.locate(make_request(), LAYOUT)
+        return await client.locate(PROMPT, LAYOUT)
 
-    assert (await locate()).prefix_blocks == 1
+    assert (await locate()).prefix_blocks == 5
     meta.gate.clear()
     await asyncio.gather(*(locate() for _ in range(5)))
-    assert meta.asked == 2
+    assert len(meta.asked["locate_many"]) == 2
     assert await locate() == LocateReply()
     clock.advance(1.0)
     await asyncio.gather(*(locate() for _ in range(5)))
-    assert meta.asked == 3
+    assert len(meta.asked["locate_many"]) == 3
     meta.gate.set()
     clock.advance(2.0)
-    assert (await locate()).prefix_blocks == 1
+    assert (await locate()).prefix_blocks == 5
     assert stats.cache_errors["directory_unavailable"] == 2
 
 
-class SlowMeta(FakeMeta):
-    """Answers a question when it is told to; says what each one held."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.questions: list[list[Sequence[BlockKey]]] = []
-        self.answers: list[asyncio.Future[None]] = []
-
-    async def locate_many(
-        self, chains: Sequence[Sequence[BlockKey]], *, reserve_s: float = 0.0
-    ) -> list[LocateReply]:
-        self.questions.append(list(chains))
-        self.answers.append(asyncio.get_running_loop().create_future())
-        await self.answers[-1]
-        return [LocateReply(prefix_blocks=len(chain)) for chain in chains]
-
-
-async def test_a_wave_is_one_question_and_what_comes_meanwhile_the_next() -> None:
-    meta = SlowMeta()
+async def test_a_wave_is_one_question_and_what_comes_meanwhile_the_next(
+    meta: BreakableMeta,
+) -> None:
     client = DirectoryClient(
         meta, config=SchedulerConfig(), stats=RoutingStats(8), clock=ManualClock()
     )
-    key = BlockKey(bytes(16))
-    first = [asyncio.create_task(client.find([key] * n)) for n in (1, 2, 3)]
-    while not meta.questions:
+    meta.gate.clear()
+    first = [asyncio.create_task(client.find(CHAIN[:n])) for n in (1, 2, 3)]
+    while not meta.asked["locate_many"]:
         await asyncio.sleep(0)
-    later = [asyncio.create_task(client.find([key] * n)) for n in (4, 5)]
+    later = [asyncio.create_task(client.find(CHAIN[:n])) for n in (4, 5)]
     await asyncio.sleep(0)
     later[0].cancel()
-    meta.answers[0].set_result(None)
+    meta.gate.set()
     assert [(await task).prefix_blocks for task in first] == [1, 2, 3]
-    while len(meta.questions) < 2:
-        await asyncio.sleep(0)
-    meta.answers[1].set_result(None)
     assert (await later[1]).prefix_blocks == 5
-    assert [[len(chain) for chain in asked] for asked in meta.questions] == [[1, 2, 3], [5]]
+    waves = [[len(chain) for chain in chains] for (chains,) in meta.asked["locate_many"]]
+    assert waves == [[1, 2, 3], [5]]
 
 
-async def test_a_grant_that_ran_out_is_good_while_the_directory_is_away() -> None:
-    meta, clock, stats = HangingMeta(), ManualClock(), RoutingStats(8)
+async def test_a_grant_that_ran_out_is_good_while_the_directory_is_away(
+    meta: BreakableMeta,
+) -> None:
+    clock, stats = ManualClock(), RoutingStats(8)
     client = DirectoryClient(meta, config=SchedulerConfig(), stats=stats, clock=clock)
     grant = await client.namespace("one", make_model())
     clock.advance(60.0)

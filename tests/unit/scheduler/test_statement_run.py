@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
+from tests.fix_meta import BreakableMeta, chain_of, join, make_pool_node, store_chain
 from tests.fix_scheduler import (
     LAYOUT,
     NAMESPACE,
     FakeCompute,
-    FakeMeta,
     make_info,
     make_model,
     make_request,
 )
 from tierkv.dbfront.contracts import PreparedCall, TextCall
-from tierkv.kvcore.block_event import LeaseId
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import GenerateRequest, ReuseHint
-from tierkv.metaserver.client import LocateReply, NodeCoverage
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.dispatcher import Dispatcher
@@ -107,7 +105,9 @@ async def test_tenants_share_nothing_in_a_plan() -> None:
 
 
 async def test_what_pending_calls_share_is_leased_and_let_go_of() -> None:
-    meta = LeasingMeta(make_info())
+    meta = BreakableMeta()
+    for call in calls_of():
+        await store_chain(meta, make_pool_node(), chain_of(call.request), [Tier.L2] * 3)
     clock = SystemClock()
     config, stats = SchedulerConfig(locate_timeout_s=20.0), RoutingStats(1)
     directory = DirectoryClient(meta, config=config, stats=stats, clock=clock)
@@ -117,44 +117,23 @@ async def test_what_pending_calls_share_is_leased_and_let_go_of() -> None:
     assert turn is not None
     run.prefilled(turn.call)
     async with asyncio.timeout(20):
-        while len(meta.leased) < 2:
+        while meta.leases.granted < 2:
             await asyncio.sleep(0)
     chain = block_keys(NAMESPACE, prompt(0, 0)[: 3 * TOKENS], block_tokens=TOKENS)
-    assert {tuple(chain), tuple(chain[:1])} == set(meta.leased)
+    assert {tuple(chain), tuple(chain[:1])} == set(map(tuple, meta.chains))
     await run.close()
-    assert meta.live == set()
-
-
-class LeasingMeta(FakeMeta):
-    """Gives a lease for every chain."""
-
-    def __init__(self, *infos: object) -> None:
-        super().__init__(*infos)  # type: ignore[arg-type]
-        self.leased: list[tuple[bytes, ...]] = []
-        self.live: set[LeaseId] = set()
-
-    async def locate(self, keys, *, reserve_s: float = 0.0, **how) -> LocateReply:  # type: ignore[no-untyped-def]
-        if not reserve_s:
-            return self.reply
-        self.leased.append(tuple(keys))
-        lease = LeaseId(len(self.leased))
-        self.live.add(lease)
-        return LocateReply(prefix_blocks=len(keys), memory_blocks=len(keys), lease=lease)
-
-    async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
-        return lease in self.live
-
-    async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
-        self.live.discard(lease)
-        return True
+    assert (meta.leases.granted, meta.leases_live) == (2, 0)
+    await meta.close()
 
 
 async def test_the_dispatcher_plans_for_its_nodes_and_loads_ahead() -> None:
     infos = [make_info("c1"), make_info("c2")]
-    meta = LeasingMeta(*infos)
-    in_pool = LocateReply(prefix_blocks=3, memory_blocks=3)
-    coverage = (NodeCoverage(NodeId("c1"), 0, 3), NodeCoverage(NodeId("c2"), 3, 3))
-    meta.reply = in_pool  # When the plan begins no node has any.
+    meta = BreakableMeta()
+    for info in infos:
+        await join(meta, info)
+    documents = [chain_of(call.request) for call in calls_of(documents=4)]
+    for chain in documents:  # When the plan begins no node has any.
+        await store_chain(meta, make_pool_node(), chain, [Tier.L2] * 3)
     nodes = {info.node_id: FakeCompute(info) for info in infos}
     dispatcher = Dispatcher(
         ClusterView(meta=meta, connect=lambda info: nodes[info.node_id]),
@@ -166,7 +145,9 @@ async def test_the_dispatcher_plans_for_its_nodes_and_loads_ahead() -> None:
         run = dispatcher.open_plan(calls_of(documents=4, questions=4), max_in_flight=2)
         where: dict[int, NodeId | None] = {}
         while (turn := await run.take()) is not None:
-            meta.reply = replace(in_pool, coverage=coverage)
+            if not where:
+                for chain in documents:
+                    await store_chain(meta, infos[1], chain, [Tier.L1] * 3)
             where[turn.call % 4] = turn.preferred_node.node_id  # The document.
             answered = dispatcher.submit(
                 turn.request, model=MODEL, preferred_node=turn.preferred_node
@@ -183,6 +164,7 @@ async def test_the_dispatcher_plans_for_its_nodes_and_loads_ahead() -> None:
         assert nodes["c2"].prefetched == []  # type: ignore[index]
     finally:
         await dispatcher.stop()
+        await meta.close()
 
 
 async def test_calls_go_where_their_kv_is_and_an_idle_node_takes_some_over() -> None:
