@@ -8,6 +8,7 @@ other package of the front, and loads no heavy library.
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -241,6 +242,24 @@ class Prospect:
     learned: bool
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedAhead:
+    """A prompt that is being encoded together with others.
+
+    Attributes:
+        batch: the token ids of all prompts; empty if they could not be encoded together.
+        index: the prompt's place in the batch.
+    """
+
+    batch: Future[list[tuple[int, ...]]]
+    index: int
+
+    async def token_ids(self) -> tuple[int, ...] | None:
+        """Wait for the ids; None if the prompt has to be encoded alone."""
+        batch = await self.batch
+        return batch[self.index] if batch else None
+
+
 class TextGenerator(Protocol):
     """Text in, text out, through the scheduler.
 
@@ -254,9 +273,13 @@ class TextGenerator(Protocol):
        called in another thread, because planning many calls takes a while.
     5. ``count_tokens`` counts with the model's own tokenizer and runs no model.
     6. ``forecast`` predicts the cost of answering all calls of a statement, and runs no model.
+    7. ``encode_ahead`` begins to encode the prompts of calls in another thread. ``prepare`` gets
+       what it returned for the call, and gives the same result without. It raises no error.
     """
 
-    async def prepare(self, call: TextCall) -> PreparedCall: ...
+    async def encode_ahead(self, calls: Sequence[TextCall]) -> Sequence[EncodedAhead | None]: ...
+
+    async def prepare(self, call: TextCall, ahead: EncodedAhead | None = None) -> PreparedCall: ...
 
     def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]: ...
 

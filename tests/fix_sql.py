@@ -22,6 +22,7 @@ import pytest
 from tierkv.dbfront.contracts import (
     CallPlan,
     ClientInfo,
+    EncodedAhead,
     PreparedCall,
     Prospect,
     TextAnswer,
@@ -160,7 +161,10 @@ class InstantGenerator:
     _running: int = 0
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
-    async def prepare(self, call: TextCall) -> PreparedCall:
+    async def encode_ahead(self, calls: Sequence[TextCall]) -> list[EncodedAhead | None]:
+        return [None] * len(calls)
+
+    async def prepare(self, call: TextCall, ahead: EncodedAhead | None = None) -> PreparedCall:
         model = self._model(call.model)
         if not 0 <= (call.options.temperature or 0) <= 2:
             raise UdfArgumentError("temperature must be in [0, 2]")

@@ -20,6 +20,7 @@ from tierkv.compute.client import check_json_schema
 from tierkv.dbfront.contracts import TextCall
 from tierkv.dbfront.tokens.chunked_prompt import (
     EncodedPrompt,
+    chat_as_text,
     clean_documents,
     encode_chat,
     encode_text,
@@ -83,6 +84,21 @@ _SCHEMA_IN_THREAD_CHARS = 4_096
 """Compiling a schema of this size takes about a millisecond; longer schemas are compiled in a
 thread.
 """
+
+
+def chat_text(call: TextCall, tokenizer: TextTokenizer) -> str | None:
+    """Return the text that ``encode`` would encode as a whole.
+
+    None if the call has another form, or has a fault that ``encode`` reports.
+    """
+    if call.messages is None or call.documents or call.options.chunk_separator:
+        return None
+    if call.prompt is not None or call.prompt_token_ids is not None:
+        return None
+    try:
+        return chat_as_text(tokenizer, call.messages)
+    except (UdfArgumentError, ContextTooLongError):
+        return None
 
 
 async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest, LiveCall
 from tierkv.dbfront.contracts import (
     CallPlan,
+    EncodedAhead,
     PreparedCall,
     Prospect,
     TextAnswer,
@@ -25,6 +26,7 @@ from tierkv.dbfront.contracts import (
 from tierkv.dbfront.generation.call_checks import (
     blend_of,
     blend_refusal,
+    chat_text,
     check_form,
     check_names,
     check_ratio,
@@ -50,6 +52,7 @@ from tierkv.dbfront.generation.readouts import (
     read_out,
     walk_labels,
 )
+from tierkv.dbfront.tokens.chunked_prompt import EncodedPrompt
 from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer, TokenizerCache
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -71,6 +74,8 @@ from tierkv.kvcore.request import (
 )
 from tierkv.scheduler.dispatcher import Dispatcher
 
+_LEAST_TOGETHER = 8
+"""Fewer prompts are encoded one by one: a thread would take longer."""
 USAGE_WAIT_S = 2.0
 """Time limit for the usage report of the node after a stop string ended an answer."""
 
@@ -128,7 +133,28 @@ class Generation:
 
     # -- checking
 
-    async def prepare(self, call: TextCall) -> PreparedCall:
+    async def encode_ahead(self, calls: Sequence[TextCall]) -> list[EncodedAhead | None]:
+        """Encode chat prompts of one model in another thread; see TextGenerator."""
+        found: list[EncodedAhead | None] = [None] * len(calls)
+        name = calls[0].model if calls else None
+        try:
+            tokenizer = await self._tokenizers.get(await self._model(name))
+        except TierKVError:
+            return found  # ``prepare`` reports the error.
+        texts: list[str] = []
+        places: list[int] = []
+        for place, call in enumerate(calls):
+            text = chat_text(call, tokenizer) if call.model == name else None
+            if text is not None:
+                texts.append(text)
+                places.append(place)
+        if len(texts) >= _LEAST_TOGETHER:
+            batch = asyncio.get_running_loop().run_in_executor(None, tokenizer.encode_texts, texts)
+            for index, place in enumerate(places):
+                found[place] = EncodedAhead(batch, index)
+        return found
+
+    async def prepare(self, call: TextCall, ahead: EncodedAhead | None = None) -> PreparedCall:
         """Check and tokenize a call; see TextGenerator."""
         self._pace.working(others=bool(self.live))
         model = await self._model(call.model)
@@ -139,7 +165,8 @@ class Generation:
         check_form(call)
         guide = await checked_schema(call.json_schema)
         tokenizer = await self._tokenizers.get(model)
-        prompt = await encode(call, tokenizer)
+        ids = None if ahead is None else await ahead.token_ids()
+        prompt = EncodedPrompt(ids) if ids else await encode(call, tokenizer)
         guide = guide or _guide_of_labels(call, model)
         sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
         # A salt changes only the namespace key, and thus the blocks; the policy is the tenant's.

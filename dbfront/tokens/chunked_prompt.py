@@ -93,6 +93,19 @@ async def encode_text(
     )
 
 
+def chat_as_text(tokenizer: TextTokenizer, messages: Sequence[Message]) -> str | None:
+    """Render a conversation without documents; None if ``encode_chat`` encodes it in parts.
+
+    Raises:
+        UdfArgumentError: the template refuses the conversation.
+        ContextTooLongError: the messages are too long.
+    """
+    check_length(sum(len(m.content) for m in messages))
+    if any(tokenizer.plain(m.content) != m.content for m in messages):
+        return None
+    return tokenizer.template.render(messages)
+
+
 async def encode_chat(
     tokenizer: TextTokenizer,
     messages: Sequence[Message],

@@ -139,6 +139,18 @@ class TextTokenizer:
             return self._encode_now(text, add_special_tokens)
         return await asyncio.to_thread(self._encode_now, text, add_special_tokens)
 
+    def encode_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Encode rendered conversations without masked parts; releases the interpreter lock.
+
+        The ids are those of ``encode_chat``. Returns nothing if the library fails at any text.
+        """
+        texts = list(map(_without_surrogates, texts))
+        try:
+            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception:  # noqa: BLE001 - the library raises bare Exception.
+            return []
+        return [tuple(encoding.ids) for encoding in encoded]
+
     def _count_now(self, texts: Sequence[str]) -> tuple[int, ...]:
         return tuple([len(self._encode_now(text, False)) for text in texts])
 
@@ -152,9 +164,7 @@ class TextTokenizer:
         return ids[len(anchor) :] if ids[: len(anchor)] == anchor else self._encode_now(text, False)
 
     def _encode_now(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        if not text.isascii():
-            # A lone surrogate (possible in JSON) is no text and becomes U+FFFD, as in browsers.
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = _without_surrogates(text)
         if is_masked(text):
             encode = self._plain.encode_dressed if add_special_tokens else self._plain.encode
             return tuple(encode(text))
@@ -166,6 +176,13 @@ class TextTokenizer:
             [text], add_special_tokens=add_special_tokens
         )
         return tuple(encoding.ids)
+
+
+def _without_surrogates(text: str) -> str:
+    """Replace lone surrogates (possible in JSON), which are no text, by U+FFFD, as browsers do."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def check_length(chars: int) -> None:

@@ -23,7 +23,7 @@ from tests.fix_postgres import (
     running_relay,
 )
 from tests.fix_sql import InstantGenerator, answer_text
-from tierkv.dbfront.contracts import PreparedCall, TextCall, TextEvent
+from tierkv.dbfront.contracts import EncodedAhead, PreparedCall, TextCall, TextEvent
 from tierkv.dbfront.postgres.install import install
 from tierkv.dbfront.postgres.wire import messages
 
@@ -417,7 +417,9 @@ def test_rows_that_others_change_are_waited_for(
         other.execute("INSERT INTO counters VALUES (1, 0)")
 
         class Changing(InstantGenerator):
-            async def prepare(self, call: TextCall) -> PreparedCall:
+            async def prepare(
+                self, call: TextCall, ahead: EncodedAhead | None = None
+            ) -> PreparedCall:
                 other.execute("UPDATE counters SET v = 10")
                 return await super().prepare(call)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from tests.fix_meta import join, leave
 from tests.fix_scheduler import make_info
 from tests.fix_text import Front, running_front, text_call, text_model, write_model_folder
 from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
-from tierkv.dbfront.contracts import Message, TextAnswer
+from tierkv.dbfront.contracts import EncodedAhead, Message, TextAnswer, TextCall
 from tierkv.kvcore.errors import (
     ContextTooLongError,
     NodeLostError,
     NoNodeError,
+    TierKVError,
     UdfArgumentError,
     UnknownModelError,
 )
@@ -204,3 +206,29 @@ async def test_a_known_model_is_waited_for_while_its_node_restarts(folder: Path)
         front.dispatcher.state.fleet.records.clear()
         prepared = await front.generation.prepare(text_call(prompt="x"))
         assert prepared.model.name == "tiny"
+
+
+async def test_prompts_encoded_ahead_are_those_encoded_alone(folder: Path) -> None:
+    texts = ["plain", "ünïcode 日本", "<eos>", "a\ud800b", "", " spaced ", "x" * 30_000, "again"]
+    calls = [text_call(messages=(Message("user", text),)) for text in texts * 3]
+    calls[3] = replace(calls[3], messages=(Message("system", "be brief"), *calls[3].messages))
+    calls[5] = text_call(prompt="raw completion")
+    calls[6] = replace(calls[6], documents=("a document",))
+    calls[9] = replace(calls[9], messages=(Message("assistant", "no user"),))
+    async with running_front(folder) as front:
+        generation = front.generation
+        ahead = await generation.encode_ahead(calls)
+        assert sum(one is not None for one in ahead) > len(calls) // 2
+        assert ahead[5] is None and ahead[6] is None
+
+        async def ids(call: TextCall, one: EncodedAhead | None) -> object:
+            try:
+                return (await generation.prepare(call, one)).request.token_ids
+            except TierKVError as error:
+                return type(error), error.message
+
+        for call, one in zip(calls, ahead, strict=True):
+            assert await ids(call, one) == await ids(call, None)
+        unknown = [replace(call, model="no-such-model") for call in calls]
+        assert await generation.encode_ahead(unknown) == [None] * len(calls)
+        assert await generation.encode_ahead([]) == []
