@@ -15,11 +15,13 @@ import struct
 import uuid
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from typing import Any, Final
 
 from tierkv.dbfront.postgres_values.scalar_formats import numeric_from_binary
 from tierkv.dbfront.postgres_values.types import TEXT, PgType
 from tierkv.kvcore.errors import ProtocolError, SqlError, UserError
+from tierkv.sql.text.exact_values import SPACES, parse_array
 from tierkv.sql.text.lexer import Token, TokenKind, tokenize
 
 _VOID: Final = 2278
@@ -68,7 +70,6 @@ _EPOCH: Final = dt.datetime(2000, 1, 1)
 _TRUE: Final = ("t", "true", "y", "yes", "on", "1")
 _FALSE: Final = ("f", "false", "n", "no", "off", "0")
 _MAX_DIMENSIONS: Final = 6
-_SPACES: Final = " \t\n\r\v\f"  # PostgreSQL's spaces; str.isspace accepts more
 
 
 def decode_parameter(data: bytes, kind: PgType, format_code: int) -> Any:
@@ -136,12 +137,12 @@ _DATE_WITH_OFFSET = re.compile(r"(\d{4,}-\d\d-\d\d)\s*(?:[+-]\d\d(?::?\d\d){0,2}
 
 def _without_offset(text: str) -> str:
     """Cut the offset of a time or timestamp without zone; JDBC sends an offset with each value."""
-    match = _WITH_OFFSET.fullmatch(text.strip(_SPACES)) if ":" in text else None
+    match = _WITH_OFFSET.fullmatch(text.strip(SPACES)) if ":" in text else None
     return match[1] if match else text
 
 
 def _date_text(text: str) -> str:
-    match = _DATE_WITH_OFFSET.fullmatch(text.strip(_SPACES))
+    match = _DATE_WITH_OFFSET.fullmatch(text.strip(SPACES))
     return match[1] if match else text
 
 
@@ -165,66 +166,9 @@ _FROM_TEXT: Final[dict[str, Callable[[str], Any]]] = {
 
 def _from_text(text: str, kind: PgType) -> Any:
     if kind.element is not None:
-        return _array_from_text(text, kind.element)
+        return parse_array(text, partial(_from_text, kind=kind.element))
     convert = _FROM_TEXT.get(kind.name)
     return convert(text) if convert else text
-
-
-def _array_from_text(text: str, element: PgType) -> list[Any]:
-    text = text.strip(_SPACES)
-    items, end = _array_items(text, 0, element, depth=1)
-    if end != len(text):
-        raise ValueError("text after the array")
-    return items
-
-
-def _array_items(text: str, at: int, element: PgType, depth: int) -> tuple[list[Any], int]:
-    """Parse ``{...}`` at ``at``; return the items and the index after the closing brace."""
-    if text[at : at + 1] != "{" or depth > _MAX_DIMENSIONS:
-        raise ValueError("not an array")
-    items: list[Any] = []
-    at = _skip_space(text, at + 1)
-    if text[at : at + 1] == "}":
-        return items, at + 1
-    while True:
-        at = _skip_space(text, at)
-        if text[at : at + 1] == "{":
-            value, at = _array_items(text, at, element, depth + 1)
-        else:
-            value, at = _array_value(text, at, element)
-        items.append(value)
-        at = _skip_space(text, at)
-        mark = text[at : at + 1]
-        at += 1
-        if mark == "}":
-            return items, at
-        if mark != ",":
-            raise ValueError("array does not end")
-
-
-def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACES:
-        at += 1
-    return at
-
-
-def _array_value(text: str, at: int, element: PgType) -> tuple[Any, int]:
-    out: list[str] = []
-    quoted = text[at : at + 1] == '"'
-    at += quoted
-    while at < len(text) and not (text[at] == '"' if quoted else text[at] in ",{}"):
-        at += text[at] == "\\"
-        out.append(text[at : at + 1])
-        at += 1
-    if at >= len(text):
-        raise ValueError("array does not end")
-    word = "".join(out)
-    if quoted:
-        return _from_text(word, element), at + 1
-    word = word.rstrip(_SPACES)
-    if not word:
-        raise ValueError("empty array item")
-    return (None if word.upper() == "NULL" else _from_text(word, element)), at
 
 
 def _exact(format_text: str) -> Callable[[bytes], Any]:

@@ -21,6 +21,7 @@ Arguments = tuple[tuple[str, Value], ...]
 """Values by parameter name, without NULL and missing arguments."""
 
 _NO_OPTIONS = CallOptions()
+_NO_PLACEHOLDER: Final = (ArgumentKind.JSON, ArgumentKind.FIELDS)
 _SAYS_NOTHING: Final[dict[str, Value]] = {"options": _NO_OPTIONS, CONTEXT: "{}", DOCUMENTS: ()}
 """Values equivalent to a missing argument; a call with such a value equals the call without it."""
 
@@ -116,7 +117,7 @@ class CallForm:
         values: dict[str, Value] = dict(self.constants)
         for name in self.row_parameters:
             parameter = self.function.parameter(name)
-            if parameter.kind is ArgumentKind.JSON and parameter.required:
+            if parameter.kind in _NO_PLACEHOLDER and parameter.required:
                 return None
             if parameter.strict or parameter.required:
                 listed = parameter.kind is ArgumentKind.TEXTS or name == self._gathered

@@ -4,13 +4,14 @@ Constant arguments pass ``checked_value`` when a statement is planned, other arg
 engine sends a row. Equal values must have equal forms: each distinct call has one answer. The keys
 of ``options`` are those of the table in kvcore/call_options.py; an option that is not given is
 None, and the session's setting applies. The schema of ``ai_extract`` is fields to ask for (a list
-of names, or an object of names and questions) or a JSON Schema.
+of names as JSON or as PostgreSQL's array, or an object of names and questions) or a JSON Schema.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from tierkv.kvcore import limits
@@ -18,7 +19,7 @@ from tierkv.kvcore.call_options import OPTIONS, CallOptions
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.kvcore.value_kinds import Flag
 from tierkv.sql.calls.functions import CONTEXT, DOCUMENTS, SETTINGS, AiFunction, ArgumentKind
-from tierkv.sql.text.exact_values import exact_argument, exact_text
+from tierkv.sql.text.exact_values import exact_argument, exact_text, parse_array
 from tierkv.sql.text.suggest import did_you_mean
 
 Value = str | tuple[str, ...] | CallOptions | None
@@ -116,7 +117,7 @@ def _categories(value: list[Any]) -> tuple[str, ...]:
 
 def _json(function: AiFunction, name: str, value: Any) -> str | None:
     try:
-        value = _decoded(value)
+        value = _decoded(value, _json_or_array if _takes_fields(function, name) else exact_argument)
         if value is None:
             return None
         if name == SCHEMA:
@@ -126,12 +127,29 @@ def _json(function: AiFunction, name: str, value: Any) -> str | None:
         raise UdfArgumentError(f"{name} is not JSON: {error}", hint=_HINTS[name]) from None
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: Any, decode: Callable[[str], Any]) -> Any:
     """Decode JSON text, also text inside JSON text from a converted text column."""
     for _ in range(2):
         if isinstance(value, str):
-            value = exact_argument(value)
+            value = decode(value)
     return value
+
+
+def _json_or_array(text: str) -> Any:
+    """Decode JSON, or a list of names as drivers send a list to a parameter without a type.
+
+    No text is both, except for ``{}``, which is empty either way.
+    """
+    try:
+        return exact_argument(text)
+    except ValueError:
+        with suppress(ValueError):
+            return parse_array(text)
+        raise
+
+
+def _takes_fields(function: AiFunction, name: str) -> bool:
+    return function.parameter(name).kind is ArgumentKind.FIELDS
 
 
 def _context(value: Any) -> dict[str, str]:
@@ -155,7 +173,7 @@ def _context(value: Any) -> dict[str, str]:
 
 
 def _check_schema(function: AiFunction, value: Any) -> None:
-    takes_fields = function.canonical == "ai_extract"
+    takes_fields = _takes_fields(function, SCHEMA)
     if not value or not isinstance(value, (Mapping, list) if takes_fields else Mapping):
         empty = ", and not empty" * (value in ({}, []))
         raise UdfArgumentError(

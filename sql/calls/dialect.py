@@ -48,21 +48,28 @@ _ARGUMENTS: Final[dict[Dialect, dict[ArgumentKind, Around]]] = {
     Dialect.DUCKDB: {
         ArgumentKind.TEXT: _TEXT[Dialect.DUCKDB],
         ArgumentKind.JSON: ("CAST(to_json(", ") AS VARCHAR)"),
+        ArgumentKind.FIELDS: ("CAST(to_json(", ") AS VARCHAR)"),
         ArgumentKind.TEXTS: ("CAST(", " AS VARCHAR[])"),
     },
     Dialect.POSTGRES: {
         ArgumentKind.TEXT: _TEXT[Dialect.POSTGRES],
         ArgumentKind.JSON: ("pg_catalog.to_jsonb(", ")"),
+        ArgumentKind.FIELDS: ("pg_catalog.to_jsonb(", ")"),
         ArgumentKind.TEXTS: ("CAST(", " AS pg_catalog.text[])"),
     },
 }
-_PARAMETER_JSON: Final[Around] = ("CAST(", " AS pg_catalog.jsonb)")
+_PARAMETERS: Final[dict[ArgumentKind, Around]] = {
+    ArgumentKind.JSON: ("CAST(", " AS pg_catalog.jsonb)"),
+    # The text of JSON or of an array, whichever the driver sends; the front reads both.
+    ArgumentKind.FIELDS: ("pg_catalog.to_jsonb(CAST(", " AS pg_catalog.text))"),
+}
+"""Conversions of a lone ``$1``, whose type PostgreSQL could not infer from ``to_jsonb``."""
 
 
 def argument(dialect: Dialect, kind: ArgumentKind, *, untyped: bool = False) -> Around:
     """Return the conversion of an argument for ``packed``; ``untyped``: a lone ``$1``."""
-    if untyped and dialect is Dialect.POSTGRES and kind is ArgumentKind.JSON:
-        return _PARAMETER_JSON
+    if untyped and dialect is Dialect.POSTGRES and kind in _PARAMETERS:
+        return _PARAMETERS[kind]
     return _ARGUMENTS[dialect][kind]
 
 

@@ -20,6 +20,7 @@ class ArgumentKind(StrEnum):
 
     TEXT = "text"
     JSON = "jsonb"
+    FIELDS = "json or text[]"
     TEXTS = "text[]"
 
 
@@ -174,7 +175,7 @@ AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
             "ai_extract",
             Returns.JSON,
             _data("input"),
-            _SCHEMA,
+            _data("schema", kind=ArgumentKind.FIELDS),
             _INSTRUCTION,
             *_HOW,
         ),

@@ -1,15 +1,16 @@
-"""Values that keep every digit: JSON that is only passed on, and constant arguments of SQL.
+"""Values read from text, with every digit: JSON, PostgreSQL's arrays, and constants of SQL.
 
 Python's floats hold 17 digits; a DECIMAL of a row may have 38. Two prices that differ only in the
 last digit are two questions. ``literal_value`` converts literal tokens to Python values without
-asking the engine, and leaves to the engine whatever is not a literal. Pure.
+asking the engine, and leaves to the engine whatever is not a literal. Drivers send a list as the
+text of an array, which ``parse_array`` reads. Pure.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 from tierkv.sql.text.lexer import Token, TokenKind, has_codes, string_value
@@ -181,3 +182,73 @@ def _separator(tokens: list[Token], at: int, closing: str) -> int:
     if at >= len(tokens) or tokens[at].text != closing:
         raise NotConstantError
     return at
+
+
+_MAX_DIMENSIONS: Final = 6
+SPACES: Final = " \t\n\r\v\f"
+"""PostgreSQL's spaces; str.isspace accepts more."""
+
+Convert = Callable[[str], Any]
+"""Converts the text of an array's item that is not NULL."""
+
+
+def parse_array(text: str, convert: Convert = str) -> list[Any]:
+    """Return the items of ``{a,"b c",NULL}``; several dimensions are lists of lists.
+
+    Raises:
+        ValueError: the text is not an array, or ``convert`` refuses an item.
+    """
+    text = text.strip(SPACES)
+    items, end = _array_items(text, 0, convert, depth=1)
+    if end != len(text):
+        raise ValueError("text after the array")
+    return items
+
+
+def _array_items(text: str, at: int, convert: Convert, depth: int) -> tuple[list[Any], int]:
+    """Parse ``{...}`` at ``at``; return the items and the index after the closing brace."""
+    if text[at : at + 1] != "{" or depth > _MAX_DIMENSIONS:
+        raise ValueError("not an array")
+    items: list[Any] = []
+    at = _skip_space(text, at + 1)
+    if text[at : at + 1] == "}":
+        return items, at + 1
+    while True:
+        at = _skip_space(text, at)
+        if text[at : at + 1] == "{":
+            value, at = _array_items(text, at, convert, depth + 1)
+        else:
+            value, at = _array_item(text, at, convert)
+        items.append(value)
+        at = _skip_space(text, at)
+        mark = text[at : at + 1]
+        at += 1
+        if mark == "}":
+            return items, at
+        if mark != ",":
+            raise ValueError("array does not end")
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in SPACES:
+        at += 1
+    return at
+
+
+def _array_item(text: str, at: int, convert: Convert) -> tuple[Any, int]:
+    out: list[str] = []
+    quoted = text[at : at + 1] == '"'
+    at += quoted
+    while at < len(text) and not (text[at] == '"' if quoted else text[at] in ",{}"):
+        at += text[at] == "\\"
+        out.append(text[at : at + 1])
+        at += 1
+    if at >= len(text):
+        raise ValueError("array does not end")
+    word = "".join(out)
+    if quoted:
+        return convert(word), at + 1
+    word = word.rstrip(SPACES)
+    if not word:
+        raise ValueError("empty array item")
+    return (None if word.upper() == "NULL" else convert(word)), at

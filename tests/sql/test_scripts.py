@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests import fix_postgres, fix_sql
 from tests.differential.doors import Door, DuckDbFront, WireDoor
@@ -90,3 +92,31 @@ def test_script(
     script: Script, door: str, mode: str, opens: Callable[[], Door], generator: EchoGenerator
 ) -> None:
     Player(door, opens, generator, mode).play(script)
+
+
+FIELDS = ["city", 'the "order", {as} it\'s written']
+PARAMETERS = {"python": FIELDS, "json": json.dumps(FIELDS), "jsonb": Jsonb(FIELDS)}
+
+
+@pytest.mark.parametrize("door", ["extended", "relay_extended"])
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("kind", PARAMETERS)
+@pytest.mark.parametrize("place", ["%s", "%b", "schema => %s", "%s::text[]"])
+def test_fields_are_a_parameter(
+    door: str, kind: str, place: str, binary: bool, request: pytest.FixtureRequest
+) -> None:
+    """Scripts have no parameters. A driver sends a list as an array, with or without its type."""
+    if place == "%s::text[]" and kind != "python":
+        pytest.skip("only a list is cast to a list")
+    fixture = request.getfixturevalue("relay_dsn" if door in RELAY else "front")
+    dsn: str = fixture if door in RELAY else fixture.dsn
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        sql = f"SELECT ai_extract(%s, {place})"
+        cursor = connection.execute(sql, ("a note", PARAMETERS[kind]), binary=binary)
+        wanted = {name: f"<a note\nQuestion: Extract the {name}.>" for name in FIELDS}
+        assert cursor.fetchone() == (wanted,)
+        client_side = psycopg.ClientCursor(connection)
+        if "%s" in place:
+            client_side.execute(sql, ("a note", PARAMETERS[kind]))
+            assert client_side.fetchone() == (wanted,)
+        assert connection.execute("SELECT ai_extract('x', %s)", (None,)).fetchone() == (None,)
