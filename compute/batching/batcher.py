@@ -209,9 +209,15 @@ class Batcher:
         self.pool.release(order.pages)
 
     def _prefix_ends(self, seq: Sequence) -> None:
-        """End the search for the exact prefix: compute the rest, or ask for chunks."""
+        """End the search for the exact prefix: compute the rest, or ask for chunks.
+
+        Chunks are not asked for if L1 has exact KV to the end of the last chunk.
+        """
         seq.phase = Phase.RUNNING
-        if seq.wants_chunks:
+        exact = seq.computed
+        if exact < seq.chunks_stop and seq.wants_part:
+            exact += self.parts.known_tokens(seq, seq.num_pages)
+        if exact < seq.chunks_stop:
             seq.phase = Phase.CHUNKS
             self._chunk_lookups.append(seq)
 

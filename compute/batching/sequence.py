@@ -184,9 +184,9 @@ class Sequence:
         return self.raw_start >= 0
 
     @property
-    def wants_chunks(self) -> bool:
-        """Whether chunks behind the computed tokens may be blended."""
-        return self.blend is not None and self.blend.chunks[-1][1] > self.computed
+    def chunks_stop(self) -> int:
+        """End of the tokens that chunks may give to a blending pass; 0 without blending."""
+        return min(self.blend.chunks[-1][1], self.reusable_tokens) if self.blend is not None else 0
 
     @property
     def reusable_tokens(self) -> int:

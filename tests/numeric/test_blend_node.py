@@ -155,6 +155,17 @@ async def test_an_exact_prefix_may_end_within_a_chunk() -> None:
             assert usage.hit_tokens.total == usage.blended_tokens + 32
 
 
+async def test_a_prompt_that_is_exact_to_its_end_is_not_blended() -> None:
+    """The last chunk ends behind the last whole block, in a part that L1 has as well."""
+    async with running_node(MemoryPoolNode()) as node:
+        await known(node, A, C)
+        asked = doc_request([A, C], question=(5, 6, 7), sampling={"max_tokens": 1})
+        want, _ = await answer(node, replace(asked, blend=None))
+        got, last = await answer(node, asked)
+        assert got == want and last.usage.selector is None
+        assert hits(last) == {"l1": len(asked.token_ids) - 1}
+
+
 async def test_a_chunk_that_is_there_twice_and_one_that_ends_the_prompt() -> None:
     async with running_node(MemoryPoolNode()) as node:
         await known(node, A, B)
