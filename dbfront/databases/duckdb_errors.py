@@ -27,7 +27,7 @@ from tierkv.kvcore.errors import (
     TierKVError,
     UnknownUdfError,
 )
-from tierkv.sql.calls.functions import AI_FUNCTIONS
+from tierkv.sql.calls.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
 from tierkv.sql.text.suggest import ai_function_hint
 
 _KEPT: Final = 256
@@ -157,6 +157,8 @@ _PROGRAM: Final = re.compile(
     r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:FUNCTION|PROCEDURE)\b.*?\b(?:RETURNS|LANGUAGE|RETURN)\b",
     re.IGNORECASE | re.DOTALL,
 )
+_AI_NAMES: Final = (*AI_FUNCTIONS, PROMPT_TEMPLATE)
+_AI_LIST: Final = ", ".join(AI_FUNCTIONS)
 _AI_NAME: Final = re.compile(r"Function with name \"?(ai_\w+)", re.IGNORECASE)
 
 
@@ -195,14 +197,7 @@ def to_tierkv_error(
     hint = hint or _sandbox_hint(state, message)
     name = _AI_NAME.search(message)
     if state == "42883" and name:
-        return UnknownUdfError(
-            f"there is no AI function {name[1]}()",
-            position=position,
-            hint="Write it without a schema; macros can't contain AI calls."
-            if name[1].lower() in AI_FUNCTIONS
-            else ai_function_hint(name[1], AI_FUNCTIONS)
-            or f"The AI functions are {', '.join(AI_FUNCTIONS)}.",
-        )
+        return _no_ai_call(name[1], engine_text, position)
     if state == "42601" and _PROGRAM.match(engine_text):
         return FeatureNotSupportedError(
             "the embedded database has no user-defined functions in SQL or other languages",
@@ -212,6 +207,27 @@ def to_tierkv_error(
     if state == "42601" and kind in ("Parser", "Syntax"):
         return SqlSyntaxError(message, position=position, hint=hint)
     return SqlError(message, sqlstate=state, position=position, hint=hint)
+
+
+def _no_ai_call(name: str, engine_text: str, position: int) -> UnknownUdfError:
+    """Return the error for a function named ``ai_...`` that reached the engine."""
+    if name.lower() not in _AI_NAMES:
+        return UnknownUdfError(
+            f"there is no AI function {name}()",
+            position=position,
+            hint=ai_function_hint(name, _AI_NAMES) or f"The AI functions are {_AI_LIST}.",
+        )
+    if re.search(rf'\.\s*"?{name}"?\s*\(', engine_text, re.IGNORECASE):
+        return UnknownUdfError(
+            "AI functions are called without a schema",
+            position=position,
+            hint=f"Write {name}(...), without a schema before the name.",
+        )
+    return UnknownUdfError(
+        f"{name}() can't be called from text that the statement runs",
+        position=position,
+        hint="Write the AI call in the statement itself, not in the text of query().",
+    )
 
 
 def is_disk_full(message: str) -> bool:

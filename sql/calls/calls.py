@@ -142,6 +142,8 @@ def find_templates(tokens: list[Token]) -> list[FoundTemplate]:
 
 def _named_calls(tokens: list[Token]) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
+    # The body of a macro stands behind AS, elsewhere an alias does.
+    not_after = _NOT_A_CALL_AFTER - ({"AS"} if _makes_macro(tokens) else set())
     for index in range(len(tokens) - 1):
         token = tokens[index]
         if token.kind not in (TokenKind.WORD, TokenKind.QUOTED):
@@ -158,12 +160,17 @@ def _named_calls(tokens: list[Token]) -> list[tuple[int, str]]:
             )
         if tokens[index + 1].text != "(":
             continue
-        if index and tokens[index - 1].upper in _NOT_A_CALL_AFTER:
+        if index and tokens[index - 1].upper in not_after:
             continue
         if name in AI_FUNCTIONS or name == PROMPT_TEMPLATE:
             found.append((index, name))
     _refuse_depth(tokens, {index for index, _ in found})
     return found
+
+
+def _makes_macro(tokens: list[Token]) -> bool:
+    words = {token.upper for token in tokens[:5]}
+    return "CREATE" in words and not words.isdisjoint(("MACRO", "FUNCTION"))
 
 
 def _refuse_depth(tokens: list[Token], calls: set[int]) -> None:
