@@ -158,7 +158,7 @@ class AiStatement:
                 self._names.prepared(await self._generator.prepare(question))
 
     async def until_answered(
-        self, rounds: EngineRounds[Result], *, may_stop: bool = False
+        self, rounds: EngineRounds[Result], *, may_stop: bool = False, partly: bool = False
     ) -> Result:
         """Run the statement and evaluate missed calls, until a run misses no answer; return its
         result.
@@ -167,6 +167,7 @@ class AiStatement:
             rounds: the engine's side.
             may_stop: True to stop as soon as ``rounds.enough`` holds, and to answer filters in
                 small batches.
+            partly: True if these are not all of the statement's rows.
         """
         budget = FIRST_BUDGET if may_stop else None
         for _ in range(limits.MAX_REPLAY_ROUNDS):
@@ -183,7 +184,7 @@ class AiStatement:
             await rounds.undo()
             if batch:
                 self._returning.check(self.book.missed_forms(call)[0] for call in batch)
-                await self.evaluate(batch)
+                await self.evaluate(batch, partly=partly or may_stop)
             budget = None if budget is None else 2 * budget
         raise SqlError(
             f"the AI calls of this statement did not settle in {limits.MAX_REPLAY_ROUNDS} rounds",
@@ -229,9 +230,15 @@ class AiStatement:
             self.stats.engine_s += engine_s
             self.trace.ran(self.book.lookups, engine_s)
 
-    async def evaluate(self, batch: list[AiCall]) -> None:
-        """Answer one batch of distinct calls and record the answers in the book."""
+    async def evaluate(self, batch: list[AiCall], *, partly: bool) -> None:
+        """Answer one batch of distinct calls and record the answers in the book.
+
+        Args:
+            batch: the calls.
+            partly: rows to come will need further calls.
+        """
         local = sum(AI_FUNCTIONS[call.function].local for call in batch)
+        self._spending.partly = partly
         self._spending.add_calls(len(batch) - local, local=local)
         if self._spending.is_large and self._announced is None:
             await self._announce(all_known=len(batch) - local == self._spending.calls)

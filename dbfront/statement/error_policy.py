@@ -60,9 +60,12 @@ class Spending:
         local_calls: distinct calls that need no model.
         requests: requests to models, sent or (in a dry run) only counted.
         prompt_tokens: prompt tokens of these requests.
+        partly: the next batch is of some of the statement's rows, and other rows will need more:
+            an error does not tell the number needed.
     """
 
     def __init__(self, policy: ErrorPolicy) -> None:
+        self.partly = False
         self.calls = 0
         self.local_calls = 0
         self.requests = 0
@@ -123,12 +126,16 @@ class Spending:
         )
 
     def _check(self, what: str, needed: int, setting: str, allowed: int) -> None:
-        if allowed and needed > allowed and not self._policy.dry_run:
-            raise SqlError(
-                f"this statement needs at least {needed} {what}; {setting} allows {allowed}",
-                sqlstate="53400",
-                hint=f"SET {setting} = {needed} (0 is no limit), or ask for fewer rows.",
-            )
+        if not allowed or needed <= allowed or self._policy.dry_run:
+            return
+        number, hint = f"at least {needed}", f"SET {setting} = {needed} (0 is no limit)"
+        if self.partly:
+            number, hint = "more", f"Raise {setting} (0 is no limit)"
+        raise SqlError(
+            f"this statement needs {number} {what}; {setting} allows {allowed}",
+            sqlstate="53400",
+            hint=f"{hint}, or ask for fewer rows. EXPLAIN (AI_ESTIMATE) shows how much it needs.",
+        )
 
 
 class Failures:

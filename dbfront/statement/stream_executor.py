@@ -128,6 +128,7 @@ class StreamedStatement:
         self._outputs: tuple[Column, ...] = ()
         self._outputs_at: tuple[int, ...] = ()
         self._skip = stream.offset
+        self._more_rows = False
         self._filters = statement.trace.filter_order = FilterOrder(len(stream.filters))
         self._size = WindowSize(max_concurrency, limited=stream.limit is not None)
 
@@ -188,6 +189,7 @@ class StreamedStatement:
             size = self._size.next(remaining)
             base = await self._connection.fetch_rows(size)
             ended = len(base) < size
+            self._more_rows = not ended
             asked = self._statement.stats.distinct_calls
             rows = await self._window(base, remaining)
             self._size.ran(
@@ -247,7 +249,7 @@ class StreamedStatement:
         rounds = _WindowRounds(
             self._statement, self._connection, text, self._params, window, self._key_base
         )
-        return await self._statement.until_answered(rounds)
+        return await self._statement.until_answered(rounds, partly=self._more_rows)
 
     def _over_window(self, sql: RewrittenSql, rows: int) -> RewrittenSql:
         base = self._key_base

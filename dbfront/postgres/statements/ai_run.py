@@ -258,7 +258,7 @@ class AiRun:
         if self._ai.book.fatal is not None:
             raise self._ai.book.fatal
         if batch:
-            await self._ai.evaluate(batch)
+            await self._ai.evaluate(batch, partly=True)
 
     def close_windows(self) -> None:
         """End the cursor's statement; no more rows will be fetched."""
