@@ -19,7 +19,7 @@ from tierkv.kvcore.call_options import OPTIONS, OptionSetting, OptionSpec
 from tierkv.kvcore.errors import SqlError, SqlSyntaxError, UserError
 from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Whole
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
-from tierkv.sql.text.suggest import did_you_mean
+from tierkv.sql.text.suggest import nearest
 
 
 class FieldReorder(StrEnum):
@@ -34,6 +34,7 @@ class FieldReorder(StrEnum):
     STATS = "stats"
 
 
+_PREFIX: Final = "tierkv."
 SettingValue = str | int | float | bool | None
 
 
@@ -75,14 +76,15 @@ def setting_spec(name: str) -> SettingSpec:
     """Look up a setting.
 
     Raises:
-        SqlError: 42704, with the nearest known name.
+        SqlError: 42704, with the nearest known name if one is near.
     """
     spec = SETTINGS.get(name.lower())
     if spec is None:
+        near = nearest(name.lower().removeprefix(_PREFIX), _NAMES)
         raise SqlError(
             f'unrecognized configuration parameter "{name}"',
             sqlstate="42704",
-            hint=did_you_mean(name, SETTINGS),
+            hint=f"Did you mean {_PREFIX}{near}?" if near else _LISTED,
         )
     return spec
 
@@ -250,3 +252,7 @@ _SETTINGS: Final = (
 )
 
 SETTINGS: Final[dict[str, SettingSpec]] = {spec.name: spec for spec in _SETTINGS}
+_LISTED: Final = (
+    f"SELECT name, setting FROM tierkv.settings WHERE name LIKE '{_PREFIX}%' lists them."
+)
+_NAMES: Final = tuple(name.removeprefix(_PREFIX) for name in SETTINGS)

@@ -77,8 +77,8 @@ class FieldError(Exception):
 class StatementError(FieldError):
     """An error of a SQL statement; the translator also shows the SQLSTATE and the position."""
 
-    def __init__(self, error: TierKVError) -> None:
-        super().__init__("", error)
+    def __init__(self, error: TierKVError, param: str = "") -> None:
+        super().__init__(param, error)
 
     def facts(self) -> dict[str, Any]:
         """Return the SQLSTATE, and the position in the text, counted from 1, if known."""

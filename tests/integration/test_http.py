@@ -461,10 +461,16 @@ async def test_sql_over_http_answers_columns_and_rows(tmp_path: Path) -> None:
             shown = {"sql": "SHOW tierkv.max_calls", "settings": {"tierkv.max_calls": 7}}
             told = await door.raw("POST", "/v1/sql", json.dumps(shown).encode())
             assert told.json()["rows"] == [["7"]]
-            for name, value in (("tierkv.max_calls", "many"), ("memory_limit", "1GB")):
+            for name, value, state in (
+                ("tierkv.max_calls", "many", "22023"),
+                ("tierkv.nosuch", 1, "42704"),
+                ("memory_limit", "1GB", None),  # The body is refused, not the statement.
+            ):
                 body = json.dumps(shown | {"settings": {name: value}}).encode()
                 bad = await door.raw("POST", "/v1/sql", body)
-                assert (bad.status, name in bad.json()["error"]["param"]) == (400, True)
+                error = bad.json()["error"]
+                assert (bad.status, name in error["param"]) == (400, True)
+                assert error.get("sqlstate") == state and "position" not in error
             for nul in (
                 {"sql": "SELECT 'a\0b'"},
                 {"sql": "SELECT 'a\0b'", "stream": True},
@@ -476,7 +482,7 @@ async def test_sql_over_http_answers_columns_and_rows(tmp_path: Path) -> None:
                 bad = await door.raw("POST", "/v1/sql", json.dumps(nul).encode())
                 assert bad.status == 400, nul
                 assert "UTF8" in bad.json()["error"]["message"]
-                assert "settings" in nul or bad.json()["error"]["sqlstate"] == "22021"
+                assert bad.json()["error"]["sqlstate"] == "22021"
             two = await door.raw("POST", "/v1/sql", b'{"sql": "SELECT 1; SELECT 2"}')
             assert two.json()["error"]["param"] == "sql"
         finally:

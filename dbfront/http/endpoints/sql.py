@@ -174,7 +174,8 @@ async def _set(session: SqlSession, name: str, value: str | float | bool) -> Non
     try:
         await session.execute(f"SET {name} = '{quoted}'")
     except UserError as error:
-        raise FieldError(f"settings.{name}", error) from error
+        error.position = 0  # The text of the SET is not the client's.
+        raise StatementError(error, f"settings.{name}") from error
 
 
 @contextmanager
