@@ -32,6 +32,7 @@ class HttpConfig:
     Attributes:
         host: address to listen on.
         port: TCP port; 0 lets the system choose.
+        sql_port: port of the same front for SQL clients, which GET / names; 0: none.
         api_keys: maps a Bearer key, or ``sha256:`` and the hash of a key, to a tenant. If empty,
             all clients are accepted as ``default``, unless ``has_users``.
         has_users: SQL clients need a password, so REST clients need a key.
@@ -54,6 +55,7 @@ class HttpConfig:
 
     host: str = "127.0.0.1"
     port: int = 8_000
+    sql_port: int = 0
     api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     has_users: bool = False
     allowed_hosts: Collection[str] = ()

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import psycopg
 import pytest
@@ -100,6 +101,8 @@ def test_every_door_answers(cluster: Cluster) -> None:
     )  # fmt: skip
     assert "1|t" in psql.stdout
     assert "door" in psql.stdout
+    welcome = httpx.get(f"http://127.0.0.1:{cluster.http_port}/").text
+    assert f"PostgreSQL clients connect to port {cluster.pg_port}." in welcome
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{cluster.http_port}/v1", api_key="x")
     messages: Any = [{"role": "user", "content": "Review: the lamp is great. " * 20}]
     for _ in range(2):

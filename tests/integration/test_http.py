@@ -320,7 +320,8 @@ async def test_every_refusal_has_openais_shape(
 async def test_a_browser_and_a_balancer_are_answered(door: Door) -> None:
     page = await door.raw("GET", "/", b"")
     assert (page.status, page.headers["content-type"]) == (200, "text/plain; charset=utf-8")
-    assert b"POST /v1/sql" in page.body
+    assert b"POST /v1/chat/completions" in page.body
+    assert b"SQL" not in page.body, "this front has neither an SQL server nor a port for it"
     for path in ("/", "/livez", "/readyz", "/health"):
         assert (await door.raw("HEAD", path, b"")).status == 200
 
@@ -456,6 +457,7 @@ async def test_sql_over_http_answers_columns_and_rows(tmp_path: Path) -> None:
             assert answer["rows"] == [[42, "2024-01-02", None]]
             assert answer["columns"][0] == {"name": "a", "type": "INTEGER"}
             assert answer["command_tag"] == "SELECT 1"
+            assert b"POST /v1/sql" in (await door.raw("GET", "/", b"")).body
             wrong = await door.raw("POST", "/v1/sql", b'{"sql": "SELEC 1"}')
             assert (wrong.status, wrong.json()["error"]["code"]) == (400, "syntax_error")
             shown = {"sql": "SHOW tierkv.max_calls", "settings": {"tierkv.max_calls": 7}}

@@ -70,6 +70,10 @@ class ClusterShape:
         return max(1, self.dmp)
 
 
+_ANSWERING: Final = ("compute", "prefill")
+"""Beginnings of the names of nodes that take AI calls."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodePlan:
     """One child process: role, name, and differences from the cluster's settings."""
@@ -286,6 +290,15 @@ def sql_words(
     return f"{url}?passfile={quote(str(passwords), safe='/')}", before + shlex.join(argv)
 
 
+def _tell_no_model(run_dir: Path) -> None:
+    """Say how a cluster without compute nodes gets one; AI calls fail until then."""
+    add = f"tierkv serve compute --config {shlex.quote(str(run_dir / CONFIG_FILE))}"
+    typer.echo("\nNo node answers AI calls yet. Add one, in another terminal:")
+    typer.echo(f"  {add}")
+    typer.echo("or let a running vLLM answer:")
+    typer.echo(f"  {add} --engine vllm --url http://HOST:PORT")
+
+
 def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: Path) -> None:
     front = ready["front"]
     pg_host, pg_port = dialable(front["pg"])
@@ -300,10 +313,11 @@ def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: P
         default = settings.front.default_model
         told = (f"{name} (default)" if name == default else name for name in models)
         typer.echo(f"  Models  {', '.join(told)}")
-    typer.echo("\nNow type, in another terminal:")
-    typer.echo(
-        f"  {psql} -c \"SELECT ai_generate('Jonas Ortiz bought a blender. What did he buy?')\""
-    )
+    if any(name.startswith(_ANSWERING) for name in ready):
+        statement = "SELECT ai_generate('Jonas Ortiz bought a blender. What did he buy?')"
+        typer.echo(f'\nNow type, in another terminal:\n  {psql} -c "{statement}"')
+    else:
+        _tell_no_model(run_dir)
     typer.echo("Ctrl-C stops everything.")
     if orphans := orphans_text(settings):
         typer.echo(f"\nLeft in memory: {orphans}; `{CURE}` frees it.")

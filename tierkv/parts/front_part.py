@@ -134,7 +134,7 @@ class FrontPart:
         settings = self._config.settings.front
         self._pg = await self._sql_door(settings)
         pg_port = await self._pg.start()
-        http_port = await self.open_http()
+        http_port = await self.open_http(sql_port=pg_port)
         return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}
 
     async def _sql_door(self, settings: FrontSettings) -> PgWireServer | RelayServer:
@@ -147,8 +147,12 @@ class FrontPart:
 
         return PgWireServer(_pg_config(settings), self.sql, SystemClock())
 
-    async def open_http(self) -> int:
-        """Listen for REST clients only; return the port."""
+    async def open_http(self, *, sql_port: int = 0) -> int:
+        """Listen for REST clients only; return the port.
+
+        Args:
+            sql_port: the port for SQL clients, if there is one.
+        """
         from tierkv.dbfront.http.config import HttpConfig
         from tierkv.dbfront.http.endpoints.metrics import Metrics
         from tierkv.dbfront.http.server import HttpServer  # as above: FastAPI
@@ -160,6 +164,7 @@ class FrontPart:
             HttpConfig(
                 host=settings.bind,
                 port=settings.http_port,
+                sql_port=sql_port,
                 api_keys=settings.api_keys,
                 max_connections=settings.max_http_connections,
                 max_statements=settings.max_http_statements,

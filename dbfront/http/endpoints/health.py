@@ -17,19 +17,15 @@ from tierkv.dbfront.http.services import ReadinessCheck, Services
 
 CHECK_TIMEOUT_S = 2.0
 
-WELCOME = """\
-TierKV answers here:
-
-  POST /v1/chat/completions   chat, as OpenAI's
-  POST /v1/completions        plain prompts, as OpenAI's
-  GET  /v1/models             what is served
-  POST /v1/sql                one SQL statement; {"sql": "SELECT 1"}
-  GET  /readyz?verbose        what works and what does not
-  GET  /metrics               for Prometheus
-  GET  /docs                  this, with fields and examples
-
-SQL clients connect to the PostgreSQL port (front.pg_port, 5433), which `tierkv up` prints.
-"""
+_ENDPOINTS = (
+    ("POST /v1/chat/completions", "chat, as OpenAI's"),
+    ("POST /v1/completions", "plain prompts, as OpenAI's"),
+    ("GET  /v1/models", "what is served"),
+    ("POST /v1/sql", 'one SQL statement; {"sql": "SELECT 1"}'),
+    ("GET  /readyz?verbose", "what works and what does not"),
+    ("GET  /metrics", "for Prometheus"),
+    ("GET  /docs", "this, with fields and examples"),
+)
 
 NEEDED = frozenset({"models", "draining"})
 """Checks that are necessary to serve requests; failure of any other check means degraded."""
@@ -42,7 +38,7 @@ def health_router(services: Services) -> APIRouter:
     @router.head("/")
     @router.get("/", summary="What is where, as text")
     async def welcome() -> Response:
-        return PlainTextResponse(WELCOME)
+        return PlainTextResponse(_welcome(services))
 
     @router.head("/livez")
     @router.get("/livez", summary="The process answers")
@@ -72,6 +68,14 @@ def health_router(services: Services) -> APIRouter:
         return Response(text, media_type=content_type)
 
     return router
+
+
+def _welcome(services: Services) -> str:
+    told = [pair for pair in _ENDPOINTS if services.sql is not None or "/v1/sql" not in pair[0]]
+    lines = ["TierKV answers here:", "", *(f"  {name:27} {what}" for name, what in told)]
+    if port := services.config.sql_port:
+        lines += ["", f"PostgreSQL clients connect to port {port}."]
+    return "\n".join(lines) + "\n"
 
 
 async def _run_checks(services: Services) -> dict[str, str]:

@@ -77,7 +77,7 @@ def test_the_printed_login_works_when_pasted_and_shows_no_password(
     )
     folder = tmp_path / "a folder"
     front = {"pg": "127.0.0.1:5433", "http": "127.0.0.1:8000"}
-    _tell_ready(settings, {"front": front}, folder)
+    _tell_ready(settings, {"front": front, "compute-0": {}}, folder)
     out = capsys.readouterr().out
     assert "p:w" not in out
     url = next(word for word in out.split() if word.startswith("postgresql://"))
@@ -87,6 +87,19 @@ def test_the_printed_login_works_when_pasted_and_shows_no_password(
     assert (file.parent, file.read_text()) == (folder, "*:*:*:ann:p\\:w\n")
     assert file.stat().st_mode & 0o077 == 0
     assert f"PGPASSFILE='{file}' psql" in out
+
+
+@pytest.mark.parametrize(
+    ("nodes", "offers"), [(["compute-0"], True), (["prefill-0"], True), ([], False)]
+)
+def test_a_cluster_without_a_model_says_how_to_add_one(
+    nodes: list[str], offers: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    front = {"pg": "127.0.0.1:5433", "http": "127.0.0.1:8000"}
+    _tell_ready(Settings(), {"front": front, "dmp-0": {}} | {name: {} for name in nodes}, tmp_path)
+    out = capsys.readouterr().out
+    assert ("ai_generate" in out) is offers
+    assert (f"tierkv serve compute --config {tmp_path}/cluster.toml\n" in out) is not offers
 
 
 @pytest.mark.parametrize("place", ["file", "file/inside", "folder/taken"])
