@@ -132,8 +132,8 @@ def _run(
         play_chat(f"http://127.0.0.1:{port}/v1", questions, use_cache=use) for use in (False, True)
     )
     titles = [step.title for step in (*STEPS, REPEATED)]
-    shared = counted[0] + _template_tokens(connection, off[0])
-    story = Story(titles, off, on, chat_off, chat_on, questions, shared)
+    template = _template_tokens(connection, off[0])
+    story = Story(titles, off, on, chat_off, chat_on, questions, counted[0], template)
     print_story(console, story)
     console.print("Next: .venv/bin/tierkv up    # a cluster for psql and any OpenAI client")
     if not story.equal:

@@ -120,10 +120,10 @@ class DemoStatement:
         """Prompt tokens that were computed."""
         return self.stats.prompt_tokens - self.stats.hit_tokens.total
 
-    def loaded_of_notes(self, instruction_tokens: int) -> int:
-        """Return loaded tokens of notes: those beyond the instruction's length in each call."""
+    def loaded_of_notes(self, shared_tokens: int) -> int:
+        """Return loaded tokens of notes: those beyond the shared tokens of each call."""
         calls = self.stats.requests
-        return max(0, self.stats.hit_tokens.total - calls * instruction_tokens)
+        return max(0, self.stats.hit_tokens.total - calls * shared_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,8 @@ class Story:
         chat_off: the chat without the cache.
         chat_on: the chat with the cache.
         questions: the questions of the chat.
-        instruction_tokens: length of the common beginning of all prompts.
+        instruction_tokens: length of the instruction, with which all prompts begin.
+        template_tokens: tokens of the chat template in each prompt.
     """
 
     titles: Sequence[str]
@@ -147,6 +148,12 @@ class Story:
     chat_on: Sequence[ChatTurn]
     questions: Sequence[str]
     instruction_tokens: int
+    template_tokens: int
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens that are the same in every prompt."""
+        return self.instruction_tokens + self.template_tokens
 
     @property
     def equal(self) -> bool:
@@ -200,13 +207,14 @@ def _print_statements(console: Console, story: Story) -> None:
         counts = (on.stats.prompt_tokens, on.computed, on.stats.hit_tokens.total)
         table.add_row(
             title,
-            *(f"{count:,}" for count in (*counts, on.loaded_of_notes(story.instruction_tokens))),
+            *(f"{count:,}" for count in (*counts, on.loaded_of_notes(story.shared_tokens))),
             f"{off.wall_s:.1f}", f"{on.wall_s:.1f}", f"{off.wall_s / on.wall_s:.1f}",
         )  # fmt: skip
     console.print(table, highlight=False)
     console.print(
-        f"Every prompt begins with the same {story.instruction_tokens:,} tokens, the instruction. "
-        '"loaded of notes" counts what\nwas loaded beyond them: KV of the notes themselves, kept '
+        f"Every prompt has the same {story.instruction_tokens:,} tokens of the instruction and "
+        f"{story.template_tokens:,} of the chat template. "
+        '"loaded of notes"\ncounts what was loaded beyond them: KV of the notes themselves, kept '
         "from an earlier question.",
         highlight=False,
     )

@@ -42,7 +42,8 @@ def _story(*, answer: str = "oak") -> Story:
         chat_off=[ChatTurn("yes", 80, 0, 0.2, 0.3)],
         chat_on=[ChatTurn("yes", 80, 64, 0.05, 0.1)],
         questions=["a note\nQuestion: Is it?"],
-        instruction_tokens=50,
+        instruction_tokens=48,
+        template_tokens=2,
     )
 
 
@@ -93,3 +94,5 @@ def test_the_demo_proves_its_own_story(capsys: pytest.CaptureFixture[str]) -> No
     assert loaded[0] == 0
     assert min(loaded[1:]) > 0
     assert "A chat of 10 turns" in text
+    (before,) = re.findall(r"an instruction of (\d+) tokens", text)
+    assert f"the same {before} tokens of the instruction" in text
