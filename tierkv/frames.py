@@ -1,7 +1,8 @@
 """Results as data frames: pandas, Arrow and polars, each only if installed.
 
 ``db.sql(...)`` returns a QueryResult; cursors convert the rows not fetched yet. Columns keep
-DuckDB's types if the library has them. Equal names get a number, as in DuckDB's own frames.
+DuckDB's types if the library has them. A value that the library can't hold is an error that names
+its column, never another value. Equal names get a number, as in DuckDB's own frames.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
 from tierkv.dbapi_errors import translate_error
 from tierkv.dbfront.contracts import Column, Notice
-from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError, SqlError
 from tierkv.output import OutputFormat, render_rows, unique_names
 
 SHOWN_ROWS: Final = 20
@@ -32,6 +34,7 @@ _INTEGERS: Final = {
 }
 _FLOATS: Final = {"FLOAT": "float32", "DOUBLE": "float64"}
 _DECIMAL: Final = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
+_DECIMAL_DIGITS: Final = 38
 _LIST: Final = re.compile(r"(.+)\[\d*\]")
 
 
@@ -62,10 +65,11 @@ class QueryResult:
             Error: pandas is not installed.
         """
         pandas = _library("pandas", "df()")
-        series = {
-            number: pandas.Series(values, dtype=_pandas_type(column.type_name, values))
-            for number, (column, values) in enumerate(self._by_column())
-        }
+        series = {}
+        for number, (column, values) in enumerate(self._by_column()):
+            with _naming(column, "pandas"):
+                kind = _pandas_type(column.type_name, values)
+                series[number] = pandas.Series(values, dtype=kind)
         frame = pandas.DataFrame(series)
         frame.columns = self._names()
         return frame
@@ -77,10 +81,12 @@ class QueryResult:
             Error: pyarrow is not installed.
         """
         pyarrow = _library("pyarrow", "arrow()")
-        arrays = [
-            pyarrow.array(values, type=_arrow_type(pyarrow, column.type_name))
-            for column, values in self._by_column()
-        ]
+        arrays = []
+        for column, values in self._by_column():
+            with _naming(column, "Arrow"):
+                digits = _digits(values) if "HUGEINT" in column.type_name else 0
+                kind = _arrow_type(pyarrow, column.type_name, digits=digits)
+                arrays.append(pyarrow.array(values, type=kind))
         return pyarrow.Table.from_arrays(arrays, names=self._names())
 
     def pl(self) -> Any:
@@ -90,14 +96,15 @@ class QueryResult:
             Error: polars is not installed.
         """
         polars = _library("polars", "pl()")
-        return polars.DataFrame(
-            [
-                polars.Series(
-                    name, values, dtype=_polars_type(polars, column.type_name), strict=False
-                )
-                for name, (column, values) in zip(self._names(), self._by_column(), strict=True)
-            ]
-        )
+        series = []
+        for name, (column, values) in zip(self._names(), self._by_column(), strict=True):
+            with _naming(column, "polars", polars.exceptions.PolarsError):
+                kind = _polars_type(polars, column.type_name)
+                made = polars.Series(name, values, dtype=kind, strict=False)
+                if made.null_count() != values.count(None):
+                    raise ValueError("a value became NULL")
+                series.append(made)
+        return polars.DataFrame(series)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return iter(self.rows)
@@ -132,6 +139,35 @@ def _library(name: str, wanted_by: str) -> Any:
         raise translate_error(missing) from None
 
 
+@contextmanager
+def _naming(
+    column: Column, library: str, own_error: type[Exception] = ValueError
+) -> Iterator[None]:
+    """Name the column in errors of a conversion; pyarrow's are ValueErrors and TypeErrors.
+
+    Raises:
+        Error: 22003, the library can't hold a value.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, own_error) as error:
+        raise translate_error(
+            SqlError(
+                f'{library} can\'t hold a value of column "{column.name}" ({column.type_name}): '
+                f"{error}",
+                sqlstate="22003",
+                hint="Cast the column to VARCHAR in the statement.",
+            )
+        ) from None
+
+
+def _digits(value: Any) -> int:
+    """Return the digits of the longest integer in a value, also in lists."""
+    if isinstance(value, list | tuple):
+        return max(map(_digits, value), default=0)
+    return len(str(abs(value))) if isinstance(value, int) else 0
+
+
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, UUID) else value
 
@@ -148,10 +184,16 @@ def _pandas_type(kind: str, values: Sequence[Any]) -> str | None:
     return _FLOATS.get(kind) or (None if values else "object")
 
 
-def _arrow_type(pyarrow: Any, kind: str) -> Any:
-    """Return a pyarrow type; None: pyarrow infers the type from the values."""
+def _arrow_type(pyarrow: Any, kind: str, *, digits: int) -> Any:
+    """Return a pyarrow type; None: pyarrow infers the type from the values.
+
+    Args:
+        pyarrow: the library.
+        kind: DuckDB's type.
+        digits: of the longest integer. Arrow's usual decimal holds 38 digits, a HUGEINT up to 39.
+    """
     if listed := _LIST.fullmatch(kind):
-        inner = _arrow_type(pyarrow, listed[1])
+        inner = _arrow_type(pyarrow, listed[1], digits=digits)
         return None if inner is None else pyarrow.list_(inner)
     if sized := _DECIMAL.fullmatch(kind):
         return pyarrow.decimal128(int(sized[1]), int(sized[2]))
@@ -168,8 +210,10 @@ def _arrow_type(pyarrow: Any, kind: str) -> Any:
         "TIMESTAMP": pyarrow.timestamp("us"),
         "TIMESTAMP WITH TIME ZONE": pyarrow.timestamp("us", tz="UTC"),
         "INTERVAL": pyarrow.duration("us"),
-        "HUGEINT": pyarrow.decimal128(38, 0),
     }
+    if kind in ("HUGEINT", "UHUGEINT"):
+        wide = digits > _DECIMAL_DIGITS
+        return pyarrow.decimal256(digits, 0) if wide else pyarrow.decimal128(_DECIMAL_DIGITS, 0)
     return others.get(kind)
 
 
@@ -199,5 +243,6 @@ def _polars_type(polars: Any, kind: str) -> Any:
         "TIMESTAMP WITH TIME ZONE": polars.Datetime("us", "UTC"),
         "INTERVAL": polars.Duration("us"),
         "HUGEINT": polars.Int128,
+        "UHUGEINT": getattr(polars, "UInt128", None),  # not in old versions
     }
     return others.get(kind)

@@ -183,6 +183,33 @@ def test_results_become_data_frames_where_their_library_is_there(
         pytest.skip("needs pandas, pyarrow or polars")
 
 
+def test_integers_of_39_digits_are_arrow_decimals(connection: tierkv.Connection) -> None:
+    pytest.importorskip("pyarrow")
+    largest, unsigned = (1 << 127) - 1, (1 << 128) - 1
+    table = connection.sql(
+        f"SELECT {largest}::HUGEINT AS h, {unsigned}::UHUGEINT AS u, "
+        f"[{largest}::HUGEINT, NULL] AS l, sum(1) AS s"
+    ).arrow()
+    wide = "decimal256(39, 0)"
+    assert [str(kind) for kind in table.schema.types] == [
+        wide, wide, f"list<item: {wide}>", "decimal128(38, 0)",
+    ]  # fmt: skip
+    assert table.to_pylist() == [{"h": largest, "u": unsigned, "l": [largest, None], "s": 1}]
+
+
+@pytest.mark.parametrize(
+    ("method", "library"), [("df", "pandas"), ("arrow", "pyarrow"), ("pl", "polars")]
+)
+def test_a_value_that_a_library_cannot_hold_is_an_error_that_names_its_column(
+    connection: tierkv.Connection, method: str, library: str
+) -> None:
+    pytest.importorskip(library)
+    result = connection.sql("SELECT '10000-01-01'::DATE AS far")
+    with pytest.raises(tierkv.DataError, match=r'value of column "far" \(DATE\)') as refused:
+        getattr(result, method)()
+    assert "VARCHAR" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("method", "library"), [("df", "pandas"), ("arrow", "pyarrow"), ("pl", "polars")]
 )
