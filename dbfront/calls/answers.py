@@ -8,10 +8,12 @@ the function's type. This module never calls a model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Any, Final
 
 from tierkv.kvcore.errors import UserError
 from tierkv.sql.calls.ai_call import AiCall, CallForm, resolve_call
+from tierkv.sql.calls.arguments import Value
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.calls.functions import Returns
 from tierkv.sql.text.exact_values import exact_text
@@ -70,6 +72,34 @@ def _item(item: Any) -> str:
     return f'"{escaped}"'
 
 
+_LONG: Final = 256
+_MOST_CHARS: Final = 1 << 27
+"""Characters of all texts that a round may miss. Further misses wait for the next round, which runs
+the statement once more, so a table of any size is asked within bounded memory.
+"""
+
+
+def _brief(text: str) -> str | bytes:
+    """Return a short stand-in for a text: itself, or 128 bits of BLAKE2 (RFC 7693) of a long one.
+
+    Answers are remembered by this key, so the texts of answered rows need no memory.
+    """
+    if len(text) <= _LONG:
+        return text
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _identity(call: AiCall) -> AiCall | bytes:
+    """Return a short stand-in for a call, by the same rule."""
+    if all(_is_short(value) for _, value in call.arguments):
+        return call
+    return blake2b(repr(call).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _is_short(value: Value) -> bool:
+    return len(value) <= _LONG if isinstance(value, str) else not isinstance(value, tuple)
+
+
 _UNKNOWN: Final = "\0 no answer yet"
 """Sentinel for a missing memo entry, compared by identity, so no answer can equal the sentinel."""
 
@@ -87,6 +117,7 @@ class AnswerBook:
         unmet: texts of ``aside`` not yet called by the engine in this round.
         unanswered: calls of this round without a known answer. If a LIMIT stops the statement
             early, some of the calls are never asked.
+        is_cut: True if this round left misses out, because the texts of all would be too long.
     """
 
     def __init__(self, forms: Iterable[CallForm], dialect: Dialect = Dialect.DUCKDB) -> None:
@@ -97,16 +128,18 @@ class AnswerBook:
         self._forms = {form.key: form for form in forms}
         # By form and the row's text. A million rows may need the same few answers, so a row must
         # cost no more than a dictionary lookup, hit or miss.
-        self._memos: dict[int, dict[str, str | None]] = {key: {} for key in self._forms}
+        self._memos: dict[int, dict[str | bytes, str | None]] = {key: {} for key in self._forms}
         self.answered: dict[int, int] = dict.fromkeys(self._forms, 0)
         self._missed: dict[int, dict[str, AiCall]] = {}
-        self._values: dict[AiCall, Any] = {}
+        self._values: dict[AiCall | bytes, Any] = {}
         self._texts: dict[AiCall, list[tuple[int, str]]] = {}
         self._gathered: dict[AiCall, AiCall] = {}
         self._budget: int | None = None
-        self.aside: dict[int, frozenset[str]] = {}
-        self.unmet: dict[int, set[str]] = {}
+        self.aside: dict[int, frozenset[str | bytes]] = {}
+        self.unmet: dict[int, set[str | bytes]] = {}
         self.unanswered = 0
+        self.is_cut = False
+        self._chars = 0
         self.start_round()
 
     def look_up(self, key: int, text: str | None) -> str | None:
@@ -114,10 +147,11 @@ class AnswerBook:
         if text is None:
             return None
         self.lookups[key] += 1
-        answer = self._memos[key].get(text, _UNKNOWN)
+        known = _brief(text)
+        answer = self._memos[key].get(known, _UNKNOWN)
         if answer is not _UNKNOWN:
             if self.unmet:
-                self.unmet[key].discard(text)
+                self.unmet[key].discard(known)
             return answer
         answer = None
         if text not in self._missed[key] and self.fatal is None:
@@ -137,6 +171,8 @@ class AnswerBook:
         self._missed = {key: {} for key in self._forms}
         self.unmet = {key: set(texts) for key, texts in self.aside.items()}
         self.unanswered = 0
+        self.is_cut = False
+        self._chars = 0
 
     def set_aside(self) -> None:
         """Mark all calls so far as preparatory; the statement itself runs next."""
@@ -195,7 +231,7 @@ class AnswerBook:
     ) -> Iterator[tuple[int, str, str | None]]:
         """Yield the questions (form key, the row's text) with known answers, with the answers."""
         for key, text in questions:
-            answer = self._memos[key].get(text, _UNKNOWN)
+            answer = self._memos[key].get(_brief(text), _UNKNOWN)
             if answer is not _UNKNOWN:
                 yield key, text, answer
 
@@ -210,9 +246,9 @@ class AnswerBook:
 
     def add(self, call: AiCall, value: Any) -> None:
         """Record an answer as a Python value; None is NULL."""
-        self._values[call] = value
+        self._values[_identity(call)] = value
         for key, text in self._texts.pop(call, ()):
-            self._memos[key][text] = self._text(key, value)
+            self._memos[key][_brief(text)] = self._text(key, value)
             self.answered[key] += 1
 
     def forget_oldest(self, most: int) -> None:
@@ -227,6 +263,9 @@ class AnswerBook:
         limited = form.filters and self._budget is not None
         if limited and len(self._missed[form.key]) >= (self._budget or 0):
             return None
+        if self._chars > _MOST_CHARS:
+            self.is_cut = True
+            return None
         try:
             call = resolve_call(form, text)
         except UserError as error:
@@ -236,11 +275,13 @@ class AnswerBook:
         if call is not None and form.unordered:
             # The engine may gather the same rows in another order in each round.
             call = self._gathered.setdefault(call.with_sorted_rows(), call)
-        if call is None or call in self._values:
-            answer = None if call is None else self._text(form.key, self._values[call])
+        found = None if call is None else self._values.get(_identity(call), _UNKNOWN)
+        if call is None or found is not _UNKNOWN:
+            answer = None if call is None else self._text(form.key, found)
             self.answered[form.key] += call is not None
-            self._memos[form.key][text] = answer
+            self._memos[form.key][_brief(text)] = answer
             return answer
+        self._chars += len(text)
         self._missed[form.key][text] = call
         waiting = self._texts.setdefault(call, [])
         if (form.key, text) not in waiting:

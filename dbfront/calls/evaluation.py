@@ -39,6 +39,11 @@ _ENCODED_AHEAD = 256
 """
 
 
+_WAVE_TOKENS = 2_000_000
+"""Prompt tokens of a wave; a prepared token takes about 40 bytes."""
+_SORTED_CHARS = _WAVE_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
     """The result of a call.
@@ -136,13 +141,18 @@ class CallBatch:
         """Prepare the distinct questions of waiting recipes; return False if no recipe waits.
 
         Questions that cannot be prepared fail here. Recipes may ask more questions in the next
-        wave.
+        wave. Questions beyond ``_WAVE_TOKENS`` wait for the next wave as well, so the memory of a
+        statement does not grow with its rows.
         """
-        asked, self._next = self._next, {}
+        asked, self._next = _by_prompt(self._next), {}
         self.wave, self._askers = [], []
         questions = list(asked)
         ahead: list[EncodedAhead | None] = []
+        tokens = 0
         for index, (question, askers) in enumerate(asked.items()):
+            if tokens > _WAVE_TOKENS:
+                self._next = {later: asked[later] for later in questions[index:]}
+                break
             if index % _PREPARED_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
             if index % _ENCODED_AHEAD == 0:  # This window was begun with the window before.
@@ -159,6 +169,7 @@ class CallBatch:
             else:
                 self.wave.append(prepared)
                 self._askers.append(askers)
+                tokens += len(prepared.request.token_ids)
         return bool(asked)
 
     def patience(self, index: int) -> RetryPatience:
@@ -264,3 +275,22 @@ class CallBatch:
         asking.ended = True
         asking.recipe.close()
         self._ended(asking.call, outcome)
+
+
+def _by_prompt(asked: dict[TextCall, list[_Asking]]) -> dict[TextCall, list[_Asking]]:
+    """Sort questions by prompt if they may take several waves.
+
+    Prompts with a common beginning are then in one wave, and the plan of the wave computes the
+    beginning once.
+    """
+    chars = 0
+    for question in asked:
+        chars += sum(len(message.content) for message in question.messages or ())
+        if chars > _SORTED_CHARS:
+            return dict(sorted(asked.items(), key=lambda item: _prompt(item[0])))
+    return asked
+
+
+def _prompt(question: TextCall) -> tuple[str, ...]:
+    messages = question.messages or ()
+    return (*question.documents, *(message.content for message in messages))

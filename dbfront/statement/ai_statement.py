@@ -170,9 +170,11 @@ class AiStatement:
             partly: True if these are not all of the statement's rows.
         """
         budget = FIRST_BUDGET if may_stop else None
-        for _ in range(limits.MAX_REPLAY_ROUNDS):
+        round_number = 0
+        while round_number < limits.MAX_REPLAY_ROUNDS:
             self.book.start_round(budget)
             result = await self._round(rounds)
+            round_number += not self.book.is_cut
             if self.book.fatal is not None:
                 blame(self.book.fatal, self.plan, [self.book.fatal_form])
                 raise self.book.fatal
@@ -255,9 +257,7 @@ class AiStatement:
             self.trace.batch_ended(summary, model_s)
 
     async def _ask(self, calls: Sequence[AiCall]) -> PlanSummary:
-        """Send the requests of the calls, wave by wave; a dry run stops before the first wave is
-        sent.
-        """
+        """Send the requests of the calls, wave by wave; a dry run sends none."""
         batch, summary = CallBatch(self._generator, self._defaults, self._ended), PlanSummary()
         try:
             await batch.start(calls, await self._contexts.written(calls))
@@ -265,7 +265,7 @@ class AiStatement:
                 self._check_wave(batch.wave)
                 if self._policy.dry_run:
                     batch.abandon()
-                    break
+                    continue
                 summary += await batch.ask()
         except UserError as error:
             if batch.refused is not None:
