@@ -15,6 +15,7 @@ settings.load_profile("tierkv")
 pytest_plugins: list[str] = [
     "tests.fix_sql",
     "tests.fix_dmp",
+    "tests.fix_pool",
     "tests.fix_cluster",
     "tests.fix_s3",
     "tests.fix_tls",

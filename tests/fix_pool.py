@@ -1,131 +1,141 @@
-"""PoolNodes for tests of the compute room: an honest one in memory, and ones that misbehave."""
+"""Pool nodes for tests of the compute room: an honest one in this process, and ones that misbehave.
+
+Each is a real DMP node behind the in-process transport, so reservations, generations, checksums and
+eviction are the pool's own (tests/contract/test_pool_node.py checks them). What misbehaves adds its
+fault in front. A node starts when it is first used, and stops after the test.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
 
-from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
+import pytest
+
+from tierkv.dmp.config import DEFAULT_SEGMENT_FOLDER, DmpConfig
+from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.pool_node import PutGrant, RangeRead
+from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.dmp.wire.messages import RangeRef
 from tierkv.kvcore.block import BlockSpec
-from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
-from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
-from tierkv.kvcore.node import TierStats
+from tierkv.kvcore.block_event import NullReporter
+from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import ChecksumError, TransportError
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.location import Location
+
+_EXTENT_BYTES = 1 << 20
+_segments = count()
+_started: list[DmpNode] = []
 
 
-class MemoryPoolNode(PoolNode):
-    """Blocks in a dictionary; slots are numbers that are never used again."""
+@pytest.fixture(autouse=True)
+def stop_pool_nodes() -> Iterator[None]:
+    """Check and stop the pool nodes that a test used."""
+    yield
+    while _started:
+        node = _started.pop()
+        try:
+            node.check_invariants()
+        finally:
+            node.stop()
+
+
+class MemoryPoolNode(InprocPoolNode):
+    """A pool node with 64 MiB of memory without a name.
+
+    Attributes:
+        reads: calls of ``read_ranges``.
+    """
 
     def __init__(self, name: str = "pool", host: str = "here") -> None:
-        self._id = NodeId(name)
-        self._host = HostId(host)
-        self._lock = threading.Lock()
-        self._sealed: dict[BlockKey, Location] = {}
-        self._bytes: dict[int, list[bytes]] = {}
-        self._next = 0
+        segment = f"tierkv-test-{os.getpid()}-{next(_segments)}.seg"
+        config = DmpConfig(
+            NodeId(name),
+            HostId(host),
+            segment_path=str(Path(DEFAULT_SEGMENT_FOLDER) / segment),
+            capacity_bytes=64 * _EXTENT_BYTES,
+            ready_ahead_bytes=_EXTENT_BYTES,
+            extent_bytes=_EXTENT_BYTES,
+            scrub_rate_bytes_per_s=0,
+            nameless=True,
+        )
+        super().__init__(DmpNode(config, NullReporter(), SystemClock()))
         self.reads = 0
+        self._numbers: dict[Location, int] = {}
+        self._count = count(1)
+        self._starting = threading.Lock()
 
     @property
-    def node_id(self) -> NodeId:
-        return self._id
-
-    @property
-    def host(self) -> HostId:
-        return self._host
-
-    @property
-    def sealed_keys(self) -> set[BlockKey]:
-        with self._lock:
-            return set(self._sealed)
+    def _node(self) -> DmpNode:
+        with self._starting:
+            if not self._dmp.running:
+                self._dmp.start()
+                _started.append(self._dmp)
+        return super()._node
 
     @property
     def sealed(self) -> dict[BlockKey, Location]:
-        with self._lock:
-            return dict(self._sealed)
-
-    def forget(self, key: BlockKey) -> None:
-        """Lose a block, as a node does that evicts it."""
-        with self._lock:
-            del self._sealed[key]
-
-    def ranges(self, location: Location) -> list[bytes]:
-        return self._bytes[location.slot]
+        """The readable blocks."""
+        stored = self._node.reports.inventory()
+        return {event.key: event.location for event in stored if event.location is not None}
 
     @property
-    def path(self) -> PathInfo:
-        return PathInfo("inproc", "in memory")
+    def sealed_keys(self) -> set[BlockKey]:
+        """Keys of the readable blocks."""
+        return set(self.sealed)
 
-    def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        return self.lookup(keys)
+    @property
+    def has_open_puts(self) -> bool:
+        """Whether a block is reserved and neither sealed nor aborted."""
+        return self.stats().slots_writing > 0
 
-    def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
-        with self._lock:
-            return [self._sealed.get(key) for key in keys]
+    def ranges(self, key: BlockKey) -> list[bytes]:
+        """Return the bytes of a readable block, range by range."""
+        (block,) = self._node.gets.describe([key])
+        assert block is not None
+        refs = [RangeRef(block.location, index) for index in range(block.ranges.count)]
+        with self._node.gets.open_read(refs) as items:
+            return [bytes(item.view) for item in items]
+
+    def number_of(self, location: Location) -> int:
+        """Return the place of a block in the order of reservations; the first one is 1."""
+        return self._numbers[location]
+
+    def forget(self, key: BlockKey) -> None:
+        """Lose a block, as by bad bytes in its slot."""
+        place, state = self.sealed[key], self._node._state
+        with state.lock:
+            assert state.quarantine(place.slot, place.generation)
 
     def reserve(
         self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
-        return [self._grant(put) for put in puts]
-
-    def _grant(self, put: BlockSpec) -> PutGrant | None:
-        with self._lock:
-            if put.key in self._sealed:
-                return None
-            self._next += 1
-            self._bytes[self._next] = [b""] * put.ranges.count
-            length = put.ranges.payload_bytes
-            location = Location(self._id, Incarnation(1), 0, self._next, 1, length)
-            return PutGrant(put, location)
-
-    def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
-        for write in writes:
-            assert len(write.data) == write.grant.block.ranges.size_bytes
-            self._bytes[write.grant.location.slot][write.index] = bytes(write.data)
-
-    def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
-        with self._lock:
-            for grant in grants:
-                assert all(self._bytes[grant.location.slot]), "sealed before it was written"
-                self._sealed[grant.block.key] = grant.location
-        return [grant.location for grant in grants]
-
-    def abort(self, grants: Sequence[PutGrant]) -> None:
-        with self._lock:
-            for grant in grants:
-                self._bytes.pop(grant.location.slot, None)
+        grants = super().reserve(puts, deadline_s=deadline_s)
+        for grant in grants:
+            if grant is not None:
+                self._numbers[grant.location] = next(self._count)
+        return grants
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
         self.reads += 1
-        for read in reads:
-            stored = self._bytes.get(read.location.slot)
-            if stored is None:
-                raise BlockNotFoundError("no such slot")
-            read.destination[:] = stored[read.index]
-
-    def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
-        return [location.slot in self._bytes for location in locations]
-
-    def release(self, locations: Sequence[Location]) -> None:
-        return None
-
-    def stats(self) -> PoolNodeStats:
-        return PoolNodeStats(TierStats(Tier.L2, blocks_used=len(self._sealed)))
-
-    def close(self) -> None:
-        return None
+        super().read_ranges(reads)
 
 
 class CorruptingPoolNode(MemoryPoolNode):
     """Gives NaN bytes and a checksum error for one block, from one layer on."""
 
-    def __init__(self, slot: int, layer: int) -> None:
+    def __init__(self, number: int, layer: int) -> None:
         super().__init__()
-        self._bad = (slot, layer)
+        self._bad = (number, layer)
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
         super().read_ranges(reads)
         for read in reads:
-            if read.location.slot == self._bad[0] and read.index >= self._bad[1]:
+            if self.number_of(read.location) == self._bad[0] and read.index >= self._bad[1]:
                 read.destination[:] = b"\xff" * len(read.destination)
                 raise ChecksumError("flipped bits")
 

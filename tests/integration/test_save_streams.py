@@ -48,10 +48,6 @@ class WatchedPoolNode(MemoryPoolNode):
         self.aborted_slots += len(grants)
         super().abort(grants)
 
-    @property
-    def has_open_slots(self) -> bool:
-        return len(self._bytes) > len(self.sealed_keys)
-
 
 def before_layer(node: ComputeNode, layer: int, do: Callable[[], None]) -> None:
     """Have the decoder do something before it computes a layer of its next pass."""
@@ -87,7 +83,7 @@ async def test_a_layer_is_saved_while_later_ones_are_computed() -> None:
         assert await node.flush()
         names = {stored.key for stored in node.inventory()}
     assert seen == [(True, 0)], "layer 0 is there before layer 2 is computed, and invisible"
-    assert pool.sealed_keys == names and not pool.has_open_slots
+    assert pool.sealed_keys == names and not pool.has_open_puts
     assert last.usage is not None and last.usage.written_tokens == len(names) * 8
     async with running_node(pool) as node:
         again, last = await answer(node, make_request(PROMPT))
@@ -108,7 +104,7 @@ async def test_a_pass_that_fails_leaves_nothing(handoff: bool) -> None:
         with pytest.raises(TierKVError, match="no memory"):
             await answer(node, make_request(PROMPT, handoff=handoff))
         assert await node.flush()
-        assert not pool.sealed_keys and not pool.has_open_slots
+        assert not pool.sealed_keys and not pool.has_open_puts
         assert pool.aborted_slots == (8 if handoff else 7)
         tokens, _ = await answer(node, make_request(PROMPT))
         want, _ = await answer(node, make_request(PROMPT, use_cache=False))
@@ -129,7 +125,7 @@ async def test_logits_that_are_not_finite_take_only_their_own_blocks_along() -> 
         with pytest.raises(TierKVError, match="not finite"):
             await answer(node, make_request(PROMPT))
         assert await node.flush()
-        assert not pool.sealed_keys and not pool.has_open_slots
+        assert not pool.sealed_keys and not pool.has_open_puts
         with torch.inference_mode():
             norm.copy_(kept)
         await answer(node, make_request(PROMPT))
@@ -178,4 +174,4 @@ async def test_saving_behind_a_load_ends_as_its_request_does(end: str) -> None:
             assert (await asking)[0] == want
         assert await node.flush()
         saved = pool.sealed_keys - first_blocks
-        assert bool(saved) is (end == "whole") and not pool.has_open_slots
+        assert bool(saved) is (end == "whole") and not pool.has_open_puts

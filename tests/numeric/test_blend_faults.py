@@ -20,6 +20,7 @@ from tierkv.compute.blend.run import BlendRun
 from tierkv.compute.node import ComputeNode
 from tierkv.kvcore.block_key import ChunkNamer
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
+from tierkv.kvcore.location import Location
 from tierkv.kvcore.request import BlendSelector, FinishReason
 
 A, B, C, *_ = DOCS
@@ -34,7 +35,7 @@ class FaultyPoolNode(MemoryPoolNode):
         super().__init__()
         self.layer = 99
         self.gate = threading.Event()
-        self.bad: dict[int, Exception] = {}
+        self.bad: dict[Location, Exception] = {}
 
     def read_ranges(self, reads) -> None:
         late = reads[0].index >= self.layer
@@ -42,15 +43,15 @@ class FaultyPoolNode(MemoryPoolNode):
             assert self.gate.wait(30)
         super().read_ranges(reads)
         for read in reads:
-            if late and read.location.slot in self.bad:
+            if late and read.location in self.bad:
                 read.destination[:] = b"\xff" * len(read.destination)  # NaN in every dtype.
-                raise self.bad[read.location.slot]
+                raise self.bad[read.location]
 
     def spoil(self, doc, block: int, error: Exception) -> None:
         keys = ChunkNamer(make_request([1]).namespace_key, SHORT_HEAD).block_keys(
             doc, block_tokens=8
         )
-        self.bad[self.sealed[keys[block]].slot] = error
+        self.bad[self.sealed[keys[block]]] = error
 
 
 async def stocked() -> FaultyPoolNode:

@@ -108,8 +108,8 @@ async def test_chunks_come_from_an_archive() -> None:
     pool, store = MemoryPoolNode(), MemoryBlockStore(capacity_bytes=1 << 20)
     async with running_node(pool) as node:
         await known(node, A, B)
-    for key, location in pool.sealed.items():
-        ranges = pool.ranges(location)
+    for key in pool.sealed_keys:
+        ranges = pool.ranges(key)
         block = BlockSpec(key, ROOT_PARENT, 8, ranges=RangeShape(len(ranges[0]), len(ranges)))
         store.put(block, memoryview(b"".join(ranges)))
     async with running_node(archive=store) as node:

@@ -80,7 +80,7 @@ def check_ranges(pool: MemoryPoolNode, layout: BlockLayout, codec: KvCodec, prom
     """Each block is what its namespace's codec makes."""
     keys = block_keys(key_of(codec), prompt, block_tokens=8)
     for index, key in enumerate(keys):
-        ranges = pool.ranges(pool.sealed[key])
+        ranges = pool.ranges(key)
         if codec.has_fixed_size:
             assert {len(r) for r in ranges} == {replace(layout, codec=codec).stored_layer_bytes}
             continue
@@ -91,7 +91,7 @@ def check_ranges(pool: MemoryPoolNode, layout: BlockLayout, codec: KvCodec, prom
         want = CodecLevel.FINE if index == 0 else levels.get(codec, CodecLevel.FINE)
         assert {bytes(r[:2]) for r in ranges} == {b"KQ"} and {r[3] for r in ranges} == {want}
         if codec is KvCodec.ADAPTIVE and index:
-            coarse = pool.ranges(pool.sealed[coarse_key(key)])
+            coarse = pool.ranges(coarse_key(key))
             assert {r[3] for r in coarse} == {CodecLevel.COARSE} and len(coarse[0]) <= len(
                 ranges[0]
             )
@@ -136,7 +136,7 @@ async def test_blocks_of_other_tables_are_misses(tables, tmp_path: Path) -> None
 
 
 class ForgingPoolNode(MemoryPoolNode):
-    """Gives bytes that nobody encoded for one layer of one slot, with a good checksum."""
+    """Gives bytes that nobody encoded for one layer of the third block, with a good checksum."""
 
     def __init__(self, forged: bytes) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class ForgingPoolNode(MemoryPoolNode):
     def read_ranges(self, reads: list[RangeRead]) -> None:  # type: ignore[override]
         super().read_ranges(reads)
         for read in reads:
-            if read.location.slot == 3 and read.index == 1:
+            if self.number_of(read.location) == 3 and read.index == 1:
                 size = len(read.destination)
                 read.destination[:] = (self._forged or bytes(read.destination[:16])).ljust(
                     size, b"\xee"
@@ -213,7 +213,7 @@ async def test_adaptive_goes_on_with_coarse_blocks_where_fine_ones_are_gone(tabl
         await fresh(node)
         keys = block_keys(key_of(KvCodec.ADAPTIVE), PROMPT, block_tokens=8)
         for key in keys[3:]:
-            del pool._sealed[key]
+            pool.forget(key)
         _, last = await ask(node, KvCodec.ADAPTIVE)
         assert last.usage is not None and last.usage.hit_tokens.l2 == 60
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +12,8 @@ from tests.fix_model import answer, make_request, running_node, write_calibratio
 from tests.fix_pool import CorruptingPoolNode, MemoryPoolNode  # noqa: E402
 from tierkv.compute.codec.frame import LEVELS, CodecLevel, coarsest_of  # noqa: E402
 from tierkv.compute.model.pages import L1Pages  # noqa: E402
-from tierkv.dmp.config import DmpConfig  # noqa: E402
-from tierkv.dmp.node.node import DmpNode  # noqa: E402
-from tierkv.dmp.transport.inproc import InprocPoolNode  # noqa: E402
-from tierkv.kvcore.block_event import NullReporter  # noqa: E402
 from tierkv.kvcore.block_key import namespace_key  # noqa: E402
-from tierkv.kvcore.clock import SystemClock  # noqa: E402
-from tierkv.kvcore.ids import HostId, NamespaceKey, NodeId  # noqa: E402
+from tierkv.kvcore.ids import NamespaceKey  # noqa: E402
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 
 LOSSY = [codec for codec in KvCodec if codec.is_lossy]
@@ -68,7 +62,7 @@ async def test_loaded_kv_answers_alike_again_and_again(codec, tables) -> None:
         assert node.report().transfer_bytes_out % (stored if codec in FIXED else 64) == 0
     assert off.usage.kv_codec is KvCodec.NONE
     assert cold.usage.kv_codec is warm.usage.kv_codec is codec
-    sizes = {len(part) for place in pool.sealed.values() for part in pool.ranges(place)}
+    sizes = {len(part) for key in pool.sealed_keys for part in pool.ranges(key)}
     largest = node.model.layout.stored_layer_bytes
     assert sizes == {largest} if codec in FIXED else max(sizes) <= largest
 
@@ -115,32 +109,21 @@ def may_read(reader: KvCodec, writer: KvCodec) -> bool:
 
 @pytest.mark.parametrize("reader", list(KvCodec))
 @pytest.mark.parametrize("writer", list(KvCodec))
-async def test_even_under_one_name_a_foreign_block_is_a_miss(
-    writer, reader, tables, tmp_path: Path
-) -> None:
+async def test_even_under_one_name_a_foreign_block_is_a_miss(writer, reader, tables) -> None:
     """A namespace key that leaves the codec out is a bug; it must still never give wrong tokens."""
-    node = DmpNode(
-        DmpConfig(NodeId("d1"), HostId("here"), str(tmp_path / "segment"), capacity_bytes=64 << 20),
-        NullReporter(),
-        SystemClock(),
-    )
-    node.start()
-    pool = InprocPoolNode(node)
-    try:
-        async with running_node(pool, kv_codec=writer, **tables) as first:
-            want, _ = await answer(first, make_request(PROMPT, use_cache=False))
-            await answer(first, make_request(PROMPT))
-            assert await first.flush()
-        async with running_node(pool, kv_codec=reader, **tables) as second:
-            got, last = await answer(second, make_request(PROMPT))
-        if may_read(reader, writer):
-            assert last.usage.hit_tokens.l2 == 56
-        elif reader.has_fixed_size or writer.has_fixed_size:
-            assert last.usage.hit_tokens.total == 0 and got == want
-        else:
-            assert last.usage.hit_tokens.total == 8  # The first block is always a finest one.
-    finally:
-        node.stop()
+    pool = MemoryPoolNode()
+    async with running_node(pool, kv_codec=writer, **tables) as first:
+        want, _ = await answer(first, make_request(PROMPT, use_cache=False))
+        await answer(first, make_request(PROMPT))
+        assert await first.flush()
+    async with running_node(pool, kv_codec=reader, **tables) as second:
+        got, last = await answer(second, make_request(PROMPT))
+    if may_read(reader, writer):
+        assert last.usage.hit_tokens.l2 == 56
+    elif reader.has_fixed_size or writer.has_fixed_size:
+        assert last.usage.hit_tokens.total == 0 and got == want
+    else:
+        assert last.usage.hit_tokens.total == 8  # The first block is always a finest one.
 
 
 @pytest.mark.parametrize("codec", LOSSY)

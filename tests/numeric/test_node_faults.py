@@ -58,16 +58,16 @@ class SteppedPoolNode(MemoryPoolNode):
 class LosingPoolNode(MemoryPoolNode):
     """Loses a block between two layers: reads wait for ``gate``, then the block is gone."""
 
-    def __init__(self, slot: int, layer: int) -> None:
+    def __init__(self, number: int, layer: int) -> None:
         super().__init__()
         self.gate = threading.Event()
-        self._lost = (slot, layer)
+        self._lost = (number, layer)
 
     def read_ranges(self, reads) -> None:
-        slot, layer = self._lost
+        number, layer = self._lost
         if reads[0].index >= layer:
             assert self.gate.wait(30)
-            if any(read.location.slot == slot for read in reads):
+            if any(self.number_of(read.location) == number for read in reads):
                 raise BlockNotFoundError("evicted")
         super().read_ranges(reads)
 
@@ -179,7 +179,7 @@ async def test_layers_that_come_between_the_answers_of_others_give_the_same_toke
 
 @pytest.mark.parametrize("layer", [1, 2])
 async def test_a_load_that_turns_out_short_keeps_its_good_blocks(layer) -> None:
-    pool = LosingPoolNode(slot=4, layer=layer)
+    pool = LosingPoolNode(number=4, layer=layer)
     async with running_node(pool) as node:
         want = await published(node)
         begun = asyncio.create_task(answer(node, make_request(PROMPT)))

@@ -98,7 +98,7 @@ async def test_a_pool_that_loses_what_was_saved_costs_time_only() -> None:
             sealed = super().seal(grants)
             for grant in grants:
                 if self.tokens[grant.block.key] < BLOCK:
-                    self._sealed.pop(grant.block.key)
+                    self.forget(grant.block.key)
             return sealed
 
     got, _, preemptions = await crowd(Forgetful())

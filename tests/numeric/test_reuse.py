@@ -91,8 +91,8 @@ async def test_an_archive_gives_what_the_pool_lacks() -> None:
         want, _ = await answer(node, make_request(prompt))
         await node.flush()
     store = MemoryBlockStore(capacity_bytes=1 << 20)
-    for key, location in pool.sealed.items():
-        ranges = pool.ranges(location)
+    for key in pool.sealed_keys:
+        ranges = pool.ranges(key)
         block = BlockSpec(key, ROOT_PARENT, 8, ranges=RangeShape(len(ranges[0]), len(ranges)))
         store.put(block, memoryview(b"".join(ranges)))
     async with running_node(archive=store) as node:

@@ -104,7 +104,7 @@ async def test_a_tail_that_is_gone_is_computed_again() -> None:
         head, _ = await answer(first, make_request(prompt, handoff=True))
         full = {stored.key for stored in first.inventory()}
         (tail,) = pool.sealed_keys - full
-        del pool._sealed[tail]
+        pool.forget(tail)
         tokens, last = await answer(second, make_request([*prompt, *head], resumed_tokens=1))
     assert head + tokens == want
     assert last.usage is not None and last.usage.hit_tokens.l2 == 24
@@ -118,11 +118,11 @@ async def test_a_spoilt_tail_is_computed_again(layer: int) -> None:
     async with running_node(pool) as first:
         head, _ = await answer(first, make_request(prompt, handoff=True))
         (tail,) = pool.sealed_keys - {stored.key for stored in first.inventory()}
-    slot = pool.sealed[tail].slot
+    place = pool.sealed[tail]
     read = pool.read_ranges
 
     def spoil(reads):
-        if any(r.location.slot == slot and r.index == layer for r in reads):
+        if any(r.location == place and r.index == layer for r in reads):
             raise TransportError("lost") if layer else ChecksumError("flipped bits")
         read(reads)
 
