@@ -105,14 +105,19 @@ class Blends:
         """Find the chunks of a sequence in L1 or in the pool."""
         chunks = prompt_chunks(seq.request, block_tokens=seq.block_tokens)
         missing = [chunk for chunk in chunks if not self._pages_in_l1(chunk)]
+        credit = self._credit(seq, chunks) if missing else 0.0
+        if missing and not credit:
+            self._batcher.compute_exactly(seq)  # Not worth a pass, wherever the chunks are.
+            return
         tokens = sum(chunk.stop - chunk.start for chunk in missing)
         wanted = missing and self._tiers.codec_of(seq.request) is not None
         if not wanted or not self._tiers.wants_locate(tokens, self._prefill_rate.value):
-            self._looked_up(seq, chunks, {})
+            self._looked_up(seq, chunks, {}, credit)
             return
         self._lookups[seq.seq_id] = (seq, chunks, self._clock.now() + self._timeout_s)
         self._tiers.locate_chunks(
-            missing, lambda found: self._inbox.post(lambda: self._looked_up(seq, chunks, found))
+            missing,
+            lambda found: self._inbox.post(lambda: self._looked_up(seq, chunks, found, credit)),
         )
 
     def _pages_in_l1(self, chunk: PromptChunk) -> list[int]:
@@ -121,16 +126,20 @@ class Blends:
         return pages if len(pages) == len(chunk.keys) else []
 
     def _looked_up(
-        self, seq: EngineSequence, chunks: Sequence[PromptChunk], found: FoundChunks
+        self,
+        seq: EngineSequence,
+        chunks: Sequence[PromptChunk],
+        found: FoundChunks,
+        credit: float,
     ) -> None:
-        """Blend with the found chunks or compute exactly; queue missing chunks for later."""
+        """Blend with the found chunks or compute exactly; give missing chunks their credit."""
         self._lookups.pop(seq.seq_id, None)
         if seq.phase is not Phase.CHUNKS:
             return
         held = {c.name: pages for c in chunks if (pages := self._pages_in_l1(c))}
         missing = [c for c in chunks if c.name not in held and c.name not in found]
-        if missing:
-            self._want(seq, chunks, missing)
+        for chunk in missing:
+            self._isolation.want(seq.request, chunk, credit)
         behind = [chunk for chunk in chunks if chunk.stop > seq.computed]
         at_hand = [chunk for chunk in behind if chunk.name in held]
         known = [chunk for chunk in behind if chunk.name in held or chunk.name in found]
@@ -139,21 +148,15 @@ class Blends:
                 return
         self._batcher.compute_exactly(seq)
 
-    def _want(
-        self,
-        seq: EngineSequence,
-        chunks: Sequence[PromptChunk],
-        missing: Sequence[PromptChunk],
-    ) -> None:
-        """Give missing chunks credit for the time that this prompt would save with all chunks."""
+    def _credit(self, seq: EngineSequence, chunks: Sequence[PromptChunk]) -> float:
+        """Return the part of its chunks' cost that a prompt would save with all chunks in L1."""
         work = _blend_work(seq, [chunk for chunk in chunks if chunk.stop > seq.computed])
         credit = self._tiers.decider.chunk_credit(
             work, start=seq.computed, stop=seq.length, ahead=self._loads.ahead_of(seq)
         )
         if not credit and self._tiers.figures.chunks_refused():
-            credit = 1.0  # Chunks that are never there teach nothing about passes.
-        for chunk in missing:
-            self._isolation.want(seq.request, chunk, credit)
+            return 1.0  # Chunks that are never there teach nothing about passes.
+        return credit
 
     def _begin(
         self,
@@ -306,7 +309,7 @@ class Blends:
         for seq, chunks, deadline_s in list(self._lookups.values()):
             if deadline_s < now:
                 self._tiers.cache_errors["locate_timeout"] += 1
-                self._looked_up(seq, chunks, {})
+                self._looked_up(seq, chunks, {}, self._credit(seq, chunks))
 
 
 def _blend_work(seq: EngineSequence, uses: Sequence[PromptChunk]) -> BlendWork:
