@@ -2,8 +2,9 @@
 
 Pure; a part of SchedulerState, which acts on the pick. Costs come from choice.py; this file decides
 which nodes may be asked, which node continues after a prefill, and how requests queue. A single
-candidate without any of the prompt is priced by plain sums, because arrays would take ten times as
-long; tests/property/test_routing_cost.py checks that both agree.
+candidate without any of the prompt, and a plan's node that loads nothing, are priced by plain sums,
+because arrays would take ten times as long; tests/property/test_routing_cost.py checks that both
+agree.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import NodeRole
 from tierkv.kvcore.request import places_for
 from tierkv.scheduler.choosing.admission import WaitQueue
-from tierkv.scheduler.choosing.choice import Costs, Weighed, choose, prefer_direct, weigh, wished
+from tierkv.scheduler.choosing.choice import (
+    PREFERRED_COST,
+    Costs,
+    Weighed,
+    choose,
+    prefer_direct,
+    weigh,
+    wished,
+)
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import CandidateCost, RequestArrived, Stage
 from tierkv.scheduler.nodes.fleet import Fleet
@@ -37,7 +46,7 @@ from tierkv.scheduler.request_record import RequestPhase, RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class LoneCost:
-    """Cost of a request at the only candidate, and the work of the node."""
+    """Cost of a request at one node, and the work of the node."""
 
     split: CostSplit
     work: Work
@@ -56,24 +65,28 @@ def weigh_lone(
     now: float,
     waiting: int = 0,
     awaited_tokens: int = 0,
+    l1_blocks: int = 0,
 ) -> LoneCost:
-    """Compute the cost of a request at the only candidate, without any reuse.
+    """Compute the cost of a request at a node that loads nothing.
 
     Args:
-        request: a request without cached blocks.
+        request: the request.
         node: serves the request's model, and does not hand answers over.
         config: gives the charges.
         now: current time.
         waiting: requests waiting for the same node; the request would delay them too.
         awaited_tokens: prompt tokens of waiting requests to be computed before.
+        l1_blocks: blocks of the prompt in the node's pages.
     """
-    tokens, rates, learned, load = request.total_tokens, node.rates, node.correction, node.load
+    rates, learned, load = node.rates, node.correction, node.load
+    cached = l1_blocks * layout_of(request, node).block_tokens if l1_blocks else 0
+    tokens = request.total_tokens - cached
     begins_s = turn_s(node.account(), rates.cost.per_token_s, now)
-    first_s, later_s = rates.cost.in_steps(0, tokens, rates.step_tokens)
+    first_s, later_s = rates.cost.in_steps(cached, tokens, rates.step_tokens)
     prefill_s = first_s + later_s
     ended_s = begins_s + first_s + later_s
     charge = config.queue_weight * (max(node.outstanding - load.decodes_running, 0) + waiting)
-    taken_s = rates.cost.own_passes_s(0, tokens, rates.step_tokens)
+    taken_s = rates.cost.own_passes_s(cached, tokens, rates.step_tokens)
     wait_s, service_s, harm_s, total_s = charged(
         learned,
         turn_s=begins_s,
@@ -87,7 +100,7 @@ def weigh_lone(
     )
     before_s = awaited_tokens * rates.cost.per_token_s
     wait_s += before_s
-    service = ServiceCost(0, 0.0, prefill_s, service_s)
+    service = ServiceCost(l1_blocks, 0.0, prefill_s, service_s, (l1_blocks, 0, 0, 0))
     # Waiting prompts share forward passes.
     compute_s = (prefill_s - rates.cost.shared_pass_s(tokens, rates.step_tokens)) * learned.factor
     work = Work(tokens, compute_s, predicted_s=ended_s, corrected_s=wait_s + service_s)
@@ -98,6 +111,8 @@ def weigh_lone(
 
 SESSIONS_REMEMBERED = 65_536
 CANDIDATES_LOGGED = 8
+_FEW_NODES = 64
+"""With more nodes a loop over the nodes takes longer than arrays."""
 BATCH_TOKENS = 4_096
 """Two steps of a node's default token budget: with fewer queued tokens batches would not be full.
 """
@@ -182,6 +197,9 @@ class Router:
         only = candidates[0] if len(candidates) == 1 and finds_nothing(request) else None
         if only is not None and not self.would_split(request, only, now):
             return self._pick_only(request, only, now, queue)
+        planned = self._pick_planned(request, candidates, now, queue)
+        if planned is not None:
+            return planned
         costs = weigh(
             request,
             candidates,
@@ -238,6 +256,42 @@ class Router:
         weighed = (CandidateCost(node.info.node_id, lone.split),)
         has_room = self.has_room(node, alone=True, urgent=request.is_urgent(now))
         return Pick(node, lone.split, lone.work, has_room, weighed)
+
+    def _pick_planned(
+        self, request: RequestRecord, candidates: list[NodeRecord], now: float, queue: WaitQueue
+    ) -> Pick | None:
+        """Pick the plan's node without comparing all nodes, where the comparison would accept it.
+
+        No other node then has more of the prompt, and the node delays few decodes. None if all
+        nodes have to be compared.
+        """
+        wish = request.arrived.preferred_node
+        if wish is None or queue.awaited_tokens or len(candidates) > _FEW_NODES:
+            return None
+        if any(record.info.role is not NodeRole.COMPUTE for record in candidates):
+            return None
+        node = next((r for r in candidates if r.info.node_id == wish.node_id), None)
+        if node is None or not self.has_room(node, alone=False, urgent=request.is_urgent(now)):
+            return None
+        reached = request.near.get(wish.node_id, NOTHING_CACHED).l1_blocks
+        most = max(request.pool.l3_blocks, request.pool.l4_blocks)
+        for near in request.near.values():
+            most = max(most, near.l1_blocks, near.l2_blocks)
+        if reached < most:
+            return None
+        whole_blocks = (request.total_tokens - 1) // layout_of(request, node).block_tokens
+        lone = weigh_lone(
+            request,
+            node,
+            config=self._config,
+            now=now,
+            waiting=len(queue.lane(request).ranked),
+            l1_blocks=min(reached, whole_blocks),
+        )
+        if lone.split.harm_s > (PREFERRED_COST - 1.0) * lone.split.taken_s:
+            return None
+        weighed = (CandidateCost(wish.node_id, lone.split),)
+        return Pick(node, lone.split, lone.work, has_room=True, weighed=weighed)
 
     def _place_wait_s(
         self, request: RequestRecord, node: NodeRecord, now: float, queue: WaitQueue

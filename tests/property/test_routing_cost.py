@@ -145,8 +145,9 @@ def _weigh(loads: dict[str, NodeLoad], tokens: int, prefix: CachedPrefix, **more
     waiting=st.integers(0, 3),
     awaited_tokens=st.integers(0, 900),
     now=st.floats(0.0, 0.2),
+    l1_blocks=BLOCKS,
 )
-def test_the_only_node_for_a_new_prompt_costs_what_it_would_among_others(
+def test_a_node_that_loads_nothing_costs_what_it_would_among_others(
     tokens: int,
     load: NodeLoad,
     sent: list[Work],
@@ -154,6 +155,7 @@ def test_the_only_node_for_a_new_prompt_costs_what_it_would_among_others(
     waiting: int,
     awaited_tokens: int,
     now: float,
+    l1_blocks: int,
 ) -> None:
     fleet = Fleet(SchedulerConfig())
     fleet.see([SeenNode(make_info("c1"), load)], 0.0)
@@ -164,6 +166,8 @@ def test_the_only_node_for_a_new_prompt_costs_what_it_would_among_others(
     request = RequestRecord(
         RequestArrived(RequestId("q"), WantedModel("tiny"), tokens), total_tokens=tokens
     )
+    l1_blocks = min(l1_blocks, (tokens - 1) // LAYOUT.block_tokens)
+    request.near = {NodeId("c1"): CachedPrefix(l1_blocks, l1_blocks)}
     costs = weigh(request, [node], fleet=fleet, now=now, waiting=waiting)
     costs = costs.behind(awaited_tokens * costs.figures.speeds.cost.per_token_s)
     lone = weigh_lone(
@@ -173,6 +177,7 @@ def test_the_only_node_for_a_new_prompt_costs_what_it_would_among_others(
         now=now,
         waiting=waiting,
         awaited_tokens=awaited_tokens,
+        l1_blocks=l1_blocks,
     )
     assert lone.split == costs[0]
     assert lone.work == costs.work(0, tokens, LAYOUT)

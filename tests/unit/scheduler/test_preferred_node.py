@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.fix_scheduler import LAYOUT, make_info
 from tierkv.costing.node_cost import CachedPrefix
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeLoad, PreferredNode
+from tierkv.scheduler.choosing import router
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import (
     ChainLocated,
@@ -62,3 +67,32 @@ def test_a_little_more_cost_is_accepted_and_much_more_is_not() -> None:
 
 def test_a_wish_for_a_node_that_is_not_there_is_no_wish() -> None:
     assert chosen(NodeId("c9")) in (C1, C2)
+
+
+@given(
+    near=st.dictionaries(
+        st.sampled_from(["c1", "c2", "c3"]), st.tuples(st.integers(0, 10), st.integers(0, 10))
+    ),
+    preferred=st.sampled_from(["c1", "c2", "c3"]),
+    planned=st.integers(0, PROMPT),
+    waiting=st.dictionaries(st.sampled_from([C1, C2]), st.integers(0, 20 * PROMPT)),
+)
+def test_the_short_cut_for_a_plans_node_chooses_as_the_comparison_does(
+    near: dict[str, tuple[int, int]],
+    preferred: str,
+    planned: int,
+    waiting: dict[NodeId, int],
+) -> None:
+    def choose() -> NodeId:
+        return chosen(
+            NodeId(preferred),
+            infos=tuple(make_info(f"c{n}") for n in (1, 2, 3)),
+            near={NodeId(n): CachedPrefix(l1, max(l1, l2)) for n, (l1, l2) in near.items()},
+            waiting=waiting,
+            planned_tokens=planned,
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(router, "_FEW_NODES", 0)
+        compared = choose()
+    assert choose() == compared
