@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tierkv.compute.batching.batch_plan import Chunk, LoadOrder
@@ -33,7 +33,7 @@ from tierkv.kvcore.block import shared_owner
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector
+from tierkv.kvcore.request import Blend, BlendSelector
 
 _log = logging.getLogger(__name__)
 
@@ -89,11 +89,25 @@ class Blends:
         if not wanted or request.handoff or request.resumed_tokens:
             return
         if not self._refusal:
-            seq.blend = request.blend
+            # Without a chance of a pass the prompt is computed in the next step, like any other.
+            seq.blend = request.blend if self._may_pay(seq) else None
             return
         if not self._tiers.cache_errors["blend_refused"]:
             _log.warning("chunks are not blended, prompts are computed exactly: %s", self._refusal)
         self._tiers.cache_errors["blend_refused"] += 1
+
+    def _may_pay(self, seq: EngineSequence) -> bool:
+        """Return True if a pass is worth its time where only the text before the chunks is cached.
+
+        Sometimes True against the costs, because only passes show what passes cost.
+        """
+        blend = seq.request.blend
+        assert blend is not None
+        start = blend.chunks[0][0]
+        work = _blend_work(blend, blend.chunks, start, seq.length)
+        ahead = self._loads.ahead_of(seq)
+        credit = self._tiers.decider.chunk_credit(work, start=start, stop=seq.length, ahead=ahead)
+        return credit > 0.0 or self._tiers.figures.chunks_refused()
 
     @property
     def ready(self) -> BlendRun | None:
@@ -150,7 +164,7 @@ class Blends:
 
     def _credit(self, seq: EngineSequence, chunks: Sequence[PromptChunk]) -> float:
         """Return the part of its chunks' cost that a prompt would save with all chunks in L1."""
-        work = _blend_work(seq, [chunk for chunk in chunks if chunk.stop > seq.computed])
+        work = _work_of(seq, chunks)
         credit = self._tiers.decider.chunk_credit(
             work, start=seq.computed, stop=seq.length, ahead=self._loads.ahead_of(seq)
         )
@@ -208,7 +222,7 @@ class Blends:
         decision = self._tiers.decider.decide_blend(
             sources,
             self._tiers.codec_of(seq.request) or KvCodec.NONE,
-            _blend_work(seq, uses),
+            _work_of(seq, uses),
             start=seq.computed,
             stop=seq.length,
             ahead=self._loads.ahead_of(seq),
@@ -312,13 +326,21 @@ class Blends:
                 self._looked_up(seq, chunks, {}, self._credit(seq, chunks))
 
 
-def _blend_work(seq: EngineSequence, uses: Sequence[PromptChunk]) -> BlendWork:
-    """Return the work of a pass that reuses the given chunks."""
-    blend = seq.blend
-    assert blend is not None
+def _work_of(seq: EngineSequence, uses: Iterable[PromptChunk]) -> BlendWork:
+    """Return the work of a sequence's pass that reuses the given chunks."""
+    assert seq.blend is not None
+    ranges = [(use.start, use.stop) for use in uses]
+    return _blend_work(seq.blend, ranges, seq.computed, seq.length)
+
+
+def _blend_work(
+    blend: Blend, ranges: Iterable[tuple[int, int]], start: int, stop: int
+) -> BlendWork:
+    """Return the work of a pass over ``[start, stop)`` that reuses the given ranges."""
     return BlendWork(
         reused_tokens=sum(
-            max(0, min(use.stop, seq.length - 1) - max(use.start, seq.computed)) for use in uses
+            max(0, min(chunk_stop, stop - 1) - max(chunk_start, start))
+            for chunk_start, chunk_stop in ranges
         ),
         min_ratio=blend.recompute_ratio,
         scan_layers=CHECK_LAYER if blend.selector is BlendSelector.HKVD else 0,
