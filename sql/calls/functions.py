@@ -19,16 +19,16 @@ class ArgumentKind(StrEnum):
     """Type of an argument; other types are cast to text."""
 
     TEXT = "text"
-    JSON = "jsonb"
+    JSON = "json"
     FIELDS = "json or text[]"
     TEXTS = "text[]"
 
 
 class Returns(StrEnum):
-    """Return type of a function; the value is the PostgreSQL name of the type."""
+    """Return type of a function; the value is its name in ``\\df`` (JSON is jsonb in PostgreSQL)."""
 
     TEXT = "text"
-    JSON = "jsonb"
+    JSON = "json"
     BOOLEAN = "boolean"
     DOUBLE = "double precision"
     INTEGER = "integer"

@@ -84,6 +84,9 @@ def test_the_ai_functions_are_listed(server: RunningServer) -> None:
     assert generate.startswith("public|ai_generate|text|prompt text, model text DEFAULT NULL, ")
     assert generate.endswith("|func")
     assert "|agg" in next(line for line in listed if line.split("|")[1] == "ai_agg")
+    extract = next(line for line in listed if line.split("|")[1] == "ai_extract")
+    assert extract.startswith("public|ai_extract|json|input text, schema json or text[], ")
+    assert not any("jsonb" in line for line in listed), "docs/functions.md says json"
 
 
 @pytest.mark.parametrize(

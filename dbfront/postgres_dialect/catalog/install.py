@@ -51,7 +51,7 @@ _DUCKDB: Final = {
 
 
 def _oid(type_name: str) -> int:
-    if type_name == "jsonb":
+    if type_name == "json":
         return JSON.oid
     return pg_type(_DUCKDB[type_name]).oid if type_name in _DUCKDB else TEXT.oid
 

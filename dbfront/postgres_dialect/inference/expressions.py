@@ -35,7 +35,7 @@ _OF_ALL: Final = frozenset({"any", "some", "all"})
 _AI_TYPES: Final = {ArgumentKind.JSON: "jsonb", ArgumentKind.TEXTS: "_text"}
 _PG_NAMES: Final = {
     "boolean": "bool", "double precision": "float8", "real[]": "_float4", "text[]": "_text",
-    "integer": "int4", "tierkv.ai_result": "json",
+    "integer": "int4", "json": "jsonb", "tierkv.ai_result": "json",
 }  # fmt: skip
 _NAMED: Final[dict[type[exp.Expr], str]] = {
     exp.CurrentDate: "date", exp.CurrentTimestamp: "timestamptz", exp.Exists: "bool",
