@@ -86,14 +86,14 @@ def is_complete(text: str) -> bool:
 
 
 def script_parts(text: str) -> list[str]:
-    """Split a script into backslash commands, one a line, and the SQL between them, in order.
+    """Split a script into commands of the prompt, one a line, and the SQL between, in order.
 
-    A line that begins with a backslash inside a statement or a string is part of that statement.
+    A line inside a statement or a string is part of that statement, also if it reads like a command.
     """
     parts: list[str] = []
     sql = ""
     for line in text.splitlines(keepends=True):
-        if line.lstrip().startswith("\\") and is_complete(sql):
+        if is_command(line) and is_complete(sql):
             parts += [sql, line.strip()]
             sql = ""
         else:

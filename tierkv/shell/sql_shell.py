@@ -26,7 +26,7 @@ from tierkv.dbfront.contracts import Notice
 from tierkv.embedded import connect_with
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError
 from tierkv.output import OutputFormat, RowWriter, StatementBar, render_texts
-from tierkv.shell.commands import LEAVING, answer, script_parts
+from tierkv.shell.commands import LEAVING, answer, is_command, script_parts
 
 
 def run(config: LoadedConfig, text: str | None, *, output: OutputFormat, quiet: bool) -> int:
@@ -75,11 +75,11 @@ class Shell:
             self._cursor.cancel()
 
     def run_script(self, text: str) -> bool:
-        """Run statements and lines of backslash commands until one fails; True if all worked."""
+        """Run statements and commands of the prompt until one fails; True if all worked."""
         for part in script_parts(text):
-            if part.rstrip("; ") in LEAVING:
+            if part.rstrip("; ").lower() in LEAVING:
                 break
-            if not (self.obey(part) if part.startswith("\\") else self.run_text(part)):
+            if not (self.obey(part) if is_command(part) else self.run_text(part)):
                 return False
         return True
 

@@ -75,6 +75,10 @@ def test_a_script_is_commands_between_statements() -> None:
     assert script_parts(commented) == [
         "-- first;\n", "\\timing", "/* then */\n", "\\l", "SELECT 1 -- not yet\n\\l\n;"
     ]  # fmt: skip
+    words = "help\nSELECT 1;\nExit;\nSELECT 'a\nquit\n';\nSELECT 1 AS\nhelp\n;quit"
+    assert script_parts(words) == [
+        "help", "SELECT 1;\n", "Exit;", "SELECT 'a\nquit\n';\nSELECT 1 AS\nhelp\n;quit"
+    ]  # fmt: skip
     assert script_parts("") == []
     assert script_parts("\\l") == ["\\l"]
 
