@@ -291,7 +291,7 @@ class GrpcComputeClient:
         if isinstance(typed, AuthenticationError):
             return NodeRefusedError(
                 f"the compute node at {self._address} refused our cluster token",
-                hint="for the operator: set the same cluster.token on all nodes",
+                hint="Operators set the same cluster.token on all nodes.",
             )
         return typed
 

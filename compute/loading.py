@@ -134,7 +134,7 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch finds no CUDA device", hint="use device=cpu")
+        raise ConfigError("device is cuda, but torch finds no CUDA device", hint="Use device=cpu.")
     return torch.device(name)
 
 
@@ -187,5 +187,5 @@ def _reserve(
         raise ConfigError(
             f"could not reserve {size} bytes of {device} memory for L1",
             detail=str(error),
-            hint="lower compute.l1_capacity",
+            hint="Lower compute.l1_capacity.",
         ) from error

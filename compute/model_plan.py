@@ -51,7 +51,7 @@ def check_memory(
     raise ConfigError(
         f"{weights + pages} bytes of {device} memory are needed, {weights} for weights and {pages} "
         f"for {num_pages} pages of L1, but {free} are free",
-        hint="lower compute.l1_capacity" if weights < free else "serve a smaller model",
+        hint="Lower compute.l1_capacity." if weights < free else "Serve a smaller model.",
     )
 
 
@@ -174,7 +174,7 @@ def plan_pages(config: ComputeConfig, arch: Architecture, dtype: KvDtype) -> Pag
         raise ConfigError(
             f"compute.l1_capacity of {config.l1_bytes} bytes holds {count} pages of "
             f"{layout.payload_bytes} bytes",
-            hint=f"give at least {2 * layout.payload_bytes} bytes, better 64 times as much",
+            hint=f"Give at least {2 * layout.payload_bytes} bytes, better 64 times as much.",
         )
     return PagePlan(layout, count)
 

@@ -230,7 +230,7 @@ class ComputeNode:
             raise ContextTooLongError(
                 f"{len(request.token_ids)} prompt tokens and {new_tokens} new ones exceed the "
                 f"context of {self.model.context_tokens} tokens",
-                hint="shorten the prompt or lower max_tokens",
+                hint="Shorten the prompt or lower max_tokens.",
             )
         if len(self._streams) >= self.config.max_waiting + self.config.max_running:
             raise OverloadedError(f"node {self.config.node_id} has {len(self._streams)} requests")

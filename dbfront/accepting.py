@@ -207,7 +207,7 @@ def _cannot_listen(bind: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
             f"SQL port {port} on {bind} is in use",
-            hint="choose another with --pg-port, or --pg-port 0 for any free one",
+            hint="Choose another with --pg-port, or --pg-port 0 for any free one.",
         )
     return ConfigError(f"can't listen for SQL on {bind}:{port}: {error.strerror or error}")
 

@@ -100,7 +100,7 @@ def clean_text(text: str) -> str:
 
 
 def _join(message: str, hint: str) -> str:
-    return clean_text(f"{message}; {hint}" if hint else message)
+    return clean_text(f"{message}. {hint}" if hint else message)
 
 
 def _clean_code(code: str) -> str:

@@ -128,7 +128,7 @@ def plan_launch(wish: LaunchWish) -> Launch:
     if wish.role is not EngineRole.BOTH and wish.kind is LaunchKind.SGLANG:
         raise ConfigError(
             f"--role {wish.role} applies only to vLLM",
-            hint="SGLang splits prefill and decode with its own flags (--disaggregation-mode)",
+            hint="SGLang splits prefill and decode with its own flags (--disaggregation-mode).",
         )
     return _vllm(wish) if wish.kind is LaunchKind.VLLM else _sglang(wish)
 

@@ -109,7 +109,7 @@ class Manifest:
                     "layout_mismatch",
                     f"{entry.engine} ({entry.node}) keeps {self._label} in this pool too, but "
                     f"nothing is shared with it: {unlike}",
-                    hint="both serve on; make them equal to share",
+                    hint="Both nodes serve on. Make the values equal to share KV.",
                 )
                 return
         self._complaints.settle("layout_mismatch")

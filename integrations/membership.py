@@ -159,7 +159,7 @@ class EngineMembership:
                 "new_secret",
                 "the meta server has another cluster secret than before: blocks stored until now "
                 "are not found any more",
-                hint="set meta.database or cluster.secret, so that a restart keeps it",
+                hint="Set meta.database or cluster.secret, so that a restart keeps it.",
             )
         self.base_key = grant.namespace_key
         return True
@@ -188,7 +188,7 @@ class EngineMembership:
                             "node_mismatch",
                             f"shares nothing with {state.info.role} node {state.info.node_id}, "
                             f"which serves {there.name} too: {unlike}",
-                            hint="both serve on; make them equal to share",
+                            hint="Both nodes serve on. Make the values equal to share KV.",
                         )
                         return
         self._complaints.settle("node_mismatch")

@@ -101,7 +101,7 @@ class PoolDoor:
             self.complain(
                 "overflow",
                 f"{name}: {limits.MAX_ENGINE_WORK} calls to the pool are already waiting",
-                hint="raise threads, or find out why the pool is slow",
+                hint="Raise threads, or find out why the pool is slow.",
             )
             call.refuse()
         return call.answer
@@ -235,11 +235,13 @@ class _Life:
             self.complaints.hold(
                 "model_revision",
                 f"which weights {self._identity.model} are can't be told, so nothing is shared",
-                hint="give the engine a folder with safetensors, or the commit as its revision",
+                hint="Give the engine a folder with safetensors, or the commit as its revision.",
             )
         said = untested(self._identity.engine, self._identity.version)
         if said:
-            self.complaints.hold("untested_version", said, hint="it may work; docs/engines.md")
+            self.complaints.hold(
+                "untested_version", said, hint="The engine may work; see docs/engines.md."
+            )
         self._started = True
         self.keeper.start()
         if self.member is not None:
@@ -284,7 +286,7 @@ class _Life:
     def _failed(self, name: str, error: Exception) -> None:
         self.count(f"{name}_failed")
         self.complaints.complain(
-            f"{name}_failed", f"{name}: {type(error).__name__}: {error}", hint="counted as a miss"
+            f"{name}_failed", f"{name}: {type(error).__name__}: {error}", hint="Counted as a miss."
         )
 
     def _report(self) -> NodeReport:

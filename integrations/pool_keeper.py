@@ -134,7 +134,7 @@ class PoolKeeper:
             peers = [self._peer(address) for address in addresses]
             ring = reach_nodes(peers, self._options, host=self._settings.host_id)
         except AuthenticationError as error:
-            self._complaints.hold("wrong_token", error.message, hint="set token or token_file")
+            self._complaints.hold("wrong_token", error.message, hint="Set token or token_file.")
         except ConfigError as error:
             self._complaints.hold("bad_setting", error.message, hint=error.hint)
         except TierKVError as error:
@@ -185,7 +185,7 @@ class PoolKeeper:
             self._complaints.hold(
                 "pool_down",
                 f"no pool node answers: {self.why_down}",
-                hint="the engine computes everything until one does",
+                hint="The engine computes everything until one does.",
             )
         refused = now.refused - (before.refused if before else 0)
         if refused > 0 and self.up:
@@ -193,7 +193,7 @@ class PoolKeeper:
                 "pool_full",
                 f"the pool refused {refused} of the last values: it is full of blocks that can't "
                 "be evicted, or ranks these values below the stored ones",
-                hint="give its nodes more memory (dmp.capacity) or a disk (dmp.disk_path)",
+                hint="Give its nodes more memory (dmp.capacity) or a disk (dmp.disk_path).",
             )
         self._quiet_looks = 0 if refused else self._quiet_looks + 1
         if self._quiet_looks >= QUIET_LOOKS:

@@ -117,16 +117,16 @@ class PoolAccess:
         if not self.pool and not self.meta:
             raise ConfigError(
                 f"{where}: neither pool nor meta is given",
-                hint='give "pool": "HOST:PORT" of `tierkv serve dmp`, or "meta": "HOST:PORT" of '
-                "the cluster's meta server",
+                hint='Give "pool": "HOST:PORT" of `tierkv serve dmp`, or "meta": "HOST:PORT" of '
+                "the cluster's meta server.",
             )
         to_transport(self.transport)
         if self.meta and len(parse_addresses(self.meta)) != 1:
-            raise ConfigError(f"{where}: meta must be one address", hint="write host:port")
+            raise ConfigError(f"{where}: meta must be one address", hint="Write host:port.")
         for name in _SECRETS:
             if getattr(self, name) and getattr(self, f"{name}_file"):
                 raise ConfigError(
-                    f"{where}: {name} and {name}_file are both given", hint="give one of them"
+                    f"{where}: {name} and {name}_file are both given", hint="Give one of them."
                 )
         if not self.tls_ca and (self.tls_cert or self.tls_key or self.tls_name):
             raise ConfigError(f"{where}: tls_cert, tls_key and tls_name need tls_ca")
@@ -135,7 +135,7 @@ class PoolAccess:
             if value and not re.fullmatch(limits.NAME_PATTERN, value):
                 raise ConfigError(
                     f"{where}: {name} = {value[:40]!r} is not a valid name",
-                    hint=f"use 1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /",
+                    hint=f"Use 1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /.",
                 )
 
     def _check_secret(self, where: str) -> None:
@@ -144,7 +144,7 @@ class PoolAccess:
         if self.secret and self.meta:
             raise ConfigError(
                 f"{where}: secret and meta are both given",
-                hint="leave secret out; keys come from the meta server",
+                hint="Leave secret out; keys come from the meta server.",
             )
 
 
@@ -184,5 +184,5 @@ def _file_text(name: str, path: str, where: str) -> str:
 
 def _unknown(name: str, known: list[str], where: str) -> ConfigError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(sorted(known))}"
-    return ConfigError(f"{where}: unknown setting {name[:40]!r}; {hint}", hint=hint)
+    hint = f"Did you mean {near[0]}?" if near else f"Known settings: {', '.join(sorted(known))}."
+    return ConfigError(f"{where}: unknown setting {name[:40]!r}. {hint}", hint=hint)

@@ -101,7 +101,7 @@ def bind_server(address: str, *, token: str | None = None, setting: str = "addre
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"{setting} = {address!r} can be reached from other machines, but no token is set",
-            hint="set cluster.token, the same on all nodes, or listen on 127.0.0.1",
+            hint="Set cluster.token, the same on all nodes, or listen on 127.0.0.1.",
         )
     tokens = () if token is None else (_CheckToken(token),)
     interceptors = (*tokens, _CheckMessages())
@@ -145,7 +145,7 @@ def _bind_error(address: str, host: str, port: int, setting: str) -> ConfigError
             return ConfigError(f"can't listen on {setting} = {address!r}: {error}")
     return ConfigError(
         f"port {port} on {host} is in use ({setting} = {address!r})",
-        hint=f"stop the process that holds port {port}, or choose another port",
+        hint=f"Stop the process that holds port {port}, or choose another port.",
     )
 
 
@@ -185,7 +185,7 @@ class _CheckToken(grpc.aio.ServerInterceptor):
             context,
             AuthenticationError(
                 "the cluster token is missing or wrong",
-                hint="set the same cluster.token on all nodes",
+                hint="Set the same cluster.token on all nodes.",
             ),
         )
 

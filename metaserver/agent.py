@@ -248,7 +248,7 @@ class NodeAgent:
         """Log, once per rival, that another process has this node's name."""
         if self._refusal != error.message:
             self._refusal = error.message
-            _log.error("%s; this one is left out and keeps asking: %s", error.message, error.hint)
+            _log.error("%s; this one is left out and keeps asking. %s", error.message, error.hint)
 
     def _note_failure(self, error: DirectoryUnavailableError) -> None:
         """Log the first failure in a row; the node goes on without a directory."""

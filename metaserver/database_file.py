@@ -86,7 +86,7 @@ class DatabaseFile:
             os.close(fd)
             raise ConfigError(
                 f"meta.database = {self._database!r} is owned by a running meta server",
-                hint="stop that one, or give this one a file of its own",
+                hint="Stop that one, or give this one a file of its own.",
             ) from None
         self._lock_fd = fd
 

@@ -80,7 +80,7 @@ class NamespaceStore:
             self._file.close()
             raise ConfigError(
                 f"meta.database = {database!r} can't be used: {error}",
-                hint="name a file in a directory this process may write, or :memory:",
+                hint="Name a file in a directory this process may write, or :memory:.",
             ) from error
         self._namespace_of = _index(self._namespaces)
         self.trouble = self._file.trouble
@@ -132,7 +132,7 @@ class NamespaceStore:
             except sqlite3.Error as error:
                 raise DirectoryUnavailableError(
                     f"namespace {changed.name} could not be stored: {error}",
-                    hint=_cure(error),
+                    hint=_storage_hint(error),
                 ) from error
             self._file.back_up(self._connection)
             self._namespaces[changed.name] = changed
@@ -167,7 +167,7 @@ class NamespaceStore:
             if other is not None and other.tenants and other.name != namespace.name:
                 raise UserError(
                     f"tenant {tenant} already belongs to namespace {other.name}",
-                    hint=f"remove {tenant} from {other.name} first",
+                    hint=f"Remove {tenant} from {other.name} first.",
                 )
 
     def _stored_namespaces(self) -> dict[str, Namespace]:
@@ -196,10 +196,10 @@ class NamespaceStore:
         return secret
 
 
-def _cure(error: sqlite3.Error) -> str:
+def _storage_hint(error: sqlite3.Error) -> str:
     if is_full(error):
-        return "the disk of meta.database is full: free space there, then try again"
-    return "the file meta.database names can't be written: see the meta server's log"
+        return "The disk of meta.database is full: free space there, then try again."
+    return "The file of meta.database can't be written: see the meta server's log."
 
 
 def _index(namespaces: dict[str, Namespace]) -> dict[str, Namespace]:
@@ -227,7 +227,7 @@ def _policy(name: str, text: str) -> ReusePolicy:
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"the policy of namespace {name} can't be read: {error}",
-            hint="a newer version of TierKV may have written it: use that one",
+            hint="A newer version of TierKV may have written it: use that one.",
         ) from error
 
 

@@ -154,7 +154,7 @@ def _refuse_rival(known: _Member, info: NodeInfo, home: str, now: float) -> None
     known.rival, known.rival_at = _place_of(info), now
     raise StaleEpochError(
         f"node {info.node_id} is already running {why}",
-        hint="give each running node its own node id (--node-id), or stop the other one",
+        hint="Give each running node its own node id (--node-id), or stop the other one.",
     )
 
 

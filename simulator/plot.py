@@ -32,7 +32,8 @@ def new_figure(panels: int) -> Figure:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(
-            "--plot needs matplotlib, which is not installed", hint="pip install 'tierkv[plot]'"
+            "--plot needs matplotlib, which is not installed",
+            hint="Run `pip install 'tierkv[plot]'`.",
         ) from None
     # The same plot must give the same file, and text stays text.
     matplotlib.rcParams["svg.hashsalt"] = "tierkv"

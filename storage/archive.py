@@ -94,7 +94,7 @@ class ObjectArchive:
         except ImportError as error:
             raise ConfigError(
                 "an archive in object storage needs the package obstore",
-                hint="pip install 'tierkv[s3]'",
+                hint="Run `pip install 'tierkv[s3]'`.",
             ) from error
         settings: dict[str, Any] = dict(options)
         if url.startswith("file:"):
@@ -108,7 +108,7 @@ class ObjectArchive:
             reason = str(error).partition("\n")[0]
             raise ConfigError(
                 f"the archive {url} can't be opened: {reason}",
-                hint="check the URL (s3://, gs://, az://, file:///) and dmp.archive_options",
+                hint="Check the URL (s3://, gs://, az://, file:///) and dmp.archive_options.",
             ) from error
 
     def put(self, block: BlockSpec, payload: memoryview) -> None:

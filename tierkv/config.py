@@ -152,7 +152,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             data = tomllib.load(stream)
     except FileNotFoundError:
         raise ConfigError(
-            f"configuration file {path} does not exist", hint="check --config or $TIERKV_CONFIG"
+            f"configuration file {path} does not exist", hint="Check --config or $TIERKV_CONFIG."
         ) from None
     except OSError as error:
         raise ConfigError(f"configuration file {path} can't be read: {error.strerror}") from None
@@ -191,7 +191,7 @@ def _from_json(variable: str, text: str) -> Any:
     except ValueError as error:
         raise ConfigError(
             f"environment variable {variable} is not valid JSON: {error}",
-            hint='write tables and lists as JSON, such as \'{"ann": "password"}\'',
+            hint='Write tables and lists as JSON, such as \'{"ann": "password"}\'.',
         ) from None
 
 
@@ -216,8 +216,8 @@ def _merge(
 
 def _unknown(key: str, known: list[str], origin: str, *, kind: str) -> ConfigError:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "`tierkv config show` lists all settings"
-    return ConfigError(f"unknown {kind} {key!r} ({origin}); {hint}", hint=hint)
+    hint = f"Did you mean {near[0]}?" if near else "See `tierkv config show` for all settings."
+    return ConfigError(f"unknown {kind} {key!r} ({origin})", hint=hint)
 
 
 def _validate(values: dict[str, dict[str, Any]], sources: Mapping[str, str]) -> Settings:
@@ -229,5 +229,5 @@ def _validate(values: dict[str, dict[str, Any]], sources: Mapping[str, str]) -> 
         shown = str(SecretStr("x")) if key in SECRET_KEYS else repr(first["input"])
         raise ConfigError(
             f"{key} = {shown} is not valid ({sources.get(key, 'unknown')}): {first['msg']}",
-            hint="`tierkv config show` describes every setting",
+            hint="See `tierkv config show`, which describes every setting.",
         ) from None

@@ -245,7 +245,8 @@ class EmbeddedNodes:
         check_room(self._memory.segment_file, self._memory.capacity_bytes)
         if importlib.util.find_spec("torch") is None:
             raise ConfigError(
-                "AI calls need torch, which is not installed", hint="pip install 'tierkv[compute]'"
+                "AI calls need torch, which is not installed",
+                hint="Run `pip install 'tierkv[compute]'`.",
             )
 
     async def start(self) -> Sequence[ComputeClient]:

@@ -134,7 +134,7 @@ def _library(name: str, wanted_by: str) -> Any:
         return importlib.import_module(name)  # optional, and takes a second to import
     except ImportError:
         missing = ConfigError(
-            f"{wanted_by} needs {name}, which is not installed", hint=f"pip install {name}"
+            f"{wanted_by} needs {name}, which is not installed", hint=f"Run `pip install {name}`."
         )
         raise translate_error(missing) from None
 

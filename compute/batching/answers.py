@@ -120,8 +120,8 @@ def refusal(seq: Sequence, *, finite: bool) -> RowLevelError | None:
     if not finite or (seq.request.reads_out and seq.readout is None):
         return RowLevelError(
             "the model produced logits that are not finite",
-            hint="check the model's weights and dtype",
+            hint="Check the model's weights and dtype.",
         )
     if seq.form is not None and seq.form.error:
-        return RowLevelError(seq.form.error, hint="simplify the schema")
+        return RowLevelError(seq.form.error, hint="Simplify the schema.")
     return None

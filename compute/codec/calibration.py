@@ -92,5 +92,5 @@ def load_calibration(file: Path, layout: BlockLayout, *, revision: str) -> Calib
 def _refused(file: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"entropy-coded KV needs {file}: {reason}",
-        hint="run: tierkv calibrate --model FOLDER",
+        hint="Run `tierkv calibrate --model FOLDER`.",
     )

@@ -63,7 +63,7 @@ def compiler() -> Any:
     except ImportError as error:
         raise FeatureNotSupportedError(
             "answers can't be held to a JSON schema here: llguidance is not installed",
-            hint="install tierkv[compute] on the compute nodes",
+            hint="Install tierkv[compute] on the compute nodes.",
         ) from error
 
 
@@ -85,13 +85,13 @@ def grammar_of(schema: str) -> str:
     if not isinstance(value, dict):
         raise UdfArgumentError(
             f"the JSON schema is {_kind(value)}, not an object",
-            hint='write it as {"type": "object", "properties": {...}}',
+            hint='Write it as {"type": "object", "properties": {...}}.',
         )
     if math.prod(set(_multiples(value))) > _MOST_MULTIPLE:
         raise UdfArgumentError(
             f"multipleOf in the JSON schema has more digits than can be followed: {_MOST_MULTIPLE} "
             "is the limit for the product of all",
-            hint="leave multipleOf out, and check it after the answer",
+            hint="Leave multipleOf out, and check it after the answer.",
         )
     llguidance = compiler()
     try:
@@ -138,7 +138,7 @@ def schema_error(problem: str) -> UdfArgumentError:
     first = " ".join(problem.split())
     return UdfArgumentError(
         f"answers can't be held to this JSON schema: {first[:_SCHEMA_ERROR_CHARS]}",
-        hint="leave that keyword out, and check it after the answer",
+        hint="Leave that keyword out, and check it after the answer.",
     )
 
 
@@ -299,7 +299,7 @@ class Guides:
             raise FeatureNotSupportedError(
                 f"answers of model {self._model.name} can't be held to a JSON schema: its folder "
                 "has no tokenizer.json",
-                hint="add it to the model's folder on every compute node",
+                hint="Add it to the model's folder on every compute node.",
             )
         ends = list(self._model.eos_token_ids) or None
         options = {"eos_token": ends, "slices": kind.json_slices()}

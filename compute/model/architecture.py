@@ -71,7 +71,7 @@ def _variant(variant: str, theta: float, settings: Mapping[str, Any]) -> RopeCon
     if variant != "llama3":
         raise ModelFolderError(
             f"rope variant {variant!r} (rope_type) is not supported",
-            hint="default, linear and llama3 are supported",
+            hint="Supported are default, linear and llama3.",
         )
     scaling = Llama3Scaling(
         float(settings["factor"]),
@@ -152,7 +152,8 @@ def _family(config: Mapping[str, Any]) -> str:
             return family
     found = ", ".join(names) or repr(config.get("model_type"))
     raise ModelFolderError(
-        f"architecture {found} is not supported", hint="supported: " + ", ".join(FAMILIES.values())
+        f"architecture {found} is not supported",
+        hint=f"Supported are {', '.join(FAMILIES.values())}.",
     )
 
 
@@ -180,7 +181,7 @@ def _refuse_sliding_window(config: Mapping[str, Any], family: str) -> None:
     if window is not None and slides:
         raise ModelFolderError(
             f"sliding_window {window}: sliding window attention is not supported",
-            hint="folders with sliding_window null are served",
+            hint="Use a folder whose sliding_window is null.",
         )
 
 

@@ -242,7 +242,7 @@ def _sandbox_hint(state: str, message: str) -> str:
     if "configuration has been locked" in message:
         return "The server locks the engine's settings; front.external_access = on unlocks them."
     if re.search(r"disabled (by|through) configuration", message):
-        return "front.external_access = on allows files, the network and extensions."
+        return "The setting front.external_access = on allows files, the network and extensions."
     return ""
 
 

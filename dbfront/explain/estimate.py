@@ -267,8 +267,8 @@ MOST_SAMPLED: Final = 200
 """Maximum number of calls prepared for the NOTICE; the remaining calls are assumed to be alike."""
 
 _HINT: Final = (
-    "tierkv.max_calls limits the calls of a statement; tierkv.notice_calls = 0 turns off this "
-    "notice."
+    "Setting tierkv.max_calls limits the calls of a statement; tierkv.notice_calls = 0 turns off "
+    "this notice."
 )
 
 

@@ -120,7 +120,7 @@ async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
     else:
         encoded = await encode_chat(tokenizer, call.messages or (), documents, separator)
     if not encoded.token_ids:
-        raise UdfArgumentError("the prompt is empty", hint="send at least one character")
+        raise UdfArgumentError("the prompt is empty", hint="Send at least one character.")
     return encoded
 
 
@@ -128,7 +128,7 @@ def _checked_ids(call: TextCall, tokenizer: TextTokenizer) -> tuple[int, ...]:
     token_ids = call.prompt_token_ids or ()
     if call.documents:
         raise UdfArgumentError(
-            "documents can't be combined with token ids", hint="send the prompt as text"
+            "documents can't be combined with token ids", hint="Send the prompt as text."
         )
     size = tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
@@ -150,9 +150,9 @@ def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) ->
         raise ContextTooLongError(
             f"the prompt has {prompt_tokens} tokens and {completion} may be generated, but the "
             f"context of model {model.name} is {model.context_tokens} tokens",
-            hint=f"shorten the prompt, or set max_tokens to at most {room}"
+            hint=f"Shorten the prompt, or set max_tokens to at most {room}."
             if room > 0
-            else "shorten the prompt; TierKV never truncates it",
+            else "Shorten the prompt; TierKV never truncates it.",
         )
     seed = None if asked.seed is None else asked.seed % (1 << 63)
     try:
@@ -182,7 +182,7 @@ def readout_params(model: ModelInfo, prompt_tokens: int, more_tokens: int = 0) -
             if more_tokens
             else f"the prompt has {prompt_tokens} tokens, but the context of model {model.name} is "
             f"{model.context_tokens} tokens",
-            hint="shorten the prompt; TierKV never truncates it",
+            hint="Shorten the prompt; TierKV never truncates it.",
         )
     return SamplingParams(max_tokens=1)
 
@@ -196,7 +196,7 @@ def check_form(call: TextCall) -> None:
     if call.json_schema and call.options.stop:
         raise UdfArgumentError(
             "stop strings can't be used with a JSON schema",
-            hint="the answer ends when it completes the schema",
+            hint="The answer ends when it completes the schema.",
         )
 
 
@@ -227,7 +227,7 @@ def check_names(call: TextCall) -> None:
         if name is not None and not _NAME.fullmatch(name):
             raise UdfArgumentError(
                 f"{what} {name[:140]!r} is not a valid name",
-                hint=f"use 1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /",
+                hint=f"Use 1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /.",
             )
     priority = call.options.priority or 0
     if not -(1 << 31) <= priority < 1 << 31:

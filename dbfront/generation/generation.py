@@ -205,7 +205,7 @@ class Generation:
             if model.embed_refusal:
                 raise FeatureNotSupportedError(
                     f"model {model.name} provides no embeddings: {model.embed_refusal}",
-                    hint="name a model that TierKV's own engine serves",
+                    hint="Name a model that TierKV's own engine serves.",
                 )
             return readout_params(model, prompt_tokens), ()
         if call.labels and model.score_refusal:
@@ -231,7 +231,7 @@ class Generation:
         served = {model.name: model for model in models}
         known = served or self._models_seen
         if not known:
-            raise NoNodeError("no compute node is up", hint="see tierkv status; try again later")
+            raise NoNodeError("no compute node is up", hint="See tierkv status; try again later.")
         if name is None and len(known) == 1:
             return next(iter(known.values()))
         names = ", ".join(sorted(known))
@@ -240,12 +240,12 @@ class Generation:
         if name is None:
             raise UnknownModelError(
                 "several models are served and none was named",
-                hint=f"name one of {names}, or set front.default_model",
+                hint=f"Name one of {names}, or set front.default_model.",
             )
         model = served.get(name) or self._models_seen.get(name)
         if model is None:
             raise UnknownModelError(
-                f"no model {name!r} is served here", hint=f"served models: {names}"
+                f"no model {name!r} is served here", hint=f"The served models are {names}."
             )
         return model
 

@@ -217,7 +217,7 @@ def check_labels(labels: tuple[str, ...]) -> None:
     seen: set[str] = set()
     for label in labels:
         if not label.strip():
-            raise UdfArgumentError("a label is empty", hint="give every label some text")
+            raise UdfArgumentError("a label is empty", hint="Give every label some text.")
         if label in seen:
             raise UdfArgumentError(f"the label {label[:80]!r} is given twice")
         seen.add(label)
@@ -238,5 +238,5 @@ def _check_spellings(labels: tuple[str, ...], spellings: list[Spelling], model: 
         raise UdfArgumentError(
             f"one label begins with another, and model {model.name} has no token that ends an "
             "answer",
-            hint="choose labels that differ earlier",
+            hint="Choose labels that differ earlier.",
         )

@@ -52,7 +52,7 @@ def read_label(text: str, labels: tuple[str, ...], *, cut: bool = False) -> int:
             return found[0]
     raise RowLevelError(
         f"the model answered {text[:_SHOWN_CHARS]!r}, which is none of the labels",
-        hint="the engine must support response_format with a JSON schema",
+        hint="The engine must support response_format with a JSON schema.",
     )
 
 

@@ -79,13 +79,13 @@ def tenant_for(config: HttpConfig, authorization: str | None) -> str:
         if config.has_users:
             raise AuthenticationError(
                 "front.users requires passwords of SQL clients, but no REST key is configured",
-                hint="set front.api_keys to let REST clients in",
+                hint="Set front.api_keys to let REST clients in.",
             )
         return DEFAULT_TENANT
     scheme, _, given = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not given:
         raise AuthenticationError(
-            "no API key was sent", hint="send the header Authorization: Bearer KEY"
+            "no API key was sent", hint="Send the header Authorization: Bearer KEY."
         )
     found = None
     clear = given.strip().encode()
@@ -245,7 +245,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
     if isinstance(cause, RequestValidationError):
         cause = UserError(str(cause.errors()[:1]))
     if isinstance(cause, TierKVError):
-        message = f"{cause.message} ({cause.hint})" if cause.hint else cause.message
+        message = f"{cause.message}. {cause.hint}" if cause.hint else cause.message
         code = cause.code
     else:
         message, code = "internal error; the log of the front has it under x-request-id", "internal"
@@ -256,7 +256,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 def _routing_error(error: HTTPException) -> UserError:
     if error.status_code == 404:
-        return UserError("there is no such endpoint", hint="see docs/http.md")
+        return UserError("there is no such endpoint", hint="See docs/http.md.")
     if error.status_code == 405:
-        return UserError("this endpoint does not allow that method", hint="see docs/http.md")
+        return UserError("this endpoint does not allow that method", hint="See docs/http.md.")
     return UserError(str(error.detail))

@@ -81,14 +81,14 @@ class HttpConfig:
         if not self.api_keys and not is_loopback(self.host):
             raise ConfigError(
                 f"refusing to serve HTTP on {self.host} without API keys",
-                hint="set front.api_keys, or listen on 127.0.0.1",
+                hint="Set front.api_keys, or listen on 127.0.0.1.",
             )
         if any(not key or not tenant for key, tenant in self.api_keys.items()):
             raise ConfigError("front.api_keys has an empty key or tenant")
         if any(key.startswith(HASH_PREFIX) and not _HASHED.fullmatch(key) for key in self.api_keys):
             raise ConfigError(
                 "front.api_keys has a malformed hash",
-                hint="write sha256: and 64 hexadecimal digits: printf %s KEY | sha256sum",
+                hint="Write sha256: and 64 hexadecimal digits: printf %s KEY | sha256sum.",
             )
 
     @property

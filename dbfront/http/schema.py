@@ -214,7 +214,7 @@ class CallBody(OptionFields):
             if name == "response_format" and _schema_of(value):
                 continue
             message = f"{name}={str(value)[:80]} is not supported"
-            hint = "leave it out, or use n=1" if name == "n" else f"leave {name} out"
+            hint = "Leave n out, or use n=1." if name == "n" else f"Leave {name} out."
             raise FieldError(name, FeatureNotSupportedError(message, hint=hint))
 
     def common_call(self, tenant: str, options: CallOptions) -> dict[str, Any]:

@@ -314,6 +314,6 @@ def _listen(config: HttpConfig) -> socket.socket:
         reason = "in use" if error.errno == errno.EADDRINUSE else str(error)
         raise ConfigError(
             f"can't serve HTTP on {config.host}:{config.port}: {reason}",
-            hint="choose another http port (--http-port), or stop the process that uses it",
+            hint="Choose another http port (--http-port), or stop the process that uses it.",
         ) from error
     return listener

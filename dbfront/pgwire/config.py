@@ -81,7 +81,7 @@ class PgWireConfig:
         if not self.users and not is_loopback(self.bind):
             raise ConfigError(
                 f"pgwire would listen on {self.bind} without authentication",
-                hint="set front.users, or bind to 127.0.0.1",
+                hint="Set front.users, or bind to 127.0.0.1.",
             )
 
 

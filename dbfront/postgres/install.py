@@ -81,7 +81,7 @@ def _install(dsn: str) -> bool:
     except psycopg.errors.InsufficientPrivilege as error:
         raise ConfigError(
             f"schema tierkv can't be created in PostgreSQL: {str(error).strip().splitlines()[0]}",
-            hint="As a user with that privilege, run once: tierkv postgres-sql | psql DATABASE",
+            hint="As a user with that privilege, run once: tierkv postgres-sql | psql DATABASE.",
         ) from None
     except psycopg.Error as error:
         raise ConfigError(

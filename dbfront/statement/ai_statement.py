@@ -321,7 +321,7 @@ class AiStatement:
                     "NOTICE",
                     f"documents were not blended: {self._blend_refusal}",
                     detail="The answers are exact.",
-                    hint="tierkv.namespaces shows what is allowed. `tierkv namespace set NAME "
+                    hint="View tierkv.namespaces shows what is allowed. `tierkv namespace set NAME "
                     "--blend on` allows blending; in one process, set namespace.blend.",
                 )
             )
@@ -383,5 +383,5 @@ def refuse_replay(execution: str, reason: str) -> None:
     if execution == "stream":
         raise FeatureNotSupportedError(
             f"this statement can't be streamed: {reason}",
-            hint="With SET tierkv.execution = auto, such statements are replayed.",
+            hint="To have such statements replayed, SET tierkv.execution = auto.",
         )

@@ -130,7 +130,7 @@ class Spending:
             return
         number, hint = f"at least {needed}", f"SET {setting} = {needed} (0 is no limit)"
         if self.partly:
-            number, hint = "more", f"Raise {setting} (0 is no limit)"
+            number, hint = "more", f"SET {setting} = 0 for no limit"
         raise SqlError(
             f"this statement needs {number} {what}; {setting} allows {allowed}",
             sqlstate="53400",
@@ -178,7 +178,7 @@ class Failures:
                 f"{len(self._messages)} of {calls} AI calls failed and gave NULL: "
                 f"{'; '.join(self._distinct())}",
                 sqlstate="01000",
-                hint="SET tierkv.on_error = 'error' makes the statement fail instead.",
+                hint="To make the statement fail instead, SET tierkv.on_error = 'error'.",
             )
         ]
 

@@ -92,8 +92,8 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise UdfArgumentError(
                 f"the model's chat template refuses these messages: {error}",
-                hint="check the roles and their order: most templates want system, user, "
-                "assistant, user …",
+                hint="Check the roles and their order: most templates want system, user, "
+                "assistant, user ….",
             ) from error
 
 

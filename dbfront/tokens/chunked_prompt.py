@@ -131,7 +131,7 @@ async def encode_chat(
         if documents:
             raise UdfArgumentError(
                 "documents need a user message",
-                hint="they are placed before the first user message",
+                hint="Documents stand before the first user message.",
             )
         return EncodedPrompt(await tokenizer.encode_chat(messages))
     if not documents and not (separator and separator in messages[at].content):
@@ -193,5 +193,5 @@ def _check_count(chunks: int) -> None:
     if chunks > limits.MAX_CHUNKS:
         raise UdfArgumentError(
             f"{chunks} documents and chunks in a prompt, at most {limits.MAX_CHUNKS} are allowed",
-            hint="join short documents",
+            hint="Join short documents.",
         )

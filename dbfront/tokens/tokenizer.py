@@ -190,7 +190,7 @@ def check_length(chars: int) -> None:
     if chars > limits.MAX_PROMPT_CHARS:
         raise ContextTooLongError(
             f"the prompt has {chars} characters, the limit is {limits.MAX_PROMPT_CHARS}",
-            hint="send less text; TierKV never truncates it",
+            hint="Send less text; TierKV never truncates it.",
         )
 
 
@@ -208,8 +208,8 @@ def load_tokenizer(folder: Path, *, clock: Clock | None = None) -> TextTokenizer
     if not path.is_file():
         raise ModelFolderError(
             f"{path} does not exist",
-            hint="the front needs tokenizer.json of the served model at the same path as the "
-            "compute node; copy the folder or mount it",
+            hint="The front needs tokenizer.json of the served model at the same path as the "
+            "compute node; copy the folder or mount it.",
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))

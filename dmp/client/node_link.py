@@ -215,8 +215,8 @@ def greet(peer: Peer) -> Welcome:
             raise
         raise AuthenticationError(
             f"{peer.address} wants another cluster token",
-            hint="pass token=...; on the command line --config RUN_DIR/cluster.toml of a "
-            "`tierkv up`, or TIERKV_CLUSTER_TOKEN=... before it",
+            hint="Pass token=...; on the command line --config RUN_DIR/cluster.toml of a "
+            "`tierkv up`, or TIERKV_CLUSTER_TOKEN=... before it.",
         ) from error
     connection.close()
     return connection.welcome

@@ -137,8 +137,8 @@ def reach_nodes(peers: Sequence[Peer], options: PathOptions, *, host: HostId = N
         if not any(reached):
             raise NoNodeError(
                 "no pool node answers: " + "; ".join(link.reason for link in ring.links),
-                hint="start one with `tierkv serve dmp` and give the address it prints; one with a "
-                "certificate (dmp.tls_cert) wants tls=TlsFiles(ca=...), pool.tls_ca",
+                hint="Start one with `tierkv serve dmp` and give the address it prints; one with a "
+                "certificate (dmp.tls_cert) wants tls=TlsFiles(ca=...), pool.tls_ca.",
             )
     except BaseException:
         ring.close()

@@ -198,11 +198,13 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
     given = addresses.split(",") if isinstance(addresses, str) else addresses
     found = [address.strip() for address in given if address.strip()]
     if not found:
-        raise ConfigError("no pool address given", hint="host:port, as `tierkv serve dmp` prints")
+        raise ConfigError(
+            "no pool address given", hint="Write host:port, as `tierkv serve dmp` prints it."
+        )
     for address in found:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-            raise ConfigError(f"{address!r} is no pool address", hint="write host:port")
+            raise ConfigError(f"{address!r} is no pool address", hint="Write host:port.")
     return list(dict.fromkeys(found))
 
 

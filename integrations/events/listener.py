@@ -83,7 +83,7 @@ def event_endpoints(
     if shared:
         raise ConfigError(
             f"engine.events_url and engine.events_replay_url both use {min(shared)}",
-            hint="each rank needs its own port in both: begin the second range after the first",
+            hint="Each rank needs its own port in both: begin the second range after the first.",
         )
     return tuple(places)
 
@@ -96,8 +96,8 @@ def _address(text: str, host: str, setting: str) -> str:
     if not text.startswith("tcp://") or not where or not port.isdecimal():
         raise ConfigError(
             f"{setting} is {text!r}, which is not an address",
-            hint="write tcp://host:port or ipc://path, as in the engine's --kv-events-config, or "
-            "off",
+            hint="Write tcp://host:port or ipc://path, as in the engine's --kv-events-config, or "
+            "off.",
         )
     if not 0 < int(port) < 1 << 16:
         raise ConfigError(f"{setting} is {text!r}: the port must be 1 to 65535")

@@ -149,7 +149,7 @@ class Answering:
     def _lost(self, error: TierKVError) -> TierKVError:
         begun = self.tokens and (self._door.speaks_text or self.ask.request.guide)
         if isinstance(error, TransportError) and begun:
-            return NodeLostError(error.message, hint="send the request again")
+            return NodeLostError(error.message, hint="Send the request again.")
         return error
 
     def _event(self, item: AnswerPiece | _Stop) -> GenerateEvent | None:

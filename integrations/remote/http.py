@@ -106,7 +106,7 @@ class EngineHttp:
             if parsed.userinfo:
                 raise ConfigError(
                     "engine.url contains a name or password, but URLs are shown in logs and views",
-                    hint="give the engine's key with --api-key-file FILE",
+                    hint="Give the engine's key with --api-key-file FILE.",
                 )
             self._client = httpx.AsyncClient(
                 base_url=parsed, headers=headers, timeout=timeout, limits=unbounded, trust_env=False
@@ -114,7 +114,7 @@ class EngineHttp:
         except (httpx.InvalidURL, UnicodeEncodeError, ValueError) as error:
             raise ConfigError(
                 f"engine.url {url!r} can't be used: {error}",
-                hint="write it as http://127.0.0.1:8000",
+                hint="Write it as http://127.0.0.1:8000.",
             ) from error
 
     async def get_json(self, path: str) -> dict[str, Any]:
@@ -220,7 +220,7 @@ _CONTEXT = re.compile(
 _BUSY = (429, 503)
 _KEY_REFUSED = (401, 403)
 _TIMED_OUT = (408, 504)
-_WRONG_KIND = "check that --engine names the kind of server at --url"
+_WRONG_KIND = "Check that --engine names the kind of server at --url."
 
 
 def refusal(
@@ -240,11 +240,11 @@ def refusal(
         wait_ms = 1_000 if retry_after_s is None else int(1_000 * min(retry_after_s, 60.0))
         return OverloadedError(text, retry_after_ms=max(wait_ms, 1))
     if status in _KEY_REFUSED:
-        return ConfigError(text, hint="give the engine's key with --api-key-file FILE")
+        return ConfigError(text, hint="Give the engine's key with --api-key-file FILE.")
     if status in _TIMED_OUT or status >= 500:
         return TransportError(text)
     if _CONTEXT.search(said) or '"context_length_exceeded"' in body:
-        return ContextTooLongError(text, hint="shorten the prompt or lower max_tokens")
+        return ContextTooLongError(text, hint="Shorten the prompt or lower max_tokens.")
     if status != 404:
         return UserError(text)
     # A server that lacks the model names the model; a server of another kind lacks the path.

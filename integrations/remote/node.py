@@ -199,7 +199,7 @@ class RemoteNode:
             # For the engine these tokens belong to the prompt: the JSON would begin again.
             raise NodeLostError(
                 f"{self.config.node_id} can't continue JSON that another node began",
-                hint="send the request again",
+                hint="Send the request again.",
             )
         for asked, refusal in (
             (request.embed, model.embed_refusal),
@@ -207,14 +207,14 @@ class RemoteNode:
         ):
             if asked and refusal:
                 raise FeatureNotSupportedError(
-                    f"model {model.name} can't do this: {refusal}", hint="name another model"
+                    f"model {model.name} can't do this: {refusal}", hint="Name another model."
                 )
         wanted = len(request.token_ids) + self._new_tokens(request)
         if wanted > model.context_tokens:
             raise ContextTooLongError(
                 f"{len(request.token_ids)} prompt tokens and {self._new_tokens(request)} new ones "
                 f"exceed the context of {model.context_tokens} tokens",
-                hint="shorten the prompt or lower max_tokens",
+                hint="Shorten the prompt or lower max_tokens.",
             )
         if len(life.running) >= self.config.max_requests:
             raise OverloadedError(

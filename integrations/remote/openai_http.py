@@ -45,7 +45,7 @@ class OpenAiDoor:
         if ask.request.resumed_tokens:
             raise FeatureNotSupportedError(
                 f"{self.http.where} can't continue an answer that another node began",
-                hint="send the request again",
+                hint="Send the request again.",
             )
         path, body = self._body(ask)
         try:

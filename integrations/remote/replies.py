@@ -34,7 +34,7 @@ def listed_model(reply: dict[str, Any], served: str, where: str) -> dict[str, An
         names = ", ".join(str(model["id"]) for model in listed) or "none"
         raise UnknownModelError(
             f"{where} serves no model {served!r}" if served else f"{where} serves no model",
-            hint=f"it serves: {names}; select one with engine.served_model",
+            hint=f"The engine serves {names}; select one with engine.served_model.",
         )
     return dict(found)
 

@@ -99,13 +99,13 @@ def _folder(config: RemoteConfig, look: EngineLook) -> Path:
     if config.model_folder and not folder.is_dir():
         raise ConfigError(
             f"the model folder {config.model_folder!r} does not exist on this machine",
-            hint="give the files of the engine's model with --model FOLDER",
+            hint="Give the files of the engine's model with --model FOLDER.",
         )
     if not folder.is_dir():
         raise ConfigError(
             f"the engine serves {look.served!r} from {look.folder or 'an unknown folder'!r}, which "
             "does not exist on this machine",
-            hint="give the model's files, at least tokenizer and weights, with --model FOLDER",
+            hint="Give the model's files, at least tokenizer and weights, with --model FOLDER.",
         )
     return folder
 

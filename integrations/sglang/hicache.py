@@ -116,7 +116,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
             store.door.complain(
                 "host_pool",
                 f"{type(host_pool).__name__} ({name}) has no pages to store: {error}",
-                hint="SGLang continues without storage for this model",
+                hint="SGLang continues without storage for this model.",
             )
             return
         form = f"{pages.pieces} x {pages.piece_bytes}"
@@ -142,7 +142,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
                 "weights_replaced",
                 f"the weights were replaced while SGLang was running (now {now[1]} of {now[0]}), "
                 "so the pool is no longer used",
-                hint="detach the storage backend, flush the cache, and attach it again",
+                hint="Detach the storage backend, flush the cache, and attach it again.",
             )
         return not self._weights_replaced
 
@@ -151,14 +151,14 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
             door.complain(
                 "interface_v1",
                 "pages are copied an additional time on their way to the pool",
-                hint='add "interface_v1": 1 to the extra config',
+                hint='Add "interface_v1": 1 to the extra config.',
             )
         if self._storage.should_split_heads:
             door.complain(
                 "tp_lcm_size",
                 "pages are not split by heads, so engines of other tensor parallel sizes share "
                 "nothing",
-                hint="leave tp_lcm_size out",
+                hint="Leave tp_lcm_size out.",
             )
 
     # Pages in place
@@ -356,7 +356,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         try:
             done = move(store)
         except ValueError as error:
-            store.door.complain("host_memory", f"{name}: {error}", hint="counted as a miss")
+            store.door.complain("host_memory", f"{name}: {error}", hint="Counted as a miss.")
             return [False] * pages
         component = store.component(name)
         size = 0 if component is None else component.pages.page_bytes * sum(done)

@@ -299,7 +299,7 @@ class PageStore:
             self.door.complain(
                 "page_too_large",
                 f"a page of {component.pages.page_bytes} bytes is larger than what a node stores",
-                hint="choose a smaller --page-size",
+                hint="Choose a smaller --page-size.",
             )
         return done
 

@@ -249,7 +249,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             self._door.complain(
                 "cache_reset",
                 "the cache was reset, so from now on this engine shares nothing with others",
-                hint="restart the engine with the weights of its model folder",
+                hint="Restart the engine with the weights of its model folder.",
             )
         return True
 
@@ -351,7 +351,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
         """Run without the pool, and complain with the reason."""
         self._door = self._open_door(None, rank=0, part="scheduler")
         self._door.complain(
-            "unsupported", reason, hint="the engine continues; docs/engines.md lists what works"
+            "unsupported", reason, hint="The engine continues; docs/engines.md lists what works."
         )
 
     def _complain_of_config(self, door: PoolDoor) -> None:
@@ -360,7 +360,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
             door.complain(
                 "load_failure_policy",
                 "kv_load_failure_policy is not recompute: a request whose load fails would fail",
-                hint='set "kv_load_failure_policy": "recompute" in --kv-transfer-config',
+                hint='Set "kv_load_failure_policy": "recompute" in --kv-transfer-config.',
             )
         asked = transfer.kv_connector_extra_config.get("load_mode")
         if asked == LAYER_BY_LAYER and not self._settings.in_step:
@@ -368,7 +368,7 @@ class TierKvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  #
                 "load_mode",
                 "load_mode layer_by_layer does not work with asynchronous scheduling or "
                 "speculative decoding, so requests wait for their blocks between steps",
-                hint="start with --no-async-scheduling and without --speculative-config",
+                hint="Start with --no-async-scheduling and without --speculative-config.",
             )
 
     def _local_tokens(self, request: Any) -> int:

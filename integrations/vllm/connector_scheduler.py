@@ -283,7 +283,7 @@ class SchedulerSide:
             self._door.complain(
                 "foreign_salt",
                 "a request's salt was made for another model or layout than this engine's",
-                hint="register the engine's node again, so that the front learns its layout",
+                hint="Register the engine's node again, so that the front learns its layout.",
             )
             return user_namespace(base, salt)
         return ours.namespace_key

@@ -92,6 +92,6 @@ def _choice(given: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> st
     if value not in choices:
         raise ConfigError(
             f"{_WHERE}: {name} = {str(value)[:40]!r} is not valid",
-            hint=f"use {' or '.join(choices)}",
+            hint=f"Use {' or '.join(choices)}.",
         )
     return str(value)

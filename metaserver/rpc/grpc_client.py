@@ -244,7 +244,7 @@ class GrpcMeta:
         if isinstance(typed, AuthenticationError):
             return DirectoryUnavailableError(
                 f"the meta server at {self._address} refused our cluster token",
-                hint="set the same token on all nodes",
+                hint="Set the same token on all nodes.",
             )
         if isinstance(typed, UserError | StaleEpochError):
             return typed

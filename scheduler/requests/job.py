@@ -259,12 +259,12 @@ def located(request_id: RequestId, reply: LocateReply) -> ChainLocated:
 
 def failure(fail: Fail, wanted: WantedModel) -> RetryableError:
     """Make the error for the caller when the scheduler gives up."""
-    hint = "try again later; see tierkv status"
+    hint = "Try again later; see tierkv status."
     match fail.failure:
         case Failure.OVERLOADED:
             message = f"too many requests: {fail.reason}"
             after = f"after {fail.retry_after_s:.1f} s" if fail.retry_after_s >= 1 else "soon"
-            hint = f"try again {after}; tierkv.queue shows who waits"
+            hint = f"Try again {after}; view tierkv.queue shows the waiting requests."
         case Failure.NO_NODE:
             message = f"no live node can serve model {wanted.name}: {fail.reason}"
         case Failure.NODE_LOST:

@@ -270,7 +270,7 @@ def _refuse_modifiers(tokens: list[Token], index: int, close: int, function: AiF
         raise _wrong(
             tokens[close + 1],
             f"{function.name} is not an aggregate or window function",
-            "ai_agg and ai_summarize_agg are aggregates.",
+            "The aggregates are ai_agg and ai_summarize_agg.",
         )
     if tokens[index + 2].upper in _SET_WORDS or tokens[index + 2].text == "*":
         raise _wrong(tokens[index + 2], f"{function.name} takes values, not a set of rows")

@@ -25,7 +25,7 @@ class ArgumentKind(StrEnum):
 
 
 class Returns(StrEnum):
-    """Return type of a function; the value is its name in ``\\df`` (JSON is jsonb in PostgreSQL)."""
+    """Return type of a function: its name in ``\\df``; PostgreSQL has jsonb for json."""
 
     TEXT = "text"
     JSON = "json"

@@ -227,7 +227,8 @@ def _attach_refused(token: Token) -> SqlError:
         "ATTACH is not allowed, because the database would be attached for all users",
         sqlstate="42501",
         position=token.start + 1,
-        hint="front.external_access = on allows it. CREATE SCHEMA and TEMP tables work without.",
+        hint="The setting front.external_access = on allows it. CREATE SCHEMA and TEMP tables work "
+        "without.",
     )
 
 

@@ -155,7 +155,7 @@ def _refuse_aggregate(node: exp.Expr, aggregates: set[int], position: int) -> No
             f"aggregate functions are not allowed in {clause}",
             sqlstate=_SQLSTATE,
             position=position,
-            hint=f"Put the condition into HAVING. {_IN_A_SUBQUERY}"
+            hint="Put the condition into HAVING, or compute the aggregate in a subquery."
             if clause == "WHERE"
             else _IN_A_SUBQUERY,
         )

@@ -104,7 +104,7 @@ def open_folder(
     if segment_bytes < 2 * PAGE or segment_bytes % PAGE or file_count < MIN_FILES:
         raise ConfigError(
             f"a disk tier of {file_count} files of {segment_bytes} bytes is too small",
-            hint=f"give it at least {MIN_FILES} files, each larger than the largest block",
+            hint=f"Give it at least {MIN_FILES} files, each larger than the largest block.",
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def _lock(path: Path) -> int:
         os.close(fd)
         raise ConfigError(
             f"the disk tier folder {path} is in use by another process",
-            hint="give each DMP node a folder of its own, or stop the other process",
+            hint="Give each DMP node a folder of its own, or stop the other process.",
         ) from error
     except OSError:
         os.close(fd)
@@ -153,7 +153,7 @@ def _check_names(path: Path, file_count: int) -> None:
     if others and not ours:
         raise ConfigError(
             f"{path} is not a disk tier folder: it holds {others[0]!r}",
-            hint="name an empty folder or one that does not exist yet",
+            hint="Name an empty folder or one that does not exist yet.",
         )
     if others:
         log.warning("%s holds files that are not ours and are left alone: %s", path, others[:5])
@@ -205,7 +205,7 @@ def _read_page(file: DirectFile, buffers: AlignedBuffers) -> FilePage | None:
         raise ConfigError(
             f"{file.path} was written with layout version {error.version}; "
             f"this TierKV knows {LAYOUT_VERSION}",
-            hint="use the version that wrote it, or empty the folder (it is only a cache)",
+            hint="Use the version that wrote it, or empty the folder (it is only a cache).",
         ) from error
     except OSError as error:
         if error.errno != errno.EIO:
@@ -246,12 +246,12 @@ def _undo(folder: SegmentFolder, made: list[Path]) -> None:
 def _unusable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"the disk tier folder {path} can't be used: {error.strerror}",
-        hint="name a folder on a disk this process may write to",
+        hint="Name a folder on a disk this process may write to.",
     )
 
 
 def _no_room(path: Path, needed_bytes: int) -> ConfigError:
     return ConfigError(
         f"{path} has no room for a disk tier of {needed_bytes} bytes",
-        hint="free disk space (*.bad files there may go), lower the capacity, or name another disk",
+        hint="Free disk space (*.bad files may go), lower the capacity, or name another disk.",
     )

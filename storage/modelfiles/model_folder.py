@@ -65,11 +65,11 @@ class ModelFolder:
 def _fetch_hint(given: str) -> str:
     """Return advice for a wrong path; for a model hub name, how to download the folder."""
     if not _HUB_NAME.fullmatch(given):
-        return "give the folder that holds config.json and *.safetensors"
+        return "Give the folder that holds config.json and *.safetensors."
     folder = f"models/{given.rpartition('/')[2]}"
     return (
-        f"models are not fetched by name: `hf download {given} --local-dir {folder}`, "
-        f"then give {folder}"
+        f"Models are not fetched by name. Run `hf download {given} --local-dir {folder}`, then "
+        f"give {folder}."
     )
 
 
@@ -126,7 +126,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise ModelFolderError(
             f"{folder} has no config.json",
-            hint="give a Hugging Face folder, as written by `hf download` or save_pretrained",
+            hint="Give a Hugging Face folder, as written by `hf download` or save_pretrained.",
         )
     return _read_json(folder / "config.json")
 
@@ -141,7 +141,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path} can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelFolderError(
-            f"{path} is not JSON: {error}", hint="download or export it again"
+            f"{path} is not JSON: {error}", hint="Download or export it again."
         ) from error
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} does not hold a JSON object")
@@ -160,12 +160,12 @@ def _weights_files(folder: Path) -> list[Path]:
     if any(True for pattern in _PICKLES for _ in folder.glob(pattern)):
         raise ModelFolderError(
             f"{folder} has only pickled weights (.bin, .pt), which TierKV never opens",
-            hint="convert them: AutoModelForCausalLM.from_pretrained(folder)"
-            ".save_pretrained(new_folder, safe_serialization=True)",
+            hint="Convert them: AutoModelForCausalLM.from_pretrained(folder)"
+            ".save_pretrained(new_folder, safe_serialization=True).",
         )
     raise ModelFolderError(
         f"{folder} has no *.safetensors file",
-        hint="download the weights too (with git: `git lfs pull`)",
+        hint="Download the weights too (with git: `git lfs pull`).",
     )
 
 
@@ -180,7 +180,7 @@ def _sharded(folder: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise ModelFolderError(
                 f"{folder} lacks {name}, which {INDEX_NAME} names",
-                hint="download all shards (with git: `git lfs pull`)",
+                hint="Download all shards (with git: `git lfs pull`).",
             )
     return [folder / name for name in names]
 
@@ -192,7 +192,7 @@ def _join(folder: Path, indexes: list[TensorIndex]) -> dict[str, Path]:
             if name in tensors:
                 raise ModelFolderError(
                     f"tensor {name!r} is in {tensors[name].name} and in {index.path.name}",
-                    hint="keep one set of weights in the folder",
+                    hint="Keep one set of weights in the folder.",
                 )
             tensors[name] = index.path
     if not tensors:

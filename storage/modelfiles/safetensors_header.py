@@ -108,5 +108,5 @@ def _entry(path: Path, name: str, value: Any, data_at: int) -> TensorEntry:
 def _broken(path: Path, why: str) -> ModelFolderError:
     return ModelFolderError(
         f"{path} is not a complete safetensors file: {why}",
-        hint="download or export it again",
+        hint="Download or export it again.",
     )

@@ -64,7 +64,7 @@ async def test_typed_errors_travel() -> None:
             await stranger.describe()
         with pytest.raises(NodeRefusedError):
             await answer(stranger, make_request(PROMPT))
-        assert "operator: set the same cluster.token" in caught.value.hint
+        assert "Operators set the same cluster.token" in caught.value.hint
         await stranger.close()
 
 

@@ -96,7 +96,7 @@ def test_json_holds_everything(make_node: Callable[..., Rig]) -> None:
         (("--pool", "nowhere"), "no pool address"),
         (("--tenant", "a tenant"), "is not a valid name"),
         (("--token-file", "no/such/file"), "can't be read"),
-        (("--set", "pool.transprt=tcp"), "did you mean pool.transport"),
+        (("--set", "pool.transprt=tcp"), "Did you mean pool.transport"),
     ],
 )
 def test_what_can_not_be_meant_ends_in_one_line(arguments: tuple[str, ...], said: str) -> None:
@@ -175,7 +175,7 @@ def test_what_is_to_be_run_next_has_the_token_and_does_not_show_it(tmp_path: Pat
         refused = run_told(f"tierkv status --set cluster.meta_address={meta}")
         assert refused.returncode == 1
         assert f"the meta server at {meta} refused our cluster token" in refused.stderr
-        assert "set the same token" in refused.stderr
+        assert "Set the same token" in refused.stderr
         config = tmp_path / "tierkv.toml"
         lines = ("[cluster]", 'token = "token-of-the-cluster"', f'run_dir = "{tmp_path}"')
         config.write_text("\n".join([*lines, f'meta_address = "{meta}"']))

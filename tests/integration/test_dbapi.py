@@ -83,7 +83,7 @@ def test_a_closed_cursor_or_connection_says_so() -> None:
 def test_connect_errors_are_errors_of_the_module() -> None:
     with pytest.raises(tierkv.Error, match="no model folder"):
         tierkv.connect(model="/nowhere/model")
-    with pytest.raises(tierkv.Error, match=r"did you mean dmp\.capacity"):
+    with pytest.raises(tierkv.Error, match=r"Did you mean dmp\.capacity"):
         tierkv.connect(dmp__capacty="1GiB")
 
 

@@ -178,4 +178,4 @@ def test_a_model_the_server_has_not_ends_the_process(cluster: Cluster) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ended.returncode == 1 and "serves no model 'nope'" in ended.stderr
-    assert "it serves: " in ended.stderr and "tierkv-demo" in ended.stderr
+    assert "The engine serves " in ended.stderr and "tierkv-demo" in ended.stderr

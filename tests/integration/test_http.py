@@ -197,7 +197,7 @@ async def test_models_are_listed_and_found(door: Door) -> None:
 
 async def test_errors_reach_the_client_in_its_own_classes(door: Door) -> None:
     create = door.client.chat.completions.create
-    with pytest.raises(openai.NotFoundError, match="served models: tiny"):
+    with pytest.raises(openai.NotFoundError, match="The served models are tiny"):
         await create(model="huge", messages=ASK)
     with pytest.raises(openai.BadRequestError) as caught:
         await create(model="tiny", messages=ASK, max_tokens=100_000)
@@ -423,7 +423,7 @@ async def test_users_without_keys_close_rest(tmp_path: Path) -> None:
     async with open_door(write_model_folder(tmp_path), has_users=True) as door:
         refused = await door.raw("POST", "/v1/completions", b'{"prompt": "a"}')
         assert refused.status == 401
-        assert "set front.api_keys" in refused.json()["error"]["message"]
+        assert "Set front.api_keys" in refused.json()["error"]["message"]
         assert (await door.raw("GET", "/livez", host="pod-7")).status == 200
 
 

@@ -212,7 +212,7 @@ async def test_an_error_after_rows_is_the_last_line(door: Door, generator: HeldG
     error = ending["error"]
     assert (error["sqlstate"], error["code"]) == ("53400", "sql_error")
     assert "max_calls" in error["message"]
-    assert 'put "settings": {"tierkv.max_calls": ' in error["message"]
+    assert 'Put "settings": {"tierkv.max_calls": 0} into the body' in error["message"]
     assert "SET " not in error["message"]
 
 

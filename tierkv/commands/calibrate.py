@@ -62,7 +62,7 @@ def calibrate(settings: ComputeSettings, *, prompts: Path | None, out: Path | No
     else:
         raise ConfigError(
             f"calibrating {folder} needs a text similar to its later prompts",
-            hint="give --prompts FILE, with 20,000 tokens or more",
+            hint="Give --prompts FILE, with 20,000 tokens or more.",
         )
     config = compute_config(
         settings, node_id=NodeId("calibrate"), host=HostId("here"), role=NodeRole.COMPUTE
@@ -77,7 +77,7 @@ def calibrate(settings: ComputeSettings, *, prompts: Path | None, out: Path | No
     except ValueError as error:
         raise ConfigError(f"{prompts} is too short: {error}") from error
     except OSError as error:
-        raise ConfigError(f"can't write {target}: {error}", hint="give --out FILE") from error
+        raise ConfigError(f"can't write {target}: {error}", hint="Give --out FILE.") from error
     return target
 
 
@@ -85,11 +85,11 @@ def _folder_of(settings: ComputeSettings, out: Path | None) -> Path:
     """Return the model folder; the shipped folder's tables are part of the installation."""
     folder = model_folder(settings)
     if not folder.is_dir():
-        raise ConfigError(f"the model folder {folder} does not exist", hint="check --model")
+        raise ConfigError(f"the model folder {folder} does not exist", hint="Check --model.")
     if out is None and not settings.model:
         raise ConfigError(
             "the tables of the shipped model are part of the installation",
-            hint="give --out FILE or FOLDER for new tables, or --model FOLDER for another model",
+            hint="Give --out FILE or FOLDER for new tables, or --model FOLDER for another model.",
         )
     return folder
 
@@ -100,7 +100,7 @@ def _pieces_of(tokenizer: TextTokenizer, file: Path) -> list[tuple[int, ...]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can't read {file}: {error}") from error
     if not text.strip():
-        raise ConfigError(f"{file} is too short: it is empty", hint="give 20,000 tokens or more")
+        raise ConfigError(f"{file} is too short: it is empty", hint="Give 20,000 tokens or more.")
     tokens = asyncio.run(tokenizer.encode_prompt(text))
     starts = range(0, len(tokens), _PROMPT_TOKENS)
     return [tokens[start : start + _PROMPT_TOKENS] for start in starts][:_MOST_PROMPTS]

@@ -199,7 +199,9 @@ def play_chat(base_url: str, questions: Sequence[str], *, use_cache: bool) -> li
     try:
         import openai  # a development dependency, and takes a second to import
     except ImportError:
-        raise ConfigError("the demo's chat needs openai", hint="pip install openai") from None
+        raise ConfigError(
+            "the demo's chat needs openai", hint="Run `pip install openai`."
+        ) from None
     messages: list[Any] = []
     turns: list[ChatTurn] = []
     with openai.OpenAI(base_url=base_url, api_key="none") as client:

@@ -69,7 +69,7 @@ class NamespaceChange:
                 gradual=_given(self.gradual, bool, old.gradual),
             )
         except ValueError as error:
-            raise UserError(str(error), hint="0.15 is the default; 1 is exact") from error
+            raise UserError(str(error), hint="The default is 0.15; 1 is exact.") from error
         return Namespace(
             name=namespace.name,
             tenants=_given(self.tenants, tuple, namespace.tenants),
@@ -93,7 +93,7 @@ async def print_namespaces(settings: Settings, output: OutputFormat, name: str =
             f"there is no namespace {name!r}",
             hint=did_you_mean(name, [namespace.name for namespace in known])
             if known
-            else f"Make it: tierkv namespace set {name}",
+            else f"Make it with `tierkv namespace set {name}`.",
         )
     sys.stdout.write(render_rows(COLUMNS, [_row(namespace) for namespace in chosen], output))
 
@@ -127,7 +127,7 @@ async def _meta(settings: Settings) -> AsyncIterator[MetaClient]:
         raise NoNodeError(
             f"no meta server answers at {address}",
             detail=error.message,
-            hint="`tierkv status` shows what runs; start a cluster with `tierkv up`",
+            hint="See `tierkv status`, or start a cluster with `tierkv up`.",
         ) from error
     finally:
         await meta.close()

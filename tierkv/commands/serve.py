@@ -240,7 +240,7 @@ def _meta(
     if not address:
         raise ConfigError(
             "this role needs the meta server's address",
-            hint="give --set cluster.meta_address=HOST:PORT",
+            hint="Give --set cluster.meta_address=HOST:PORT.",
         )
     home = home or claim_home(cluster.run_dir.expanduser(), name, stack)
     meta = GrpcMeta(address, token=cluster.token or None, home=home)

@@ -84,7 +84,7 @@ def find_cluster(settings: Settings) -> tuple[Settings, dict[str, Any]]:
     if not file.exists():
         raise ConfigError(
             f"no cluster is running from {run_dir}",
-            hint="start one with `tierkv up`, or give --set cluster.meta_address=HOST:PORT",
+            hint="Start one with `tierkv up`, or give --set cluster.meta_address=HOST:PORT.",
         )
     state: dict[str, Any] = json.loads(file.read_text())
     return load_config(Path(run_dir / CONFIG_FILE), environ={}).settings, state

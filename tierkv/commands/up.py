@@ -214,7 +214,7 @@ def _own(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"cluster.run_dir {run_dir} can't be used: {error.strerror}",
-            hint="give a folder that this account may write to: --set cluster.run_dir=FOLDER",
+            hint="Give a folder that this account may write to: --set cluster.run_dir=FOLDER.",
         ) from None
     with opened as lock:
         try:
@@ -222,7 +222,7 @@ def _own(run_dir: Path) -> Iterator[None]:
         except BlockingIOError:
             raise ConfigError(
                 f"a cluster already runs from {run_dir}",
-                hint="see `tierkv status`, or start another with --set cluster.run_dir=FOLDER",
+                hint="See `tierkv status`, or start another with --set cluster.run_dir=FOLDER.",
             ) from None
         yield
 
@@ -234,7 +234,7 @@ def _require_free(host: str, port: int, *, flag: str) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"{host}:{port} can't be used: {error.strerror}", hint=f"choose another {flag}"
+                f"{host}:{port} can't be used: {error.strerror}", hint=f"Choose another {flag}."
             ) from None
 
 

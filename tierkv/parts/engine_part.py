@@ -41,12 +41,12 @@ def engine_config(
     if not settings.url:
         raise ConfigError(
             f"--engine {settings.kind} needs the engine's address",
-            hint="give --url http://HOST:PORT",
+            hint="Give --url http://HOST:PORT.",
         )
     if EngineKind(settings.kind) is EngineKind.OPENAI and settings.model:
         raise ConfigError(
             f"--engine openai reads no model folder, but {settings.model!r} was given",
-            hint="select one of the server's models with --set engine.served_model=NAME",
+            hint="Select one of the server's models with --set engine.served_model=NAME.",
         )
     return RemoteConfig(
         node_id=node_id,

@@ -44,7 +44,7 @@ def _no_directory_is_no_view() -> Iterator[None]:
         raise NoNodeError(
             "the admin views need the meta server, which does not answer",
             detail=error.message,
-            hint="AI calls work without it; `tierkv status` shows when it is back",
+            hint="AI calls work without it; `tierkv status` shows when it is back.",
         ) from error
 
 

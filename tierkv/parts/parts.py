@@ -269,7 +269,7 @@ def disk_tier(
         if settings.archive_url:
             raise ConfigError(
                 "dmp.archive_url is set, but an archive lies below a disk pool",
-                hint="set dmp.disk_path to a folder on a local disk",
+                hint="Set dmp.disk_path to a folder on a local disk.",
             )
         return None
     capacity = int(settings.disk_capacity)
@@ -278,7 +278,7 @@ def disk_tier(
         raise ConfigError(
             f"dmp.disk_capacity {capacity} is too small: {MIN_FILES} files that hold the largest "
             f"block take {least} bytes",
-            hint="raise dmp.disk_capacity, or leave dmp.disk_path empty",
+            hint="Raise dmp.disk_capacity, or leave dmp.disk_path empty.",
         )
     folder = Path(settings.disk_path).expanduser() / node
 

@@ -52,7 +52,7 @@ def split_by_model(settings: ComputeSettings) -> list[ComputeSettings]:
         if names.count(name) > 1:
             raise ConfigError(
                 f"two models have the name {name!r}; one of them is {model_folder(each)}",
-                hint="rename a folder, or name the first model with --set compute.model_name=NAME",
+                hint="Rename a folder, or name the first model with --set compute.model_name=NAME.",
             )
     return served
 

@@ -126,7 +126,7 @@ def require_memory(settings: Settings, nodes: int) -> None:
         raise ConfigError(
             f"the memory pool may need {mebibytes(wanted)} more, but only {mebibytes(available)} "
             "of memory are available",
-            hint=f"lower dmp.capacity, or free the memory of stopped clusters: {CURE}",
+            hint=f"Lower dmp.capacity, or free the memory of stopped clusters with `{CURE}`.",
         )
 
 

@@ -148,7 +148,7 @@ class Supervisor:
         if not child.is_ready.is_set():
             raise NoNodeError(
                 f"{spec.name} did not start: {_why_not(child, earlier)}",
-                hint=f"see the log {spec.log_path}",
+                hint=f"See the log {spec.log_path}.",
             )
         return child.ready
 

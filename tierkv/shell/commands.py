@@ -88,7 +88,7 @@ def is_complete(text: str) -> bool:
 def script_parts(text: str) -> list[str]:
     """Split a script into commands of the prompt, one a line, and the SQL between, in order.
 
-    A line inside a statement or a string is part of that statement, also if it reads like a command.
+    A line inside a statement or a string is part of that statement, even one such as ``help``.
     """
     parts: list[str] = []
     sql = ""

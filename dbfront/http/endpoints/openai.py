@@ -42,7 +42,7 @@ def models_router(services: Services) -> APIRouter:
                 return _model_json(services, model)
         names = ", ".join(model.name for model in models)
         raise UnknownModelError(
-            f"no model {model_id[:140]!r} is served here", hint=f"served models: {names}"
+            f"no model {model_id[:140]!r} is served here", hint=f"The served models are {names}."
         )
 
     return router

@@ -70,7 +70,7 @@ class _Bounds:
         if self._running >= self._most:
             raise OverloadedError(
                 f"{self._most} SQL statements are already running over REST",
-                hint="try again later, or raise front.max_http_statements",
+                hint="Try again later, or raise front.max_http_statements.",
             )
         self._running += 1
         try:
@@ -101,7 +101,7 @@ class _Bounds:
                 raise
             raise DeadlineError(
                 "canceling statement due to statement timeout",
-                hint="the limit is front.statement_timeout_s",
+                hint="The limit is front.statement_timeout_s.",
             ) from None
         finally:
             if timer is not None:
@@ -197,7 +197,8 @@ def in_body(hint: str) -> str:
 
     def as_field(found: re.Match[str]) -> str:
         value = found[2] if found[2].isdigit() else '"' + found[2].strip("'") + '"'
-        return f'put "settings": {{"{found[1]}": {value}}} into the body'
+        verb = "Put" if found.start() == 0 else "put"
+        return f'{verb} "settings": {{"{found[1]}": {value}}} into the body'
 
     return _SET.sub(as_field, hint)
 

@@ -157,8 +157,8 @@ class ClientHandler:
         if sum(each._user == user for each in self._lobby.handlers.values()) >= share:
             raise TooManyConnectionsError(
                 f'too many connections for role "{user}"',
-                hint=f"one user may have {share} of {self._lobby.config.max_connections} sessions "
-                "(front.max_connections_per_user)",
+                hint=f"One user may have {share} of {self._lobby.config.max_connections} sessions "
+                "(front.max_connections_per_user).",
             )
 
     def _negotiate_version(self, startup: m.Startup) -> None:
@@ -183,7 +183,7 @@ class ClientHandler:
             raise SqlError(
                 "front.api_keys requires keys of REST clients, but no SQL user is configured",
                 sqlstate="28000",
-                hint="set front.users to let SQL clients in",
+                hint="Set front.users to let SQL clients in.",
             )
         if not self._lobby.authenticator.trust:
             login = self._lobby.authenticator.login(user)

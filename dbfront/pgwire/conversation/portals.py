@@ -215,7 +215,7 @@ def _value(statement: PreparedStatement, at: int, data: bytes, code: int) -> Any
     if code and declared not in _UNDECLARED and by_oid(declared) is None:
         raise FeatureNotSupportedError(
             f"binary parameter ${at + 1} has unknown type OID {declared}",
-            hint="send it as text",
+            hint="Send it as text.",
         )
     return decode_parameter(data, statement.parameter_type(at), code)
 

@@ -78,7 +78,7 @@ def parse_verifier(user: str, secret: str) -> ScramVerifier:
     except (ValueError, binascii.Error):
         raise ConfigError(
             f"pgwire user {user!r} has a malformed SCRAM verifier",
-            hint="expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>",
+            hint="Write SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>.",
         ) from None
 
 

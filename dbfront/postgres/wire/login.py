@@ -65,7 +65,7 @@ def parse_dsn(dsn: str) -> Target:
         from psycopg.conninfo import conninfo_to_dict
     except ImportError:
         raise ConfigError(
-            "front.postgres needs psycopg", hint="pip install 'tierkv[postgres]'"
+            "front.postgres needs psycopg", hint="Run `pip install 'tierkv[postgres]'`."
         ) from None
     try:
         given = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
@@ -75,7 +75,7 @@ def parse_dsn(dsn: str) -> Target:
     if host.startswith(("/", "@")) or "," in host:
         raise ConfigError(
             f"front.postgres names {host!r}; the relay needs one host and a TCP port",
-            hint="write it as postgresql://tierkv@127.0.0.1:5432/app",
+            hint="Write it as postgresql://tierkv@127.0.0.1:5432/app.",
         )
     mode = given.get("sslmode", "prefer")
     if mode not in _SSL_MODES:

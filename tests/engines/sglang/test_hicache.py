@@ -157,7 +157,7 @@ def test_a_misspelt_setting_is_refused_with_the_right_one(
     rank = make_rank({"pol": "127.0.0.1:1"}, attach=False)
     # SGLang logs the refusal with its trace.
     logging.getLogger("sglang").setLevel(logging.CRITICAL)
-    assert "unknown setting 'pol'; did you mean pool?" in rank.attach()
+    assert "unknown setting 'pol'. Did you mean pool?" in rank.attach()
     rank.extra = {**rank.extra, "pool": start_node().address}
     del rank.extra["pol"]
     assert rank.attach() == ""

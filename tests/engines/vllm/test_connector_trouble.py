@@ -233,7 +233,7 @@ def test_what_is_not_understood_is_refused_at_the_start(start: Start, tmp_path: 
     except subprocess.TimeoutExpired:
         pytest.fail("the engine started")
     assert code != 0
-    assert "unknown setting 'load_modes'; did you mean load_mode?" in engine.log.read_text()
+    assert "unknown setting 'load_modes'. Did you mean load_mode?" in engine.log.read_text()
 
 
 @pytest.mark.timeout(1_200)

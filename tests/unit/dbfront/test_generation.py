@@ -123,7 +123,7 @@ async def test_models_are_found_by_name_or_by_being_the_only_one(folder: Path) -
         assert (await front.generation.prepare(text_call(prompt="x", model="two"))).model == two
         with pytest.raises(UnknownModelError) as caught:
             await answer(front, model="three")
-        assert caught.value.hint == "served models: one, two"
+        assert caught.value.hint == "The served models are one, two."
         with pytest.raises(UnknownModelError, match="several") as ambiguous:
             await answer(front)
         assert "front.default_model" in ambiguous.value.hint

@@ -257,7 +257,7 @@ HASHED = "sha256:" + hashlib.sha256(b"secret").hexdigest()
 @pytest.mark.parametrize(
     ("config", "headers", "says"),
     [
-        ({"has_users": True}, {}, "set front.api_keys"),
+        ({"has_users": True}, {}, "Set front.api_keys"),
         ({}, {"host": "evil.example:8000"}, "421: .*front.allowed_hosts"),
         ({}, {"host": ""}, "421"),
         ({"allowed_hosts": ("db.example",), "host": "0.0.0.0"}, {"host": "evil.example"}, "421"),

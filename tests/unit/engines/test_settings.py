@@ -48,8 +48,8 @@ def test_empty_texts_mean_the_default() -> None:
     ("given", "said"),
     [
         ({}, "neither pool nor meta"),
-        ({"pol": "a:1"}, "unknown setting 'pol'; did you mean pool?"),
-        ({"pool": "a:1", "zzz": 1}, "unknown setting 'zzz'; known settings: "),
+        ({"pol": "a:1"}, "unknown setting 'pol'. Did you mean pool?"),
+        ({"pool": "a:1", "zzz": 1}, "unknown setting 'zzz'. Known settings: "),
         ({"pool": "a"}, "'a' is no pool address"),
         ({"pool": ["a:1", 2]}, "is not text"),
         ({"pool": "a:1", "threads": 0}, "threads = 0 is not a whole number from 1 to 64"),
@@ -79,7 +79,7 @@ def test_what_can_t_be_meant_is_refused(given: dict[str, Any], said: str) -> Non
 def test_settings_of_others_are_left_to_them() -> None:
     settings = PoolAccess.read({"pool": "a:1", "mine": [1]}, also=("mine",))
     assert settings.pool == ("a:1",)
-    with pytest.raises(ConfigError, match="did you mean mine"):
+    with pytest.raises(ConfigError, match="Did you mean mine"):
         PoolAccess.read({"pool": "a:1", "mien": 1}, also=("mine",), where="connector")
 
 

@@ -127,7 +127,7 @@ def test_a_tenant_belongs_to_one_namespace_and_can_move() -> None:
         store.put(Namespace("one", ("a",)))
         with pytest.raises(UserError, match="already belongs to namespace one") as caught:
             store.put(Namespace("two", ("a",)))
-        assert caught.value.hint == "remove a from one first"
+        assert caught.value.hint == "Remove a from one first."
         store.put(Namespace("one", ("b",)))
         store.put(Namespace("two", ("a",)))
         assert store.resolve("a", model_revision="r", layout_fingerprint=b"l").domain == "two"

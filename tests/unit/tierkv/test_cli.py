@@ -30,7 +30,7 @@ def test_help_names_every_verb() -> None:
 def test_unknown_setting_ends_in_one_line_with_a_suggestion() -> None:
     done = _tierkv("config", "show", "--set", "front.pg_prot=1")
     assert done.returncode == 1
-    assert "did you mean front.pg_port" in done.stderr
+    assert "Did you mean front.pg_port" in done.stderr
     assert "Traceback" not in done.stderr
 
 

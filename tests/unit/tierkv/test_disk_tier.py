@@ -44,7 +44,7 @@ def test_the_largest_block_fits_a_file(tmp_path: Path) -> None:
 def test_too_small_a_disk_pool_is_refused_with_a_cure(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"take 25190400 bytes") as caught:
         disk_tier(settings(tmp_path), NODE, extent_bytes=8 * MIB)
-    assert "raise dmp.disk_capacity" in (caught.value.hint or "")
+    assert "Raise dmp.disk_capacity" in (caught.value.hint or "")
     assert not (tmp_path / "disk").exists()
 
 

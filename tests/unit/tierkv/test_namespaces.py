@@ -88,7 +88,7 @@ def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
         (("set", "x", "--selector", "hkdv"), "no selector", "hkvd"),
         (("set", "x", "--kv-codec", "fp9"), "no KV codec", "fp8"),
         (("set", "no spaces"), "not a namespace name", ""),
-        (("set", "y", "--tenant", "a"), "already belongs to namespace team", "remove a"),
+        (("set", "y", "--tenant", "a"), "already belongs to namespace team", "Remove a"),
     ],
 )
 def test_what_can_not_be_is_said(
