@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.fix_thread import START_S, running_in_thread
-from tests.plain_sql import PlainSqlServer
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.server import PgWireServer
@@ -39,10 +38,6 @@ class RunningServer:
 def tierkv_sql() -> SqlServer:
     """The product's own SQL server; these tests make no AI calls with it."""
     return DuckDbSqlServer(DuckDbConfig(threads=1), None)  # type: ignore[arg-type]
-
-
-def plain_sql() -> SqlServer:
-    return PlainSqlServer()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from hashlib import blake2b
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from tierkv.dbfront.contracts import (
     CallPlan,
@@ -294,6 +295,11 @@ def system_prompt(call: TextCall) -> str:
     """The system message of a call, or nothing."""
     first = call.messages[0] if call.messages else None
     return first.content if first and first.role == "system" else ""
+
+
+def short_texts(most: int) -> st.SearchStrategy[str]:
+    """Texts that SQL can hold: no NUL, which both doors refuse, and no half of a pair."""
+    return st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=most)
 
 
 TABLES = """

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fix_pgwire import tierkv_sql
 from tests.fix_text import running_front, write_model_folder
-from tests.plain_sql import PlainSqlServer
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.server import HttpConnection, HttpServer
 from tierkv.dbfront.pgwire.config import PgWireConfig
@@ -128,7 +128,8 @@ async def test_connections_above_the_limit_are_closed_and_room_is_given_again(
 async def test_strangers_that_take_all_descriptors_stop_no_client(
     server: HttpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sql = PgWireServer(PgWireConfig(port=0), DialectServer(PlainSqlServer()), SystemClock())
+    engine = tierkv_sql()
+    sql = PgWireServer(PgWireConfig(port=0), DialectServer(engine), SystemClock())
     sql_port = await sql.start()
     reader, writer = await connect(server.port)
     with few_descriptors(spare=150):
@@ -153,6 +154,7 @@ async def test_strangers_that_take_all_descriptors_stop_no_client(
     assert all("refuses clients" in text for text in refusals)
     writer.close()
     await sql.stop()
+    await engine.close()
 
 
 async def test_vanished_clients_are_looked_for(server: HttpServer) -> None:

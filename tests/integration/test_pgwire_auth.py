@@ -14,8 +14,7 @@ import psycopg
 import pytest
 
 from tests.fix_cluster import wait_for
-from tests.fix_pgwire import plain_sql, running_pgwire
-from tests.plain_sql import PlainSqlServer
+from tests.fix_pgwire import running_pgwire, tierkv_sql
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.protocol.auth import make_verifier
 from tierkv.dbfront.pgwire.server import PgWireServer
@@ -44,7 +43,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 def test_scram_right_wrong_and_unknown() -> None:
     users = {"alice": "s3cret ü", "bob": make_verifier("builder").text}
-    with running_pgwire(plain_sql, users=users) as server:
+    with running_pgwire(users=users) as server:
         for user, password in (("alice", "s3cret ü"), ("bob", "builder")):
             with psycopg.connect(server.dsn, user=user, password=password) as conn:
                 assert conn.execute("SELECT current_user").fetchone() == (user,)
@@ -57,9 +56,9 @@ def test_scram_right_wrong_and_unknown() -> None:
 
 def test_a_wrong_password_is_answered_late() -> None:
     late = {"failed_login_delay_s": 3600.0}
-    with running_pgwire(plain_sql, users={"ann": "a"}, **late) as server:
+    with running_pgwire(users={"ann": "a"}, **late) as server:
         psycopg.connect(server.dsn, user="ann", password="a").close()
-    with running_pgwire(plain_sql, users={"ann": "a"}, auth_timeout_s=0.5, **late) as server:
+    with running_pgwire(users={"ann": "a"}, auth_timeout_s=0.5, **late) as server:
         with pytest.raises(psycopg.OperationalError) as caught:
             psycopg.connect(server.dsn, user="ann", password="b")
         assert "password authentication failed" not in str(caught.value)
@@ -67,7 +66,7 @@ def test_a_wrong_password_is_answered_late() -> None:
 
 def test_one_user_cannot_take_all_sessions() -> None:
     users = {"ann": "a", "bob": "b"}
-    with running_pgwire(plain_sql, users=users, max_connections=5) as server:
+    with running_pgwire(users=users, max_connections=5) as server:
         held = [psycopg.connect(server.dsn, user="bob", password="b") for _ in range(4)]
         with pytest.raises(psycopg.OperationalError, match='too many connections for role "bob"'):
             psycopg.connect(server.dsn, user="bob", password="b")
@@ -101,7 +100,7 @@ def test_idle_sessions_end(name: str, begin: bool, sqlstate: str) -> None:
 
 def test_keys_without_users_close_sql() -> None:
     with (
-        running_pgwire(plain_sql, needs_users=True) as server,
+        running_pgwire(needs_users=True) as server,
         pytest.raises(psycopg.OperationalError, match=r"set front\.users"),
     ):
         psycopg.connect(server.dsn)
@@ -110,7 +109,7 @@ def test_keys_without_users_close_sql() -> None:
 def test_tls_with_verification_and_scram(certificate: tuple[str, str]) -> None:
     cert, key = certificate
     users = {"alice": "pw"}
-    with running_pgwire(plain_sql, tls_cert_file=cert, tls_key_file=key, users=users) as server:
+    with running_pgwire(tls_cert_file=cert, tls_key_file=key, users=users) as server:
         dsn = f"{server.dsn} sslmode=verify-full sslrootcert={cert} password=pw"
         with psycopg.connect(dsn) as conn:
             assert conn.pgconn.ssl_in_use
@@ -121,9 +120,7 @@ def test_tls_with_verification_and_scram(certificate: tuple[str, str]) -> None:
 
 def test_require_tls(certificate: tuple[str, str]) -> None:
     cert, key = certificate
-    with running_pgwire(
-        plain_sql, tls_cert_file=cert, tls_key_file=key, require_tls=True
-    ) as server:
+    with running_pgwire(tls_cert_file=cert, tls_key_file=key, require_tls=True) as server:
         with pytest.raises(psycopg.OperationalError, match="TLS connections only"):
             psycopg.connect(f"{server.dsn} sslmode=disable")
         psycopg.connect(f"{server.dsn} sslmode=require").close()
@@ -132,7 +129,7 @@ def test_require_tls(certificate: tuple[str, str]) -> None:
 def test_plaintext_behind_the_ssl_request_is_refused(certificate: tuple[str, str]) -> None:
     cert, key = certificate
     with (
-        running_pgwire(plain_sql, tls_cert_file=cert, tls_key_file=key) as server,
+        running_pgwire(tls_cert_file=cert, tls_key_file=key) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
     ):
         sock.sendall(struct.pack("!II", 8, 80877103) + b"injected")
@@ -142,7 +139,7 @@ def test_plaintext_behind_the_ssl_request_is_refused(certificate: tuple[str, str
 
 
 def test_max_connections_and_shutdown_notice() -> None:
-    with running_pgwire(plain_sql, max_connections=1) as server:
+    with running_pgwire(max_connections=1) as server:
         conn = psycopg.connect(server.dsn, autocommit=True)
         with pytest.raises(psycopg.OperationalError, match="too many clients"):
             psycopg.connect(server.dsn)
@@ -150,7 +147,7 @@ def test_max_connections_and_shutdown_notice() -> None:
         with pytest.raises(psycopg.errors.AdminShutdown):
             conn.execute("SELECT 1")
         conn.close()
-        assert all(session.closed for session in server.sql_server.sessions)
+        assert not server.sql_server._sessions
 
 
 def test_a_statement_in_flight_is_told_that_the_server_stops() -> None:
@@ -170,14 +167,14 @@ def test_a_statement_in_flight_is_told_that_the_server_stops() -> None:
 
 def test_silent_clients_are_sent_away() -> None:
     with (
-        running_pgwire(plain_sql, auth_timeout_s=0.1) as server,
+        running_pgwire(auth_timeout_s=0.1) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock,
     ):
         assert sock.recv(100) == b""
 
 
 async def test_port_in_use_and_unsafe_settings(tmp_path: Path) -> None:
-    sql_server = PlainSqlServer()
+    sql_server = tierkv_sql()
     first = PgWireServer(PgWireConfig(port=0), DialectServer(sql_server), SystemClock())
     port = await first.start()
     with pytest.raises(ConfigError, match=f"port {port} .* in use") as caught:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fix_pgwire import RunningServer, plain_sql, running_pgwire
+from tests.fix_pgwire import RunningServer, running_pgwire
 from tierkv.dbfront.pgwire.protocol.connection import ConnectionPhase, PgConnection
 from tierkv.kvcore.errors import RemoteProtocolError
 
@@ -81,7 +81,7 @@ def test_how_bytes_are_cut_does_not_matter(data: bytes, step: int) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_pgwire(plain_sql) as running:
+    with running_pgwire() as running:
         yield running
 
 

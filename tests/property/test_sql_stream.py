@@ -9,8 +9,7 @@ import duckdb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fix_sql import InstantGenerator, answer_text
-from tests.plain_sql import short_texts
+from tests.fix_sql import InstantGenerator, answer_text, short_texts
 from tierkv.dbfront.contracts import ClientInfo, Column, StatementResult
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.server import DuckDbSqlServer

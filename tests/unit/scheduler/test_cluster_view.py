@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from tierkv.kvcore.errors import DirectoryUnavailableError, TransportError
 from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.client import DirectoryNode
+from tierkv.parts.known_nodes import NodeFile
 from tierkv.scheduler.nodes.cluster_view import FORGET_AFTER_LOOKS, ClusterView
 
 C1 = NodeId("c1")
@@ -85,28 +87,15 @@ async def test_a_silent_directory_is_the_callers_to_judge(meta: BreakableMeta) -
         await ClusterView(meta=meta, connect=Connections()).refresh()
 
 
-class Memory:
-    """Nodes of the last run, and what was noted in this one."""
-
-    def __init__(self, *infos: NodeInfo) -> None:
-        self.nodes = tuple(
-            DirectoryNode(i, NodeReport(), heartbeat_age_s=0.0, state="") for i in infos
-        )
-        self.noted: list[str] = []
-
-    def load(self) -> tuple[tuple[DirectoryNode, ...], str]:
-        return self.nodes, "tiny"
-
-    def note(self, nodes: Sequence[DirectoryNode], default_model: str) -> None:
-        self.noted.append(f"{[node.info.node_id for node in nodes]} {default_model}")
-
-
 async def test_without_a_meta_server_remembered_nodes_are_asked_for_themselves(
-    meta: BreakableMeta,
+    meta: BreakableMeta, tmp_path: Path
 ) -> None:
+    memory = NodeFile(tmp_path / "nodes", meta_address="m")
+    last_run = (make_info("c1"), make_info("c2"), make_info("d", role=NodeRole.DMP))
+    listed = [DirectoryNode(i, NodeReport(), heartbeat_age_s=0.0, state="alive") for i in last_run]
+    memory.note(listed, "tiny")
     await join(meta, make_info("c1", incarnation=Incarnation(3)))
     meta.down = True
-    memory = Memory(make_info("c1"), make_info("c2"), make_info("d", role=NodeRole.DMP))
     lives = {"c1": Incarnation(2)}  # c1 was started again since; c2 has another's address now.
 
     def connect(info: NodeInfo) -> FakeCompute:
@@ -118,13 +107,15 @@ async def test_without_a_meta_server_remembered_nodes_are_asked_for_themselves(
     assert [(s.info.node_id, s.info.incarnation, s.state) for s in seen] == [
         ("c1", 2, "alive"), ("c2", 1, "dead")
     ]  # fmt: skip
-    assert view.from_memory and view.pool_nodes == 0 and memory.noted == []
+    assert view.from_memory and view.pool_nodes == 0 and len(memory.load()[0]) == 3
     view.client(C1, Incarnation(2))
     lives["c1"] = Incarnation(3)
     await view.refresh()
     meta.down = False
     assert [s.info.incarnation for s in await view.refresh()] == [3]
-    assert not view.from_memory and memory.noted == ["['c1'] tiny"]
+    assert not view.from_memory
+    noted, default_model = memory.load()
+    assert ([node.info.incarnation for node in noted], default_model) == ([3], "tiny")
     meta.down = True
     with pytest.raises(DirectoryUnavailableError):
         await view.refresh()
