@@ -138,7 +138,7 @@ def trace_statement(*, statements: int, seed: int) -> list[TouchedFunction]:
 
             def ask_and_settle(prompt: str) -> None:
                 ask(prompt)
-                process.loop.run(process.cluster.settle())
+                process.loop.run(process.cluster.nodes.settle())
 
             first, *prompts = _prompts(rng, statements + 1)
             ask_and_settle(first)

@@ -2,8 +2,8 @@
 
 Run ``python -m bench.pipeline``. The blocks of a long history come over a throttled line. Loading
 takes half, once and twice the time of computing the new tokens. The measured time is reported next
-to the prediction of the formula (costing/pipeline.py). All measurements are in a single run; tokens
-must agree.
+to the prediction of the formula (costing/service_time.py). All measurements are in a single run;
+tokens must agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.report import Report, finish, make_parser
 from bench.throttled import Order, ThrottledPoolNode
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from tierkv.compute.node import ComputeNode
-from tierkv.costing.pipeline import pipelined
+from tierkv.costing.service_time import pipelined
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, new_request_id
 from tierkv.kvcore.request import GenerateRequest, SamplingParams

@@ -11,7 +11,8 @@ hidden    = the r at which the pass ends together with the load: recomputing is 
 r         = max(hidden, min_ratio), or min_ratio; exact computing if no pass is clearly faster
 ```
 
-Layers differ (some scan all tokens), so the times are summed layer by layer (costing/pipeline.py).
+Layers differ (some scan all tokens), so the times are summed layer by layer
+(costing/service_time.py).
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tierkv.costing.load_controller import COMPUTE, Chain, Level, Prompt, Run, compute_all_s
-from tierkv.costing.pipeline import pipelined
-from tierkv.costing.service_time import causal_pairs
+from tierkv.costing.service_time import causal_pairs, pipelined
 
 _WORTH = 0.75
 """A blended pass may take at most this share of the time of computing all tokens. A blended answer

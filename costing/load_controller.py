@@ -8,7 +8,7 @@ blocks are stored.
 tokens    0        start                at                             stop
           |  in L1  | k blocks: loaded  | first pass  | later passes    |
 seconds             promote, then layers overlap with   follow it
-                    |<---- pipeline, costing/pipeline.py ---->|<- sum ->|
+                    |<---- pipeline, costing/service_time.py ---->|<- sum ->|
 ```
 
 The makespan over k is the largest of three sums of concave pieces. Therefore only the ends of each
@@ -27,8 +27,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, combinations, pairwise
 
-from tierkv.costing.pipeline import PipelineEnds, pipeline_ends
-from tierkv.costing.service_time import InSteps, Line, StepCost, causal_pairs
+from tierkv.costing.service_time import (
+    InSteps,
+    Line,
+    PipelineEnds,
+    StepCost,
+    causal_pairs,
+    pipeline_ends,
+)
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.location import Tier
 

@@ -5,7 +5,7 @@ rates     reported by a heartbeat, within bounds; defaults for figures without a
           typical node's rates unless a node's own first steps clearly differ
 
 turn_s    = waiting before it + tokens and one step of others                  its turn comes
-ended_s   = the pipeline of loading and computing from then on                 costing/pipeline.py
+ended_s   = loading and computing from then on, overlapped                costing/service_time.py
 wait_s    = factor * turn_s                                                    factor, overhead_s:
 service_s = overhead_s + factor * ended_s - wait_s                             costing/correction.py
 harm_s    = decode_harm * decodes * (prefill_s - decode_step_s)                delayed answers

@@ -8,7 +8,7 @@ plan      ------------------->|                         load nothing, or to the 
 
 block of a tier   layers reads, of stored bytes / layers each; blocks of L4 are promoted before
 load              the tiers one after the other, started when the path to each tier is free
-end               costing/pipeline.py over the first forward pass; later passes follow
+end               costing/service_time.py over the first forward pass; later passes follow
 ```
 
 The sums are the same by which a node decides how much to load (costing/load_controller.py),
@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from tierkv.costing.correction import Column, typical
 from tierkv.costing.node_cost import CachedPrefix, Rates, ServiceCost
-from tierkv.costing.pipeline import PipelineEnds, pipeline_ends
-from tierkv.costing.service_time import InSteps, Line, StepCost
+from tierkv.costing.service_time import InSteps, Line, PipelineEnds, StepCost, pipeline_ends
 from tierkv.kvcore.layout import BlockLayout
 
 Grid = NDArray[np.float64]

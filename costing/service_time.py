@@ -1,4 +1,4 @@
-"""Cost of moving bytes and of computing tokens: the two sums behind every prediction.
+"""Cost of moving bytes, of computing tokens, and of both at once: behind every prediction.
 
 ```
 moving     seconds = reads * latency_s + bytes / bytes_per_s
@@ -14,6 +14,25 @@ computing  seconds = tokens    * per_token_s      matrix products
            |   first pass    |        later passes        |     a load overlaps the first pass only
 ```
 
+If KV is loaded layer by layer, loads overlap computing:
+
+```
+load     |.. L0 ..|.. L1 ..|.. L2 ..|                       each layer takes load_s / layers
+compute           |. C0 .|  |. C1 .| |. C2 .|               each layer takes compute_s / layers
+         ^ load_from_s      ^ layer 1 starts once layer 1 is loaded and layer 0 is computed
+```
+
+With equal layers the end is the largest of three sums. The longest path through both rows either
+turns down once, at the first or at the last layer, or does not depend on the load:
+
+```
+busy         compute_from_s + compute_s
+first late   load_from_s + load_s / layers + compute_s
+last late    load_from_s + load_s + compute_s / layers
+```
+
+Unequal layers or a limited number of buffers need the recurrence, O(layers).
+
 All units are bytes, tokens and seconds. Each figure is fitted online to reads and forward passes
 (costing/fit.py) or comes from another node's heartbeat. The arithmetic is plain: a parameter typed
 float also takes a NumPy array with a number per alternative; ``least`` is then ``numpy.minimum``.
@@ -22,7 +41,7 @@ float also takes a NumPy array with a number per alternative; ``least`` is then 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -150,3 +169,56 @@ def told_cost(load: NodeLoad) -> StepCost | None:
         return fitted
     rate = load.prefill_tokens_per_s
     return StepCost(1.0 / rate) if rate > 0.0 else None
+
+
+class PipelineEnds(NamedTuple):
+    """Three sums; the largest is the end of a pipeline of equal layers.
+
+    Attributes:
+        busy_s: end if the node's computing is the bottleneck.
+        first_late_s: end if computing waits for the first layer only.
+        last_late_s: end if computing waits for the last layer, which is then computed.
+    """
+
+    busy_s: float
+    first_late_s: float
+    last_late_s: float
+
+    def latest(self, most: Callable[..., Any] = max) -> Any:
+        """Return the end of the last layer; for columns, ``most`` is ``numpy.maximum``."""
+        return most(most(self.busy_s, self.first_late_s), self.last_late_s)
+
+
+def pipeline_ends(
+    load_s: float, compute_s: float, layers: int, *, load_from_s: float, compute_from_s: float
+) -> PipelineEnds:
+    """Load and compute equal layers, each computed after its load; O(1), also for columns.
+
+    Args:
+        load_s: seconds to load all layers.
+        compute_s: seconds to compute all layers.
+        layers: number of layers.
+        load_from_s: start of loading.
+        compute_from_s: earliest start of computing.
+    """
+    return PipelineEnds(
+        compute_from_s + compute_s,
+        load_from_s + load_s / layers + compute_s,
+        load_from_s + load_s + compute_s / layers,
+    )
+
+
+def pipelined(loads: Sequence[float], computes: Sequence[float], *, buffers: int = 0) -> float:
+    """Return the end of the last layer if each layer is computed as soon as the layer is loaded.
+
+    Args:
+        loads: seconds to load each layer, one after the other.
+        computes: seconds to compute each layer.
+        buffers: layers that may be loaded but not yet computed; 0 means no limit.
+    """
+    loaded, ended = 0.0, [0.0] * len(loads)
+    for layer, (load, compute) in enumerate(zip(loads, computes, strict=True)):
+        freed = ended[layer - buffers] if buffers and layer >= buffers else 0.0
+        loaded = max(loaded, freed) + load
+        ended[layer] = max(ended[layer - 1] if layer else 0.0, loaded) + compute
+    return ended[-1]

@@ -123,6 +123,13 @@ class PreparedCall:
     preferred_node: PreferredNode | None = None
     index: int = 0
 
+    def in_turn(
+        self, index: int, request: GenerateRequest, node: PreferredNode | None
+    ) -> PreparedCall:
+        """Return the call as it is sent now; see scheduler/plans/statement_run.py."""
+        # Explicit constructor: dataclasses.replace takes five times as long, for every call.
+        return PreparedCall(self.call, self.model, request, self.blend_refusal, node, index)
+
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
@@ -207,7 +214,14 @@ class CallPlan(Protocol):
     """
 
     @property
-    def summary(self) -> PlanSummary: ...
+    def runs(self) -> int:
+        """Number of pieces of the prompts' prefix tree; 0 without a plan."""
+        ...
+
+    @property
+    def shared_tokens(self) -> int:
+        """Prompt tokens shared with another call of the statement; 0 without a plan."""
+        ...
 
     async def take(self) -> PreparedCall | None: ...
 

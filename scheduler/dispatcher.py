@@ -20,7 +20,7 @@ from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
-from tierkv.metaserver.client import LocateReply, MetaClient, NamespaceGrant
+from tierkv.metaserver.client import LocateReply, MetaClient
 from tierkv.scheduler.choosing.admission import WaitingCall
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.directory_client import DirectoryClient
@@ -46,7 +46,7 @@ from tierkv.scheduler.events import (
 from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.scheduler.plans.forecast import Forecast, Forecaster
 from tierkv.scheduler.plans.planner import LoadAhead, Planner
-from tierkv.scheduler.plans.statement_run import PlannedCall, StatementRun
+from tierkv.scheduler.plans.statement_run import PlannedCall
 from tierkv.scheduler.request_record import RequestPhase
 from tierkv.scheduler.requests.job import Job, failure, located
 from tierkv.scheduler.requests.stage_runner import RequestLeases, StageRunner
@@ -87,6 +87,8 @@ class Dispatcher:
         state: the pure core, with all live requests; read-only for other modules.
         stats: counters and decisions.
         affinity: counters of where prompts went.
+        directory: locations of blocks, and the hash keys of tenants.
+        planner: plans the calls of a statement; each call is submitted later, in its turn.
     """
 
     def __init__(
@@ -111,15 +113,15 @@ class Dispatcher:
         self.stats = RoutingStats(self.config.decisions_logged)
         self.affinity = Affinity()
         self._clock = clock or SystemClock()
-        self._directory = DirectoryClient(
+        self.directory = DirectoryClient(
             meta, config=self.config, stats=self.stats, clock=self._clock
         )
-        self._leases = RequestLeases(self._directory, self.stats, lease_s=self.config.lease_s)
+        self._leases = RequestLeases(self.directory, self.stats, lease_s=self.config.lease_s)
         self._ahead = LoadAhead(view, self.stats, self._handle)
-        self._planner = Planner(
-            self.state.fleet, self._directory, self._ahead, config=self.config, clock=self._clock
+        self.planner = Planner(
+            self.state.fleet, self.directory, self._ahead, config=self.config, clock=self._clock
         )
-        self._forecaster = Forecaster(self.state.fleet, self._directory, self._clock)
+        self._forecaster = Forecaster(self.state.fleet, self.directory, self._clock)
         self._stages = StageRunner(
             view,
             stats=self.stats,
@@ -183,10 +185,6 @@ class Dispatcher:
                 log.exception("could not look at the list of nodes")
 
     # -- requests
-
-    def open_plan(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> StatementRun:
-        """Plan the calls of a statement; each call is submitted later, in its turn."""
-        return self._planner.open(calls, max_in_flight=max_in_flight)
 
     async def forecast(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> Forecast:
         """Predict the cost of a statement's calls; sends and reserves nothing."""
@@ -330,7 +328,7 @@ class Dispatcher:
         reply = LocateReply()
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as job.timer:
-                reply = await self._directory.locate(request, layout, reserve_s=self.config.lease_s)
+                reply = await self.directory.locate(request, layout, reserve_s=self.config.lease_s)
         job.timer = None
         job.lease = reply.lease
         self._leases.keep(job.lease)
@@ -371,12 +369,6 @@ class Dispatcher:
             else:
                 job.todo = instruction
                 job.woken.set()
-
-    # -- the directory
-
-    async def namespace(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
-        """Return the hash key of a tenant's blocks of a model; see DirectoryClient."""
-        return await self._directory.namespace(tenant, model)
 
     # -- what others read
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import count
 
-from tierkv.costing.pipeline import pipeline_ends
+from tierkv.costing.service_time import pipeline_ends
 from tierkv.policies.select import make_policy
 from tierkv.simulator.nodes.job import NOWHERE, AheadLoad, Lookup, SimulatedRequest, look_up
 from tierkv.simulator.nodes.node import LoadGate, Noise, SimNode

@@ -32,7 +32,7 @@ from tierkv.dbfront.contracts import (
     TokenCounts,
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.generation.plans import PlannedCalls, most_tokens
+from tierkv.dbfront.generation.forecast_inputs import most_tokens
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.kvcore.clock import SystemClock
@@ -252,8 +252,7 @@ class InstantGenerator:
         )
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
-        run = StatementRun(calls, max_in_flight=max_in_flight)
-        return PlannedCalls(calls, run)
+        return StatementRun(calls, max_in_flight=max_in_flight)
 
     async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts:
         served = self._model(model)

@@ -106,10 +106,6 @@ class EmbeddedCluster:
         )
         await self.front.start()
 
-    async def settle(self) -> None:
-        """Wait until computed blocks are in the pool and the directory knows."""
-        await self.nodes.settle()
-
     async def stop(self) -> None:
         """Stop every part, the front first."""
         if hasattr(self, "front"):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from tierkv.compute.demo_model import dialogue, notes, phrasings
 from tierkv.compute.demo_model.dialogue import TrainingDialogue
-from tierkv.compute.demo_model.instructions import INSTRUCTION, SHORT, Head
 from tierkv.compute.demo_model.notes import Note
+from tierkv.compute.demo_model.phrasings import INSTRUCTION, SHORT, Head
 
 __all__ = [
     "INSTRUCTION",

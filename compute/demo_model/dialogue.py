@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tierkv.compute.demo_model import notes, phrasings, words
-from tierkv.compute.demo_model.instructions import Head
 from tierkv.compute.demo_model.notes import Note
+from tierkv.compute.demo_model.phrasings import Head
 
 LABEL_FIELDS = ("sentiment", "topic", "category")
 CHECK_FIELDS = (

@@ -84,7 +84,7 @@ class Engine:
     def start(self) -> None:
         """Measure what steps cost, for a moment; then start the engine's and the tiers' threads."""
         calibrate_steps(self.tiers.figures, self._model, self.pool, self._config, self._clock)
-        self.tiers.start(self.saved)
+        self.tiers.publisher.start(self.saved)
         self._thread.start()
 
     def stop(self) -> None:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from tierkv.compute.config import ComputeConfig, LoadPolicy
 from tierkv.compute.l1.part_index import KnownBlocks
 from tierkv.compute.model.pages import L1Pages
-from tierkv.compute.tiers.block_puts import SaveDone
 from tierkv.compute.tiers.chunk_lookup import FoundChunks, PromptChunk, find_chunks
 from tierkv.compute.tiers.finder import Attempt, BlockFinder, Directory, Source
 from tierkv.compute.tiers.load_decider import LevelPicker, LoadDecider, Wanted, probe
@@ -92,14 +91,6 @@ class Tiers:
         self._locate_again_s = 0.0
         self._loader = Loader(pages, absorb=self.absorb, clock=clock, figures=self.figures)
         self._workers = ThreadPoolExecutor(config.load_threads, thread_name_prefix="tierkv-load")
-
-    def start(self, published: SaveDone) -> None:
-        """Start the publisher; loader threads start with the first load.
-
-        Args:
-            published: called in the publisher's thread once for each job that has ended.
-        """
-        self.publisher.start(published)
 
     def stop(self) -> None:
         """Finish queued saves and running loads, and end all threads."""

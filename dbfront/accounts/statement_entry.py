@@ -31,7 +31,7 @@ from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlSyntaxError, TierKVError, UnknownUdfError
 from tierkv.sql.calls.ai_call import AiCall, CallForm
 from tierkv.sql.text.lexer import tokenize
-from tierkv.sql.text.normal_form import normal_form, query_id
+from tierkv.sql.text.statement import normal_form, query_id
 
 _SHORT: Final = 65_536
 """The normal form of a longer text is computed off the event loop, or omitted if the statement has

@@ -33,7 +33,15 @@ from tierkv.kvcore.errors import (
 
 
 class SortedCalls:
-    """Implements CallPlan: one list; each free worker takes the next call."""
+    """Implements CallPlan without a plan: one list; each free worker takes the next call.
+
+    Attributes:
+        runs: 0; there is no prefix tree.
+        shared_tokens: 0.
+    """
+
+    runs = 0
+    shared_tokens = 0
 
     def __init__(self, calls: Sequence[PreparedCall], *, sort: bool) -> None:
         """Order calls.
@@ -52,11 +60,6 @@ class SortedCalls:
         self._prefilled = [asyncio.Event() for _ in calls]
         self._next = 0
 
-    @property
-    def summary(self) -> PlanSummary:
-        """Empty: there is no plan."""
-        return PlanSummary()
-
     async def take(self) -> PreparedCall | None:
         """See CallPlan. A call's leader was always taken earlier, so the wait ends."""
         if self._next == len(self._order):
@@ -67,7 +70,7 @@ class SortedCalls:
             await self._prefilled[self._order[leader]].wait()
         index = self._order[at]
         call = self._calls[index]
-        return PreparedCall(call.call, call.model, call.request, call.blend_refusal, index=index)
+        return call.in_turn(index, call.request, None)
 
     def prefilled(self, index: int) -> None:
         """See CallPlan."""
@@ -188,7 +191,7 @@ async def run_questions(
         raise failures.exceptions[0] from None
     finally:
         await plan.close()
-    return plan.summary
+    return PlanSummary(plan.runs, plan.shared_tokens)
 
 
 async def _plan(

@@ -37,13 +37,12 @@ from tierkv.dbfront.generation.call_checks import (
     salted_tenant,
     sampling_params,
 )
-from tierkv.dbfront.generation.labels import Labels, check_labels
-from tierkv.dbfront.generation.plans import (
+from tierkv.dbfront.generation.forecast_inputs import (
     AnswerLengths,
     FrontPace,
-    PlannedCalls,
     most_tokens,
 )
+from tierkv.dbfront.generation.labels import Labels, check_labels
 from tierkv.dbfront.generation.readouts import (
     Submit,
     label_schema,
@@ -85,6 +84,7 @@ class Generation:
 
     Attributes:
         live: calls in progress, by request id.
+        reducers: called with each ended request; a reducer must not block or raise.
     """
 
     def __init__(
@@ -114,11 +114,7 @@ class Generation:
         self._pace = FrontPace()
         self._served: tuple[ModelInfo, ...] = ()
         self._models_seen: dict[str, ModelInfo] = {}
-        self._reducers: list[Callable[[EndedRequest], None]] = [self._lengths.take]
-
-    def publish_to(self, take: Callable[[EndedRequest], None]) -> None:
-        """Call ``take`` with each ended request; ``take`` must not block or raise."""
-        self._reducers.append(take)
+        self.reducers: list[Callable[[EndedRequest], None]] = [self._lengths.take]
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Return the models served by nodes, by name; start nodes if they start on demand."""
@@ -170,9 +166,10 @@ class Generation:
         guide = guide or _guide_of_labels(call, model)
         sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
         # A salt changes only the namespace key, and thus the blocks; the policy is the tenant's.
-        grant = await self._dispatcher.namespace(call.tenant, model)
+        directory = self._dispatcher.directory
+        grant = await directory.namespace(call.tenant, model)
         scope = salted_tenant(call.tenant, options.cache_salt)
-        own = grant if scope == call.tenant else await self._dispatcher.namespace(scope, model)
+        own = grant if scope == call.tenant else await directory.namespace(scope, model)
         request = GenerateRequest(
             request_id=call.request_id or new_request_id(),
             model=model.name,
@@ -257,8 +254,7 @@ class Generation:
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
         """Plan when to stream each call of a statement; see TextGenerator."""
-        run = self._dispatcher.open_plan(calls, max_in_flight=max_in_flight)
-        return PlannedCalls(calls, run)
+        return self._dispatcher.planner.open(calls, max_in_flight=max_in_flight)
 
     async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect:
         """Predict the cost of answering; see TextGenerator."""
@@ -422,7 +418,7 @@ class Generation:
     def _publish(self, live: LiveCall) -> None:
         self._pace.ended(others=bool(self.live))
         request = live.ended(self._clock.now())
-        for take in self._reducers:
+        for take in self.reducers:
             take(request)
 
     async def answer(self, prepared: PreparedCall) -> TextAnswer:

@@ -189,9 +189,8 @@ class Labels:
             if chat:
                 spelled = tokenizer.encode_answers([label.strip() for label in call.labels])
             else:
-                spelled = (await tokenizer.encode_parts(("", *map(tokenizer.plain, call.labels))))[
-                    1:
-                ]
+                labels = map(tokenizer.plain_text.mask, call.labels)
+                spelled = (await tokenizer.encode_parts(("", *labels)))[1:]
             _check_spellings(call.labels, spelled, model)
             self._spelled[key] = tuple(spelled)
             if len(self._spelled) > _KEPT:

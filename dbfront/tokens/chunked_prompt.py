@@ -80,8 +80,9 @@ async def encode_text(
     A raw prompt may contain special tokens, unless ``plain`` is True. Documents are data: special
     tokens in documents are encoded as plain text.
     """
-    documents = [tokenizer.plain(document) for document in documents]
-    parts = prompt_parts(documents, tokenizer.plain(text) if plain else text, separator)
+    mask = tokenizer.plain_text.mask
+    documents = [mask(document) for document in documents]
+    parts = prompt_parts(documents, mask(text) if plain else text, separator)
     if not any(part.is_chunk for part in parts):
         return EncodedPrompt(await tokenizer.encode_prompt("".join(part.text for part in parts)))
     # The empty first part is the beginning of the text, so no chunk is encoded as a beginning.
@@ -124,8 +125,9 @@ async def encode_chat(
         UdfArgumentError: there is no user message, or the template refuses the conversation.
     """
     check_length(sum(len(m.content) for m in messages))
-    messages = [replace(m, content=tokenizer.plain(m.content)) for m in messages]
-    documents, separator = [*map(tokenizer.plain, documents)], tokenizer.plain(separator)
+    mask = tokenizer.plain_text.mask
+    messages = [replace(m, content=mask(m.content)) for m in messages]
+    documents, separator = [*map(mask, documents)], mask(separator)
     at = next((i for i, message in enumerate(messages) if message.role == _USER), None)
     if at is None:
         if documents:

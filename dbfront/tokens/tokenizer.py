@@ -48,20 +48,18 @@ class TextTokenizer:
             None.
         anchor: text to put before a continuation; the ids of the anchor are cut off again. Some
             tokenizers add a space at every presumed beginning. Empty if not needed.
+        plain_text: masks user text, so special tokens spelled in the text are encoded as plain
+            text.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate
     bos_token_id: int | None = None
     anchor: str = ""
-    _plain: PlainText = field(init=False, repr=False, compare=False)
+    plain_text: PlainText = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_plain", PlainText(self.tokenizer, self.anchor))
-
-    def plain(self, text: str) -> str:
-        """Mask user text, so special tokens spelled in the text are encoded as plain text."""
-        return self._plain.mask(text)
+        object.__setattr__(self, "plain_text", PlainText(self.tokenizer, self.anchor))
 
     async def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Encode raw completion text, with the special tokens that the model expects around it."""
@@ -87,7 +85,7 @@ class TextTokenizer:
         """Count the tokens of each user text separately, without special tokens."""
         for text in texts:
             check_length(len(text))
-        texts = [self.plain(text) for text in texts]
+        texts = [self.plain_text.mask(text) for text in texts]
         if sum(map(len, texts)) < THREAD_FROM_CHARS and not any(map(is_masked, texts)):
             return self._count_now(texts)
         return await asyncio.to_thread(self._count_now, texts)
@@ -99,7 +97,7 @@ class TextTokenizer:
         before = self._encode_now(prompt, False)
         lead = self._answer_lead(asked, prompt)
         encoded = []
-        for answer in map(self.plain, answers):
+        for answer in map(self.plain_text.mask, answers):
             whole = self._encode_now(prompt + lead + answer, False)
             behind = whole[: len(before)] == before
             encoded.append(whole[len(before) :] if behind else self._encode_continued(answer))
@@ -166,8 +164,8 @@ class TextTokenizer:
     def _encode_now(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         text = _without_surrogates(text)
         if is_masked(text):
-            encode = self._plain.encode_dressed if add_special_tokens else self._plain.encode
-            return tuple(encode(text))
+            plain = self.plain_text
+            return tuple(plain.encode_dressed(text) if add_special_tokens else plain.encode(text))
         if len(text) < THREAD_FROM_CHARS:
             return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         # Same ids, but the batch call releases the interpreter lock, so the event loop's thread can

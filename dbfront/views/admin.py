@@ -135,13 +135,25 @@ class SettingRow:
     description: str = ""
 
 
+class SchedulerSource(Protocol):
+    """The data of the views about this front's scheduler; fulfilled by Dispatcher."""
+
+    def waiting(self) -> tuple[WaitingRequest, ...]: ...
+
+    def routing(self) -> RoutingView: ...
+
+
 class ClusterSource(Protocol):
     """The data of the admin views about the cluster.
 
     1. No method raises an error if the meta server is unavailable: a method returns the known data,
        or nothing.
     2. ``settings`` returns the process's configuration, with secrets masked.
+    3. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
     """
+
+    @property
+    def dispatcher(self) -> SchedulerSource: ...
 
     async def nodes(self) -> tuple[DirectoryNode, ...]: ...
 
@@ -152,10 +164,6 @@ class ClusterSource(Protocol):
     async def namespaces(self) -> tuple[Namespace, ...]: ...
 
     async def directory(self) -> tuple[tuple[str, int], ...]: ...
-
-    async def queue(self) -> tuple[WaitingRequest, ...]: ...
-
-    async def routing(self) -> RoutingView: ...
 
     async def settings(self) -> tuple[SettingRow, ...]: ...
 
@@ -179,9 +187,9 @@ async def cluster_rows(
     if view == "directory":
         return [{"name": name, "value": value} for name, value in await source.directory()]
     if view == "queue":
-        return [_waiting(request) for request in await source.queue()]
+        return [_waiting(request) for request in source.dispatcher.waiting()]
     if view in ROUTING_VIEWS:
-        return routing_rows(view, await source.routing())
+        return routing_rows(view, source.dispatcher.routing())
     if view == "settings":
         return [
             {

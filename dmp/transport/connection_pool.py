@@ -37,6 +37,7 @@ class SilentPath:
 
     Attributes:
         reason: why calls fail; empty while the breaker is closed.
+        ended: set to stop probing.
     """
 
     def __init__(self, name: str, probe: Callable[[], bool]) -> None:
@@ -51,7 +52,7 @@ class SilentPath:
         self._name = name
         self._probe = probe
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self.ended = threading.Event()
 
     def check(self) -> None:
         """Fail while the breaker is open.
@@ -65,7 +66,7 @@ class SilentPath:
     def timed_out(self, reason: str) -> None:
         """Open the breaker and start to probe the peer, unless the breaker is open already."""
         with self._lock:
-            if self.reason or self._ended.is_set():
+            if self.reason or self.ended.is_set():
                 return
             self.reason = reason
         log.warning("dmp %s is left alone until it answers again: %s", self._name, reason)
@@ -78,13 +79,9 @@ class SilentPath:
         if was:
             log.info("dmp %s answers again", self._name)
 
-    def end(self) -> None:
-        """Stop probing."""
-        self._ended.set()
-
     def _keep_probing(self) -> None:
         pause_s = FIRST_PAUSE_S
-        while self.reason and not self._ended.wait(pause_s):
+        while self.reason and not self.ended.wait(pause_s):
             if self._probe():
                 self.answered()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -149,7 +146,7 @@ class ConnectionPool:
         """Close all connections; later calls raise TransportError."""
         with self._lock:
             self._closed = True
-        self.silence.end()
+        self.silence.ended.set()
         self._drop_idle()
 
     def _use(self, connection: PeerConnection, action: Callable[[PeerConnection], T]) -> T:

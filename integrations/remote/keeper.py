@@ -97,11 +97,6 @@ class Keeper:
             )
         self._task = asyncio.create_task(self._watch())
 
-    async def flush(self) -> None:
-        """Wait until the directory has all known changes of the engine's cache."""
-        if self._agent is not None:
-            await self._agent.flush()
-
     async def stop(self) -> None:
         """Leave the cluster; the engine keeps running."""
         if self._task is not None:

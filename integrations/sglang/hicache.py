@@ -319,7 +319,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
 
     def _get(self, name: str, keys: list[str], host_indices: Any) -> list[bool]:
         def move(store: PageStore) -> list[bool]:
-            component = store.component(name)
+            component = store.components.get(name)
             if component is None:
                 return [False] * len(keys)
             return store.read(component, keys, host_indices)
@@ -338,7 +338,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         before = (extra_info.prefix_keys if extra_info is not None else None) or []
 
         def move(store: PageStore) -> list[bool]:
-            component = store.component(name)
+            component = store.components.get(name)
             if component is None:
                 return [False] * len(keys)
             return store.write(component, keys, host_indices, before)
@@ -358,7 +358,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         except ValueError as error:
             store.door.complain("host_memory", f"{name}: {error}", hint="Counted as a miss.")
             return [False] * pages
-        component = store.component(name)
+        component = store.components.get(name)
         size = 0 if component is None else component.pages.page_bytes * sum(done)
         seconds = self._clock.now() - began
         self._book.add(is_read=is_read, pages=sum(done), size_bytes=size, seconds=seconds)
@@ -368,7 +368,7 @@ class TierKvHiCache(HiCacheStorage):  # type: ignore[misc]  # base class is the 
         """Return the tensor for a flat page; None if the given tensor can't be used."""
         if given is not None:
             return given if given.is_contiguous() else None
-        component = None if self._store is None else self._store.component(KV)
+        component = None if self._store is None else self._store.components.get(KV)
         if component is None:
             return None
         return torch.empty(component.pages.page_bytes, dtype=torch.uint8)

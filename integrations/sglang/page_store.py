@@ -144,6 +144,7 @@ class PageStore:
     """Pages of one SGLang process; thread-safe.
 
     Attributes:
+        components: host pools by name; filled by ``add``.
         _clearing: the pool has not yet stored a clear; until then nothing is found.
         _registered: the pool that knows the host memory, and the number of host pools registered
             there.
@@ -159,7 +160,7 @@ class PageStore:
         self.door = door
         self._same_weights = same_weights
         self._registered: tuple[Pool | None, int] = (None, 0)
-        self._components: dict[str, Component] = {}
+        self.components: dict[str, Component] = {}
         self._generations = Generations()
         self._lock = threading.Lock()
         self._clearing = False
@@ -167,11 +168,7 @@ class PageStore:
     def add(self, component: Component) -> None:
         """Add a host pool."""
         with self._lock:
-            self._components[component.name] = component
-
-    def component(self, name: str) -> Component | None:
-        """Return a host pool."""
-        return self._components.get(name)
+            self.components[component.name] = component
 
     def there(self, hashes: Sequence[str], components: Sequence[str]) -> dict[str, list[bool]]:
         """Look up pages of several host pools, in one round trip per node."""
@@ -190,7 +187,7 @@ class PageStore:
             return {c: found[i * count : (i + 1) * count] for i, c in enumerate(components)}
 
         nothing = {component: [False] * len(hashes) for component in components}
-        if not hashes or any(c not in self._components for c in components):
+        if not hashes or any(c not in self.components for c in components):
             return nothing
         self.door.count("query_tokens", self._tokens(len(hashes)))
         return self._run(ask, nothing, "sglang_exists")
@@ -243,7 +240,7 @@ class PageStore:
             return load(pool, [Page(key, pieces) for key, pieces in items])
 
         nothing = [False] * len(hashes)
-        component = self._components.get(KV)
+        component = self.components.get(KV)
         if component is None or any(t.nbytes != component.pages.page_bytes for t in targets):
             return nothing
         done = self._run(fetch, nothing, "sglang_get")
@@ -252,7 +249,7 @@ class PageStore:
 
     def write_flat(self, hashes: Sequence[str], pages: Sequence[memoryview]) -> list[bool]:
         """Write whole pages of keys and values from the caller's memory."""
-        component = self._components.get(KV)
+        component = self.components.get(KV)
         if component is None or any(p.nbytes != component.pages.page_bytes for p in pages):
             return [False] * len(hashes)
         return self._put(component, hashes, self._cut_all(pages), ())
@@ -309,7 +306,7 @@ class PageStore:
         if base is None or not self._same_weights():
             return None
         with self._lock:
-            clearing, components = self._clearing, list(self._components.values())
+            clearing, components = self._clearing, list(self.components.values())
         if clearing:
             if not self._generations.advance(pool, base):
                 self.door.complain(
@@ -338,11 +335,11 @@ class PageStore:
         return self.door.submit(work, default, name=name).result()
 
     def _cut_all(self, pages: Sequence[memoryview]) -> list[list[memoryview]]:
-        size = self._components[KV].pages.piece_bytes
+        size = self.components[KV].pages.piece_bytes
         return [[page[at : at + size] for at in range(0, page.nbytes, size)] for page in pages]
 
     def _tokens(self, pages: int) -> int:
-        kv = self._components.get(KV)
+        kv = self.components.get(KV)
         return pages * kv.pages.page_tokens if kv is not None else 0
 
     def _count_read(self, component: Component, done: Sequence[bool]) -> None:

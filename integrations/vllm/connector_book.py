@@ -98,38 +98,35 @@ class RequestBook:
 
     Attributes:
         known: blocks that need no saving.
+        stories: state by request id; requests that the connector does not handle are missing.
     """
 
     def __init__(self, *, block_tokens: int, known_limit: int) -> None:
         self.known = KnownKeys(known_limit)
         self._block_tokens = block_tokens
-        self._stories: dict[str, RequestStory] = {}
+        self.stories: dict[str, RequestStory] = {}
 
     def __len__(self) -> int:
-        return len(self._stories)
+        return len(self.stories)
 
     def open(self, request: RequestView, namespace: NamespaceKey) -> RequestStory:
         """Begin a request."""
-        story = self._stories[request.request_id] = RequestStory(request, namespace)
+        story = self.stories[request.request_id] = RequestStory(request, namespace)
         return story
-
-    def find(self, request_id: str) -> RequestStory | None:
-        """Return a request; None if the connector does not handle the request."""
-        return self._stories.get(request_id)
 
     def close(self, request_id: str) -> None:
         """Forget a request."""
-        self._stories.pop(request_id, None)
+        self.stories.pop(request_id, None)
 
     def preempt(self, request_id: str) -> None:
         """Forget the decisions for a request that restarts, perhaps in other blocks."""
-        story = self._stories.get(request_id)
+        story = self.stories.get(request_id)
         if story is not None:
             story.decided, story.begun = 0, False
 
     def mute(self) -> None:
         """Stop loads and saves of all current requests."""
-        for story in self._stories.values():
+        for story in self.stories.values():
             story.no_loads = story.no_saves = True
 
     def keys(self, story: RequestStory, count: int) -> list[BlockKey]:

@@ -119,7 +119,7 @@ class SchedulerSide:
         request_id = request.request_id
         self._lookups.release(request_id)
         self._first.pop(request_id, None)
-        story = self.book.find(request_id)
+        story = self.book.stories.get(request_id)
         self.book.close(request_id)
         if story is None or (request_id in self._loading and not self._settings.in_step):
             # During a load vLLM itself keeps the blocks, until the load is reported.
@@ -140,7 +140,7 @@ class SchedulerSide:
         first = computed // self._block_tokens
         if self._shares_a_load(request, first):
             return None
-        story = self.book.find(request.request_id)
+        story = self.book.stories.get(request.request_id)
         if story is None or not self._settings.loads or request.skip_reading_prefix_cache:
             return 0
         last = self._most_blocks(story)
@@ -161,7 +161,7 @@ class SchedulerSide:
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
         """Record the blocks to load into; with ``tokens`` 0 nothing is loaded."""
         request_id = request.request_id
-        story = self.book.find(request_id)
+        story = self.book.stories.get(request_id)
         if story is None:
             return
         if tokens == 0:
@@ -240,7 +240,7 @@ class SchedulerSide:
                 continue
             self._door.count("load_failed_tokens", len(bad) * self._block_tokens)
             self.book.known.discard(blocks[place] for place in bad)
-            if (story := self.book.find(request_id)) is not None:
+            if (story := self.book.stories.get(request_id)) is not None:
                 story.no_loads, story.decided = True, 0
                 if request_id in in_step:
                     poisoned[request_id] = bad[0]
@@ -375,7 +375,7 @@ class SchedulerSide:
         self._was_up = up
 
     def _plan_saves(self, plan: StepPlan, request_id: str, count: int, output: Any) -> None:
-        story = self.book.find(request_id)
+        story = self.book.stories.get(request_id)
         if story is None or story.no_saves:
             return
         full = self.book.full_after(story, count)

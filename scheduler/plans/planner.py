@@ -29,7 +29,7 @@ from tierkv.scheduler.nodes.node_record import NodeRecord
 from tierkv.scheduler.plans.hold_keeper import HoldKeeper
 from tierkv.scheduler.plans.plan_events import PlanNode
 from tierkv.scheduler.plans.plan_runs import Effort
-from tierkv.scheduler.plans.statement_run import PlannedCall, StatementRun
+from tierkv.scheduler.plans.statement_run import C, StatementRun
 from tierkv.scheduler.requests.job import Job
 from tierkv.scheduler.routing_stats import RoutingStats
 
@@ -142,7 +142,7 @@ class Planner:
         self._config = config
         self._clock = clock
 
-    def open(self, calls: Sequence[PlannedCall], *, max_in_flight: int) -> StatementRun:
+    def open(self, calls: Sequence[C], *, max_in_flight: int) -> StatementRun[C]:
         """Plan the calls of a statement; the caller closes the returned run.
 
         May run in another thread than the plan's event loop: many calls take a while.

@@ -1,7 +1,7 @@
 """A running statement: carries out the plan call by call.
 
-``Dispatcher.open_plan`` makes a StatementRun for the calls of a statement.
-dbfront/calls/evaluation.py takes turns from the run, executes the calls and reports the results.
+``Planner.open`` makes a StatementRun for the calls of a statement.
+dbfront/calls/question_runner.py takes calls from the run, executes them and reports the results.
 Decisions are made in scheduler/plans/plan_state.py; questions to the directory and to nodes delay
 no call.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_key import block_keys
@@ -60,40 +60,21 @@ class PlannedCall(Protocol):
     @property
     def model(self) -> ModelInfo: ...
 
+    def in_turn(self, index: int, request: GenerateRequest, node: PreferredNode | None) -> Self:
+        """Return the call as it is sent now.
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A call to be sent now.
-
-    Attributes:
-        call: index of the call in the statement.
-        request: the call's request, with the plan's knowledge about its future reuse.
-        preferred_node: the node with its prefix; None: any node.
-    """
-
-    call: int
-    request: GenerateRequest
-    preferred_node: PreferredNode | None = None
+        Args:
+            index: position of the call in the statement.
+            request: the call's request, with the plan's knowledge about its future reuse.
+            node: the node with its prefix; None: any node.
+        """
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class OrderSummary:
-    """Summary of a plan, for EXPLAIN.
-
-    Attributes:
-        runs: pieces of the prefix tree.
-        nodes: nodes that the pieces were cut for.
-        prompt_tokens: tokens of all prompts.
-        shared_tokens: prompt tokens shared with another call of the statement.
-    """
-
-    runs: int
-    nodes: int
-    prompt_tokens: int
-    shared_tokens: int
+C = TypeVar("C", bound=PlannedCall)
 
 
-class StatementRun:
+class StatementRun(Generic[C]):
     """One statement's calls, in the order of the plan. Must be closed at the end.
 
     Attributes:
@@ -102,7 +83,7 @@ class StatementRun:
 
     def __init__(
         self,
-        calls: Sequence[PlannedCall],
+        calls: Sequence[C],
         *,
         max_in_flight: int,
         nodes: Callable[[], tuple[PlanNode, ...]] = tuple,
@@ -115,7 +96,7 @@ class StatementRun:
 
         Args:
             calls: all calls of the statement.
-            max_in_flight: number of turns given out at once.
+            max_in_flight: number of calls given out at once.
             nodes: returns the current nodes; called again whenever a call has ended.
             effort: cost of calls.
             find_homes: locates the KV of calls before the first send.
@@ -136,22 +117,23 @@ class StatementRun:
         self._keeper = keeper
         self._prefetch = prefetch
         self._prefetching: set[asyncio.Task[None]] = set()
-        self._turns: asyncio.Queue[Turn | None] = asyncio.Queue()
+        self._turns: asyncio.Queue[C | None] = asyncio.Queue()
         self._all_sent = False
 
     @property
-    def summary(self) -> OrderSummary:
-        """Summary of the plan; runs are known after the first turn."""
-        tree = self.state.tree
-        return OrderSummary(
-            len(self.state.runs), len(self._seen or ()), sum(tree.tokens), tree.shared_tokens
-        )
+    def runs(self) -> int:
+        """Number of pieces of the prefix tree; known after the first turn."""
+        return len(self.state.runs)
 
-    async def take(self) -> Turn | None:
+    @property
+    def shared_tokens(self) -> int:
+        """Prompt tokens shared with another call of the statement."""
+        return self.state.tree.shared_tokens
+
+    async def take(self) -> C | None:
         """Wait for the next call to send; None when every call has been sent.
 
-        Several tasks may wait; each turn goes to one task, and every turn must end in ``finished``
-        or ``failed``.
+        Several tasks may wait; each call goes to one task, and every call must end in ``ended``.
         """
         if self._seen is None:
             await self._begin()
@@ -160,19 +142,14 @@ class StatementRun:
             self._turns.put_nowait(None)
         return turn
 
-    def prefilled(self, call: int) -> None:
+    def prefilled(self, index: int) -> None:
         """Report the call's first token."""
-        self._handle(CallPrefilled(call))
+        self._handle(CallPrefilled(index))
 
-    def finished(self, call: int) -> None:
-        """Report the call's answer."""
+    def ended(self, index: int, *, answered: bool) -> None:
+        """Report the call's end, with or without an answer."""
         self._look()
-        self._handle(CallFinished(call))
-
-    def failed(self, call: int) -> None:
-        """Report a call without an answer."""
-        self._look()
-        self._handle(CallFailed(call))
+        self._handle(CallFinished(index) if answered else CallFailed(index))
 
     async def close(self) -> None:
         """End the statement in any state; everything held for the statement is let go."""
@@ -221,8 +198,9 @@ class StatementRun:
             case LetGo() if self._keeper is not None:
                 self._keeper.let_go(instruction.stem)
 
-    def _turn(self, send: SendCall) -> Turn:
-        request = self._calls[send.call].request
+    def _turn(self, send: SendCall) -> C:
+        call = self._calls[send.call]
+        request = call.request
         if send.pending_tokens:
             known = request.hint or _NO_HINT
             hint = ReuseHint(
@@ -230,11 +208,11 @@ class StatementRun:
             )
             request = request.with_hint(hint)
         if send.node_id is None:
-            return Turn(send.call, request)
+            return call.in_turn(send.call, request, None)
         # For a call that was placed by its KV, or taken over by an idle node, the scheduler knows
         # no more than the plan.
         tokens = len(request.token_ids) if send.call in self._placed else send.resident_tokens
-        return Turn(send.call, request, PreferredNode(send.node_id, tokens))
+        return call.in_turn(send.call, request, PreferredNode(send.node_id, tokens))
 
     def _keys(self, stem: int) -> list[BlockKey]:
         """Return the keys of all blocks from the beginning of the prompt to the end of a stem."""

@@ -85,7 +85,7 @@ async def test_what_is_estimated_is_what_happens(cluster: EmbeddedCluster) -> No
         assert before["Prompt Tokens"] == after["Prompt Tokens"]
         assert before["Distinct Calls"] == after["Distinct Calls"]
 
-    await cluster.settle()
+    await cluster.nodes.settle()
     full_blocks = sum(
         tokens // 16 * 16 for tokens in await prompt_lengths(cluster, session, took["Requests"])
     )
@@ -108,7 +108,7 @@ async def test_what_is_estimated_is_what_happens(cluster: EmbeddedCluster) -> No
 async def test_what_another_tenant_cached_is_not_there(cluster: EmbeddedCluster) -> None:
     ann = await open_session(cluster, "ann")
     await ann.execute(QUERY)
-    await cluster.settle()
+    await cluster.nodes.settle()
     assert sum((await estimate_when_cached(ann, 16))["Cached Tokens"].values()) > 0
     bob = await open_session(cluster, "bob")
     told = (await ai_plan(bob, "AI_ESTIMATE"))["Estimate"]

@@ -77,7 +77,7 @@ class Reply:
 async def open_door(folder: Path, **config: Any) -> AsyncIterator[Door]:
     async with running_front(folder) as front:
         metrics = Metrics(front.dispatcher.snapshot)
-        front.generation.publish_to(metrics.take)
+        front.generation.reducers.append(metrics.take)
         server = HttpServer(
             HttpConfig(port=0, **(FAST | config)), front.generation, metrics=metrics
         )

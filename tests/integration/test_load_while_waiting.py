@@ -40,7 +40,7 @@ async def make_request(
     dispatcher: Dispatcher, request_id: str, tokens: tuple[int, ...], max_tokens: int = 4
 ) -> GenerateRequest:
     (model,) = dispatcher.models()
-    grant = await dispatcher.namespace("default", model)
+    grant = await dispatcher.directory.namespace("default", model)
     return GenerateRequest(
         request_id=RequestId(request_id),
         model=model.name,

@@ -38,7 +38,7 @@ async def ask(process: EmbeddedProcess, tenant: str, *documents: str) -> TextAns
     generation = process.cluster.front.generation
     call = text_call(messages=QUESTION, documents=documents, tenant=tenant, max_tokens=8)
     answer = await generation.answer(await generation.prepare(call))
-    await process.cluster.settle()
+    await process.cluster.nodes.settle()
     return answer
 
 

@@ -55,7 +55,7 @@ def engine_at_rest(pool: GatedPoolNode, **changes) -> Iterator[Engine]:
     node = ComputeNode(config, incarnation=Incarnation(2))
     node.set_pool_nodes([pool])
     engine = node._engine
-    engine.tiers.start(engine.saved)
+    engine.tiers.publisher.start(engine.saved)
     try:
         with torch.inference_mode():
             yield engine

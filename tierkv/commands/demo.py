@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tierkv.commands.demo_report import ChatTurn, DemoStatement, Story, print_story
 from tierkv.compute.demo_model.data import INSTRUCTION, CustomerRecord, make_chats, make_records
-from tierkv.compute.demo_model.instructions import Head
+from tierkv.compute.demo_model.phrasings import Head
 from tierkv.config import LoadedConfig, load_config
 from tierkv.dbapi import Connection
 from tierkv.embedded import EmbeddedProcess, start_embedded

@@ -30,10 +30,9 @@ from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
-from tierkv.parts.node_home import claim_home, segment_home
 from tierkv.parts.parts import DmpPart, announce, disk_tier, path_options
 from tierkv.parts.served_models import compute_config
-from tierkv.processes.cluster_files import segment_prefix
+from tierkv.processes.cluster_files import claim_home, segment_home, segment_prefix
 from tierkv.processes.own_process import keep_files_private, raise_descriptor_limit
 from tierkv.processes.start_order import await_cluster, import_role
 from tierkv.settings import name_list

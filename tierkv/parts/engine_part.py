@@ -127,10 +127,6 @@ class EnginePart:
         self.node.set_control_address(self.address)
         await self._keeper.start()
 
-    async def flush(self) -> None:
-        """Wait until the directory has all known changes of the engine's cache."""
-        await self._keeper.flush()
-
     async def stop(self) -> None:
         """Refuse new requests, end the running ones, leave the cluster."""
         if self._bound is not None:

@@ -96,7 +96,7 @@ class FrontPart:
         self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
-        self.generation.publish_to(self.statements.take)
+        self.generation.reducers.append(self.statements.take)
         self.source = MetaSource(meta, self.generation, self.dispatcher, config)
         self.database = DuckDbSqlServer(
             DuckDbConfig(
@@ -158,7 +158,7 @@ class FrontPart:
         from tierkv.dbfront.http.server import HttpServer  # as above: FastAPI
 
         metrics = Metrics(self.dispatcher.snapshot)
-        self.generation.publish_to(metrics.take)
+        self.generation.reducers.append(metrics.take)
         settings = self._config.settings.front
         self._http = HttpServer(
             HttpConfig(

@@ -23,8 +23,7 @@ from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
 from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace
-from tierkv.scheduler.dispatcher import Dispatcher, WaitingRequest
-from tierkv.scheduler.routing_stats import RoutingView
+from tierkv.scheduler.dispatcher import Dispatcher
 
 _REPORT_WITHIN_S: Final = 1.0
 """Longest wait of a view for a compute node's counters, before it shows the last heartbeat's."""
@@ -109,14 +108,6 @@ class MetaSource:
     async def models(self) -> tuple[ModelInfo, ...]:
         """Return the models that nodes serve."""
         return await self.generation.models()
-
-    async def queue(self) -> tuple[WaitingRequest, ...]:
-        """Return the calls of this front that wait for a node."""
-        return self.dispatcher.waiting()
-
-    async def routing(self) -> RoutingView:
-        """Return the decisions of this front's scheduler, with their inputs."""
-        return self.dispatcher.routing()
 
     async def settings(self) -> tuple[SettingRow, ...]:
         """Return this process's configuration, secrets masked."""

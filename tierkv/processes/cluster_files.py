@@ -1,10 +1,12 @@
 """Files of clusters on this machine: state and secrets in run_dir, and memory of stopped clusters.
 
-Called by ``tierkv up`` (at start and end), ``tierkv status``, ``tierkv doctor``, ``tierkv connect``
-and ``tierkv pool clean``. A clean stop keeps the pool's sealed blocks in the pool's folder for the
-next start. Secrets lie in private files, so printed lines can name the file instead of the secret:
-each file is readable only by the owner and is replaced as a whole, hence a reader sees the old text
-or the new text. This module imports few other parts of TierKV, so read-only commands stay quick.
+Called by ``tierkv up`` (at start and end), ``tierkv serve``, ``tierkv status``, ``tierkv doctor``,
+``tierkv connect`` and ``tierkv pool clean``. A clean stop keeps the pool's sealed blocks in the
+pool's folder for the next start. Secrets lie in private files, so printed lines can name the file
+instead of the secret: each file is readable only by the owner and is replaced as a whole, hence a
+reader sees the old text or the new text. The home of a node distinguishes a restart from another
+process with the same name; the meta server compares homes (metaserver/state.py). This module
+imports few other parts of TierKV, so read-only commands stay quick.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
+import secrets
+import socket
 import tempfile
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -193,3 +199,40 @@ def _keep(file: Path, text: str) -> Path:
         stream.write(text)
     os.replace(name, file)
     return file
+
+
+_MACHINE_ID: Final = Path("/etc/machine-id")
+_HOME_BYTES: Final = 16
+
+
+def claim_home(folder: Path, name: str, stack: AsyncExitStack) -> str:
+    """Return the home of a node in a folder; a new home if another process has the lock.
+
+    Only one process at a time has a home: a lock on a file ensures this, and the kernel frees the
+    lock however the process ends. The home is a random number, which the folder keeps in
+    ``NAME.home``.
+    """
+    fresh = secrets.token_hex(_HOME_BYTES)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(folder / f"{name}.home", flags, 0o600)
+        stack.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        known = os.pread(fd, 2 * _HOME_BYTES, 0).decode(errors="replace")
+        if re.fullmatch(rf"[0-9a-f]{{{2 * _HOME_BYTES}}}", known):
+            return known
+        os.pwrite(fd, fresh.encode(), 0)
+    except OSError:
+        pass  # The next start has another home, and waits for the end of this process.
+    return fresh
+
+
+def segment_home(path: Path) -> str:
+    """Return the home of a pool node: its segment, which has one owner, on this machine."""
+    try:
+        machine = _MACHINE_ID.read_text().strip()
+    except OSError:
+        machine = ""
+    text = "\0".join((machine, socket.gethostname(), str(path.resolve())))
+    return blake2b(text.encode(), digest_size=_HOME_BYTES).hexdigest()

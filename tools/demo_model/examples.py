@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tierkv.compute.demo_model.data import sample_conversation
 from tierkv.compute.demo_model.dialogue import LABEL_FIELDS, DialogueTurn, TrainingDialogue
-from tierkv.compute.demo_model.instructions import make_head
+from tierkv.compute.demo_model.phrasings import make_head
 from tools.demo_model.tokenizer import ASSISTANT, EOS
 
 Look = tuple[int, int, int, int]

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tierkv.compute.demo_model import data, words
-from tierkv.compute.demo_model.instructions import INSTRUCTION, SHORT, SYSTEM, make_head
+from tierkv.compute.demo_model.phrasings import INSTRUCTION, SHORT, SYSTEM, make_head
 
 FOLDER = Path(__file__).parents[2] / "compute" / "demo_model" / "weights"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"

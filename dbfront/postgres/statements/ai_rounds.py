@@ -151,6 +151,11 @@ class RelayRounds:
         """See EngineRounds."""
         return self._behind
 
+    @property
+    def reply(self) -> ServerReply | None:
+        """Reply of the last round; None if the round failed."""
+        return None if self._last is None or self._last.error is not None else self._last
+
     def enough(self) -> bool:
         """See EngineRounds."""
         return self._stop_after is not None and self._rows >= self._stop_after
@@ -269,33 +274,3 @@ class RelayRounds:
         if keys:
             await self.own(messages.own_arrays(_FILL, keys, questions, answers))
         self._told.clear()
-
-
-class LastReply:
-    """EngineRounds that keep the reply of the last round.
-
-    Attributes:
-        reply: None if the round failed on a missing answer.
-    """
-
-    def __init__(self, rounds: RelayRounds) -> None:
-        self.reply: ServerReply | None = None
-        self._rounds = rounds
-
-    @property
-    def behind(self) -> bool:
-        """See EngineRounds."""
-        return self._rounds.behind
-
-    def enough(self) -> bool:
-        """See EngineRounds."""
-        return self._rounds.enough()
-
-    async def run(self) -> ServerReply | None:
-        """See EngineRounds."""
-        self.reply = await self._rounds.run()
-        return self.reply
-
-    async def undo(self) -> None:
-        """See EngineRounds."""
-        await self._rounds.undo()

@@ -21,7 +21,6 @@ from tierkv.dbfront.explain.plan import Analysis, Explanation
 from tierkv.dbfront.pgwire.protocol.errors import notice_fields
 from tierkv.dbfront.postgres.relay import hinted
 from tierkv.dbfront.postgres.statements.ai_rounds import (
-    LastReply,
     PostgresError,
     RelayRounds,
     add_ai_plan,
@@ -303,16 +302,17 @@ class AiRun:
         For an estimate, PostgreSQL gets EXPLAIN ANALYZE and thus meets the statement's calls.
         """
         assert self._ai is not None and self._rounds is not None
-        rounds = LastReply(self._rounds)
+        rounds = self._rounds
         if self._plan.explain is Explain.ESTIMATE:
             self._estimate = await self._stoppable(self._ai.estimate(rounds))
         else:
             await rounds.run()
-        if rounds.reply is None:
-            assert self._rounds.error is not None
-            raise self._rounds.error
-        await self._rounds.undo()
-        return rounds.reply
+        reply = rounds.reply
+        if reply is None:
+            assert rounds.error is not None
+            raise rounds.error
+        await rounds.undo()
+        return reply
 
     async def _stoppable(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a lengthy operation as a task for ``cancel`` to stop."""

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tierkv.compute.demo_model import data, dialogue, notes, phrasings, words
-from tierkv.compute.demo_model.instructions import INSTRUCTION, Head, make_head
+from tierkv.compute.demo_model.phrasings import INSTRUCTION, Head, make_head
 
 
 def _conversations(count: int, progress: float) -> list[dialogue.TrainingDialogue]:

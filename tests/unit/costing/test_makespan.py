@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.costing.pipeline import pipeline_ends, pipelined
-from tierkv.costing.service_time import StepCost
+from tierkv.costing.service_time import StepCost, pipeline_ends, pipelined
 
 SECOND = st.floats(0.0, 10.0)
 SECONDS = st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 10.0)), min_size=1, max_size=12)

@@ -13,7 +13,7 @@ from tierkv.dbfront.accounts.statement_trace import FormTrace, StatementTrace
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.contracts import ClientInfo, PlanSummary, PreparedCall
-from tierkv.dbfront.generation.plans import AnswerLengths
+from tierkv.dbfront.generation.forecast_inputs import AnswerLengths
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.statement.error_policy import ErrorPolicy, Failures, Spending
 from tierkv.kvcore.clock import ManualClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.dbfront.generation.plans import ASSUMED_S, FrontPace
+from tierkv.dbfront.generation.forecast_inputs import ASSUMED_S, FrontPace
 
 
 class Thread:

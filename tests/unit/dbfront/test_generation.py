@@ -185,7 +185,7 @@ async def test_tenants_and_cache_policy_reach_the_node(folder: Path) -> None:
 async def test_every_call_leaves_one_record(folder: Path) -> None:
     async with running_front(folder) as front:
         records: list[EndedRequest] = []
-        front.generation.publish_to(records.append)
+        front.generation.reducers.append(records.append)
         await answer(front)
         prepared = await front.generation.prepare(text_call(prompt="x", ignore_eos=True))
         async with aclosing(front.generation.stream(prepared)) as events:

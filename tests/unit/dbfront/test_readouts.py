@@ -70,7 +70,7 @@ async def test_different_first_tokens_take_one_request(folder: Path) -> None:
     async with running_front(folder) as front:
         front.node.hits = HitTokens(l1=5)
         records: list[EndedRequest] = []
-        front.generation.publish_to(records.append)
+        front.generation.reducers.append(records.append)
         got = await answer(front, labels=("yes", "no", "maybe"))
         (request,) = front.node.seen
         tokens = load_tokenizer(folder).tokenizer

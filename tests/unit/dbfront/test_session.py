@@ -210,11 +210,15 @@ class ThreeNodes:
     async def models(self) -> tuple[ModelInfo, ...]:
         return (make_model(),)
 
-    async def queue(self) -> tuple[WaitingRequest, ...]:
+    @property
+    def dispatcher(self) -> ThreeNodes:
+        return self
+
+    def waiting(self) -> tuple[WaitingRequest, ...]:
         call = WaitingCall(RequestId("q1"), 2, waited_s=1.5, predicted_ttft_s=3.0, node_id=None)
         return (WaitingRequest("ann", "tiny", call),)
 
-    async def routing(self) -> RoutingView:
+    def routing(self) -> RoutingView:
         state = SchedulerState()
         load = NodeLoad(prefill_token_s=0.01, l3_queued_bytes=7)
         state.handle(NodesSeen((SeenNode(scheduler_info("c1"), load),)), 0.0)

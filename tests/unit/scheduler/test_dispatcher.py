@@ -405,12 +405,12 @@ async def test_use_cache_false_never_asks_the_directory() -> None:
 async def test_namespace_keys_differ_by_tenant_and_survive_the_directory() -> None:
     async with running(make_info("c1")) as cluster:
         model = make_model()
-        one = await cluster.dispatcher.namespace("one", model)
+        one = await cluster.dispatcher.directory.namespace("one", model)
         cluster.meta.down = True
-        assert await cluster.dispatcher.namespace("one", model) == one
-        two = await cluster.dispatcher.namespace("two", model)
+        assert await cluster.dispatcher.directory.namespace("one", model) == one
+        two = await cluster.dispatcher.directory.namespace("two", model)
         assert two.namespace_key != one.namespace_key
-        assert await cluster.dispatcher.namespace("two", model) == two
+        assert await cluster.dispatcher.directory.namespace("two", model) == two
 
 
 async def test_who_waits_goes_by_the_priority_its_caller_gave() -> None:

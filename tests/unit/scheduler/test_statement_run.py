@@ -60,9 +60,9 @@ async def order_of(run: StatementRun) -> list[tuple[int, NodeId | None, ReuseHin
     turns = []
     while (turn := await run.take()) is not None:
         wish = turn.preferred_node
-        turns.append((turn.call, wish and wish.node_id, turn.request.hint))
-        run.prefilled(turn.call)
-        run.finished(turn.call)
+        turns.append((turn.index, wish and wish.node_id, turn.request.hint))
+        run.prefilled(turn.index)
+        run.ended(turn.index, answered=True)
     assert await run.take() is None
     return turns
 
@@ -84,8 +84,8 @@ async def test_turns_come_depth_first_with_hints_and_a_node() -> None:
         ReuseHint(pending_calls=1, pending_tokens=3 * TOKENS),
         ReuseHint(pending_calls=0, pending_tokens=TOKENS),
     ]
-    assert run.summary.runs >= 1
-    assert run.summary.shared_tokens == 3 * TOKENS + 2 * 2 * TOKENS
+    assert run.runs >= 1
+    assert run.shared_tokens == 3 * TOKENS + 2 * 2 * TOKENS
 
 
 async def test_a_call_that_shares_nothing_has_no_hint() -> None:
@@ -100,7 +100,7 @@ async def test_a_call_that_shares_nothing_has_no_hint() -> None:
 async def test_tenants_share_nothing_in_a_plan() -> None:
     other = calls_of(namespace_key=bytes(31) + b"x")
     run = StatementRun([*calls_of(), *other], max_in_flight=1)
-    assert run.summary.shared_tokens == 2 * (3 * TOKENS + 2 * 2 * TOKENS)
+    assert run.shared_tokens == 2 * (3 * TOKENS + 2 * 2 * TOKENS)
     await run.close()
 
 
@@ -115,7 +115,7 @@ async def test_what_pending_calls_share_is_leased_and_let_go_of() -> None:
     run = StatementRun(calls_of(), max_in_flight=1, keeper=keeper)
     turn = await run.take()
     assert turn is not None
-    run.prefilled(turn.call)
+    run.prefilled(turn.index)
     async with asyncio.timeout(20):
         while meta.leases.granted < 2:
             await asyncio.sleep(0)
@@ -142,18 +142,18 @@ async def test_the_dispatcher_plans_for_its_nodes_and_loads_ahead() -> None:
     )
     await dispatcher.start()
     try:
-        run = dispatcher.open_plan(calls_of(documents=4, questions=4), max_in_flight=2)
+        run = dispatcher.planner.open(calls_of(documents=4, questions=4), max_in_flight=2)
         where: dict[int, NodeId | None] = {}
         while (turn := await run.take()) is not None:
             if not where:
                 for chain in documents:
                     await store_chain(meta, infos[1], chain, [Tier.L1] * 3)
-            where[turn.call % 4] = turn.preferred_node.node_id  # The document.
+            where[turn.index % 4] = turn.preferred_node.node_id  # The document.
             answered = dispatcher.submit(
                 turn.request, model=MODEL, preferred_node=turn.preferred_node
             )
             assert [event async for event in answered][-1].finish_reason is not None
-            run.finished(turn.call)
+            run.ended(turn.index, answered=True)
         async with asyncio.timeout(20):
             while not nodes["c1"].prefetched:  # type: ignore[index]
                 await asyncio.sleep(0)
@@ -181,8 +181,8 @@ async def test_calls_go_where_their_kv_is_and_an_idle_node_takes_some_over() -> 
     while (turn := await run.take()) is not None:
         assert turn.preferred_node is not None
         assert turn.preferred_node.tokens == len(turn.request.token_ids)
-        where.setdefault(turn.call % 4, set()).add(turn.preferred_node.node_id)
-        run.prefilled(turn.call)
+        where.setdefault(turn.index % 4, set()).add(turn.preferred_node.node_id)
+        run.prefilled(turn.index)
     assert where == {0: {"c2"}, 1: {"c1"}, 2: {"c1"}, 3: {"c2"}}
     homes = dict.fromkeys(range(len(calls)), NodeId("c2"))
     run = StatementRun(calls, max_in_flight=4, nodes=lambda: nodes, find_homes=find_homes)
@@ -191,7 +191,7 @@ async def test_calls_go_where_their_kv_is_and_an_idle_node_takes_some_over() -> 
         turn = await run.take()
         assert turn is not None and turn.preferred_node is not None
         taken[turn.preferred_node.node_id] += 1
-        run.prefilled(turn.call)
+        run.prefilled(turn.index)
     assert taken == {"c1": 2, "c2": 2}
     await run.close()
 
@@ -202,7 +202,7 @@ async def test_closing_early_ends_the_statement(taken: int) -> None:
     for _ in range(taken):
         turn = await run.take()
         assert turn is not None
-        run.prefilled(turn.call)
+        run.prefilled(turn.index)
     await run.close()
     assert run.state.over
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tierkv.kvcore import limits
 from tierkv.sql.text.lexer import tokenize
-from tierkv.sql.text.normal_form import normal_form, query_id
+from tierkv.sql.text.statement import normal_form, query_id
 
 FORMS = {
     "SELECT ai_generate('What? ' || body) FROM t;": "SELECT ai_generate($1 || body) FROM t",

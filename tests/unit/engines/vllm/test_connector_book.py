@@ -113,9 +113,9 @@ def test_muted_requests_are_told_apart() -> None:
     book, _, story = make(8)
     book.mute()
     assert (story.no_loads, story.no_saves) == (True, True)
-    assert book.find("r") is story
+    assert book.stories.get("r") is story
     book.close("r")
-    assert (book.find("r"), len(book)) == (None, 0)
+    assert (book.stories.get("r"), len(book)) == (None, 0)
 
 
 def test_the_oldest_beliefs_are_forgotten() -> None:

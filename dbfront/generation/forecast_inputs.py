@@ -1,63 +1,18 @@
-"""Plans and forecasts of a statement's calls, over the scheduler's own.
+"""The two learned inputs of a forecast for EXPLAIN (AI_ESTIMATE), kept until the front ends.
 
-dbfront/generation/generation.py creates both. ``PlannedCalls`` adapts a StatementRun to CallPlan:
-the scheduler decides the order (scheduler/plans/statement_run.py), and
-dbfront/calls/question_runner.py takes the calls ready for streaming. A forecast for EXPLAIN
-(AI_ESTIMATE) needs two learned inputs, kept until the front ends: answer lengths, and the front's
-own work per call. The work per call is the CPU time of the front's thread over a burst of calls,
-without waiting.
+dbfront/generation/generation.py creates both: the lengths of answers, and the front's own work per
+call. The work per call is the CPU time of the front's thread over a burst of calls, without
+waiting.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest, kind_of
-from tierkv.dbfront.contracts import PlanSummary, PreparedCall
-from tierkv.scheduler.plans.statement_run import StatementRun
-
-
-class PlannedCalls:
-    """Implements CallPlan over a StatementRun; ``close`` closes the run."""
-
-    def __init__(self, calls: Sequence[PreparedCall], run: StatementRun) -> None:
-        self._calls = calls
-        self._run = run
-
-    @property
-    def summary(self) -> PlanSummary:
-        """Runs and shared tokens; the number of runs is known from the first turn on."""
-        summary = self._run.summary
-        return PlanSummary(summary.runs, summary.shared_tokens)
-
-    async def take(self) -> PreparedCall | None:
-        """See CallPlan."""
-        turn = await self._run.take()
-        if turn is None:
-            return None
-        call = self._calls[turn.call]
-        # Explicit constructor: dataclasses.replace takes five times as long, for every call.
-        return PreparedCall(
-            call.call, call.model, turn.request, call.blend_refusal, turn.preferred_node, turn.call
-        )
-
-    def prefilled(self, index: int) -> None:
-        """See CallPlan."""
-        self._run.prefilled(index)
-
-    def ended(self, index: int, *, answered: bool) -> None:
-        """See CallPlan."""
-        if answered:
-            self._run.finished(index)
-        else:
-            self._run.failed(index)
-
-    async def close(self) -> None:
-        """See CallPlan."""
-        await self._run.close()
-
+from tierkv.dbfront.contracts import PreparedCall
 
 ASSUMED_S: Final = 0.001
 """Initial value, used until the first measurement."""
