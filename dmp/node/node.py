@@ -166,7 +166,7 @@ class DmpNode:
             if not self._state.running:
                 return False
             table = self._state.table
-            return table.count(SlotState.WRITING) > 0 or table.pinned > 0
+            return table.store.counts[SlotState.WRITING] > 0 or table.pinned > 0
 
     def stop(self) -> None:
         """Close the segment; only the memory of its sealed blocks is kept."""
@@ -206,5 +206,5 @@ class DmpNode:
         """Assert that table and segment agree; O(slots)."""
         with self._state.lock:
             self._state.table.check_invariants()
-            for slot in self._state.table.sealed():
+            for slot in self._state.table.store.sealed():
                 self._state.segment.check_header(slot)

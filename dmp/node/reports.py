@@ -46,11 +46,11 @@ class Reports:
         """
         state = self._state
         with state.lock:
-            keys = iter(state.table.keys())
+            keys = iter(list(state.table.store.by_key))
         found: list[BlockStored] = []
         while some := list(islice(keys, _STEP)):
             with state.lock:
-                slots = [state.table.peek(key) for key in some]
+                slots = [state.table.store.peek(key) for key in some]
                 found += [state.stored(slot) for slot in slots if slot is not None]
         lower = self.lower
         if lower is not None:
@@ -63,14 +63,14 @@ class Reports:
         disk = lower.stats() if lower is not None else NO_DISK  # The lower tier has its own locks.
         with state.lock:
             table, shape = state.table, state.segment.geometry
-            bad = table.count(SlotState.QUARANTINED)
+            bad = table.store.counts[SlotState.QUARANTINED]
             memory = TierStats(
                 tier=Tier.L2,
                 medium=f"shm ({bad} slots quarantined)" if bad else "shm",
                 capacity_bytes=shape.extent_count * shape.extent_bytes,
                 used_bytes=table.extents.used_bytes,
                 blocks_total=table.extents.slots_total,
-                blocks_used=table.count(SlotState.SEALED),
+                blocks_used=table.store.counts[SlotState.SEALED],
                 stored_tokens=state.stored_tokens,
                 evicted_blocks=table.evicted_blocks,
                 demoted_blocks=self.demoted_blocks,
@@ -81,9 +81,9 @@ class Reports:
             return PoolNodeStats(
                 memory,
                 replace(disk, promoted_blocks=self.promoted_blocks),
-                slots_writing=table.count(SlotState.WRITING),
+                slots_writing=table.store.counts[SlotState.WRITING],
                 quarantined_slots=bad,
-                refused_puts=table.refused_puts,
+                refused_puts=table.admission.refused_puts,
                 leased_blocks=table.leases.blocks,
                 refused_leases=table.leases.refused,
             )

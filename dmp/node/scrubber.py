@@ -99,7 +99,7 @@ class Scrubber:
     def run_round(self) -> int:
         """Check every sealed slot once, without pauses; return the number of bad slots."""
         with self._state.lock:
-            self._plan.begin(self._state.table.indices())
+            self._plan.begin(self._state.table.store.indices())
         bad = 0
         while (index := self._plan.next()) is not None:
             bad += self._check(index)
@@ -108,7 +108,7 @@ class Scrubber:
     def _run(self) -> None:
         while not self._stopping.is_set():
             with self._state.lock:
-                self._plan.begin(self._state.table.indices())
+                self._plan.begin(self._state.table.store.indices())
             self._run_paced()
             self._stopping.wait(_IDLE_S)
 
@@ -122,7 +122,7 @@ class Scrubber:
         """Check one slot; quarantine the slot if its bytes are bad."""
         state = self._state
         with state.lock:
-            slot = state.table.slot_at(index, SlotState.SEALED)
+            slot = state.table.store.in_state(index, SlotState.SEALED)
             if slot is None:
                 return self._test(index)
             generation = slot.generation
@@ -146,7 +146,7 @@ class Scrubber:
             False: the test finds no new bad block.
         """
         state = self._state
-        slot = state.table.slot_at(index, SlotState.QUARANTINED)
+        slot = state.table.store.in_state(index, SlotState.QUARANTINED)
         if slot is None or slot.pins or self._heals[index] >= _MOST_HEALS:
             return False
         if index not in self._suspects:

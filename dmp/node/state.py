@@ -146,12 +146,12 @@ class NodeState:
             self._table, self._segment = table, segment
         segment.backing.start(owns=True)
         segment.backing.prepare(table.extents.upcoming(self.config.extents_ahead))
-        return table.count(SlotState.SEALED)
+        return table.store.counts[SlotState.SEALED]
 
     def kept(self) -> list[Slot]:
         """Return the slots that the next life may serve; empty when the node is not running."""
         with self.lock:
-            return self._table.sealed() if self._table is not None else []
+            return self._table.store.sealed() if self._table is not None else []
 
     def detach(self) -> Segment | None:
         """Stop serving; return the segment to close."""
@@ -182,8 +182,11 @@ class NodeState:
 
     def unpin(self, slot: Slot) -> None:
         """End a transfer, even if the node has stopped, or started again, meanwhile. Lock held."""
-        if self._table is not None and self._segment is not None and self._table.knows(slot):
-            freed = self._table.unpin(slot)
+        table = self._table
+        if table is None or self._segment is None:
+            return
+        if table.store.at(slot.index) is slot:  # Otherwise the slot is an earlier start's.
+            freed = table.unpin(slot)
             if freed is not None:
                 self._segment.set_state(freed.index, SlotState.FREE)
 
@@ -222,7 +225,7 @@ class NodeState:
             )
         if segment != 0 or not 0 <= index < self.segment.geometry.slot_count:
             return BlockNotFoundError(f"{node} has no slot {index}")
-        if self.table.get(index, generation) is None and self.table.is_used(index):
+        if self.table.get(index, generation) is None and self.table.store.at(index) is not None:
             return StaleEpochError(f"slot {index} was reused")
         return BlockNotFoundError(f"slot {index} holds no {state.name.lower()} block")
 

@@ -131,7 +131,7 @@ class Demoter:
             if not state.running:
                 return
             for key in keys:
-                slot = state.table.peek(key)
+                slot = state.table.store.peek(key)
                 if slot is not None:
                     state.table.clean.unmark(slot)
 
@@ -248,7 +248,7 @@ class Promoter:
             raise
         self._reports.promoted_blocks += sealed is not None
         with self._state.lock:
-            slot = self._state.table.peek(block.key)
+            slot = self._state.table.store.peek(block.key)
             if slot is not None:
                 self._state.table.clean.mark(slot, spare=False)
         return sealed

@@ -1,7 +1,8 @@
 """The slots in use, by number and by block, and how a restart fills an empty table.
 
-The bottom of the pure core, used by dmp/slots/slot_table.py and dmp/slots/eviction.py. After a
-restart most slots are rows of columns (dmp/segment/restored.py) until the first access.
+The bottom of the pure core, used by dmp/slots/slot_table.py and dmp/slots/eviction.py, and by the
+node for questions that count no use. After a restart most slots are rows of columns
+(dmp/segment/restored.py) until the first access.
 """
 
 from __future__ import annotations
@@ -58,6 +59,21 @@ class SlotStore:
         if index is None:
             return None
         return self._warm.get(index) or self._warmed(index)
+
+    def peek(self, key: BlockKey) -> Slot | None:
+        """Return the sealed slot of a block."""
+        slot = self.find(key)
+        return slot if slot is not None and slot.state is SlotState.SEALED else None
+
+    def in_state(self, index: int, state: SlotState) -> Slot | None:
+        """Return the slot under a number if the slot is in the given state."""
+        slot = self.at(index)
+        return slot if slot is not None and slot.state is state else None
+
+    def sealed(self) -> list[Slot]:
+        """Return all readable slots, oldest use first; O(slots)."""
+        found = [slot for slot in self.all() if slot.state is SlotState.SEALED]
+        return sorted(found, key=lambda slot: slot.last_used)
 
     def closes_a_ring(self, put: BlockSpec) -> bool:
         """Return True if a new block's ancestors on this node descend from the block; O(depth)."""

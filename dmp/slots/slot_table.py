@@ -33,6 +33,8 @@ class SlotTable:
         alloc_failures: reservations refused for lack of room.
         evicted_blocks: blocks removed to make room.
         pinned: total number of pins of all slots.
+        store: the slots in use, for questions that count no use.
+        admission: refuses blocks, and counts the refused puts.
         leases: the leased slots.
         clean: which blocks have a copy in the lower tier, and which block is copied next.
         now: last time that the node passed to the table; the node sets it before calls that need
@@ -65,15 +67,15 @@ class SlotTable:
         self.evicted_blocks = 0
         self.pinned = 0
         self.now = 0.0
-        self._store = SlotStore(self.extents)
+        self.store = SlotStore(self.extents)
         self._order = EvictionOrder(make_policy, by_age=has_lower_tier)
-        self.clean = CleanSlots(self._store.find, enabled=has_lower_tier)
+        self.clean = CleanSlots(self.store.find, enabled=has_lower_tier)
         self._evictor = Evictor(
-            self._store, self.extents, self._order, has_lower_tier=has_lower_tier
+            self.store, self.extents, self._order, has_lower_tier=has_lower_tier
         )
-        self._admission = Admission(self._order)
+        self.admission = Admission(self._order)
         self.leases = SlotLeases(
-            self._store,
+            self.store,
             limit_bytes=int(extent_count * extent_bytes * lease_share),
             offer=self._offer,
         )
@@ -81,11 +83,9 @@ class SlotTable:
         self._deadlines = Deadlines(self.get)
         self._uses = 0
 
-    # Questions
-
     def find(self, key: BlockKey) -> Slot | None:
         """Return the sealed slot of a block and count a use."""
-        slot = self._store.find(key)
+        slot = self.store.find(key)
         if slot is None or slot.state is not SlotState.SEALED:
             return None
         self._uses = slot.last_used = slot.extent.last_used = self._uses + 1
@@ -97,47 +97,8 @@ class SlotTable:
 
     def get(self, index: int, generation: int) -> Slot | None:
         """Return a slot in use if the generation matches and the slot is not doomed."""
-        slot = self._store.get(index, generation)
+        slot = self.store.get(index, generation)
         return None if slot is None or slot.doomed else slot
-
-    def is_used(self, index: int) -> bool:
-        """Return True if a slot number is in use, in any generation."""
-        return self._store.at(index) is not None
-
-    def knows(self, slot: Slot) -> bool:
-        """Return True if a slot in use belongs to this table, not to an earlier start's table."""
-        return self._store.at(slot.index) is slot
-
-    def holds(self, key: BlockKey) -> bool:
-        """Return True if a block is here, sealed or being written; counts no use."""
-        return key in self._store.by_key
-
-    def keys(self) -> list[BlockKey]:
-        """Return the blocks that are sealed or being written, in no order."""
-        return list(self._store.by_key)
-
-    def peek(self, key: BlockKey) -> Slot | None:
-        """Return the sealed slot of a block; counts no use."""
-        slot = self._store.find(key)
-        return slot if slot is not None and slot.state is SlotState.SEALED else None
-
-    def slot_at(self, index: int, state: SlotState) -> Slot | None:
-        """Return the slot under a number if the slot is in the given state; counts no use."""
-        slot = self._store.at(index)
-        return slot if slot is not None and slot.state is state else None
-
-    def indices(self) -> list[int]:
-        """Return the numbers of the slots in use, in no order."""
-        return self._store.indices()
-
-    def sealed(self) -> list[Slot]:
-        """Return all readable slots, oldest use first; O(slots)."""
-        found = [slot for slot in self._store.all() if slot.state is SlotState.SEALED]
-        return sorted(found, key=lambda slot: slot.last_used)
-
-    def count(self, state: SlotState) -> int:
-        """Return the number of slots in a state."""
-        return self._store.counts[state]
 
     # The life of a slot
 
@@ -158,12 +119,12 @@ class SlotTable:
             its place (``refused_puts`` grows), or no room can be made (``alloc_failures`` grows).
             None never has victims.
         """
-        if put.key in self._store.by_key:
+        if put.key in self.store.by_key:
             return None
-        if put.key in self._order.leaves.children and self._store.closes_a_ring(put):
+        if put.key in self._order.leaves.children and self.store.closes_a_ring(put):
             return None
         size = slot_bytes_for(put.ranges.size_bytes, put.ranges.count)
-        if not must and self._admission.is_unreachable(put):
+        if not must and self.admission.is_unreachable(put):
             return None
         index, facts = self.extents.take(size), BlockFacts.of(put)
         victims: Sequence[Slot] = ()
@@ -185,7 +146,7 @@ class SlotTable:
             return None
         self.now = max(self.now, now)
         self._disown(slot)
-        self._store.change(slot, SlotState.SEALED)
+        self.store.change(slot, SlotState.SEALED)
         self._touch(slot)
         self._order.entered(slot, self.now)
         self._offer(slot)
@@ -241,7 +202,7 @@ class SlotTable:
         """
         freed: list[Slot] = []
         for index in self._owners.take(owner):
-            slot = self._store.at(index)
+            slot = self.store.at(index)
             if slot is None or slot.doomed:
                 continue
             if slot.state is SlotState.WRITING and slot.owner == owner:
@@ -296,7 +257,7 @@ class SlotTable:
             return None
         self._forget_key(slot)
         self._end_holds(slot)
-        self._store.change(slot, SlotState.QUARANTINED)
+        self.store.change(slot, SlotState.QUARANTINED)
         return slot
 
     def heal(self, slot: Slot) -> None:
@@ -312,15 +273,10 @@ class SlotTable:
         which keeps a supply of victims with a copy. None if all blocks have a copy.
         """
         for size in self._order.sizes():
-            leaf = self._order.next(size, self._store, self.now)
+            leaf = self._order.next(size, self.store, self.now)
             if leaf is not None and not leaf.clean:
                 return leaf
-        return self.clean.next_dirty(self._store.get)
-
-    @property
-    def refused_puts(self) -> int:
-        """Reservations refused because the blocks to be evicted are worth more."""
-        return self._admission.refused_puts
+        return self.clean.next_dirty(self.store.get)
 
     @property
     def dirty_bytes(self) -> int:
@@ -357,16 +313,16 @@ class SlotTable:
         Returns:
             Slots that were not kept (a second copy of a block); their memory counts as free.
         """
-        parts = TableRestore(self._store, self.extents, self._order.leaves, self.clean)
+        parts = TableRestore(self.store, self.extents, self._order.leaves, self.clean)
         refused = parts.fill(extent_sizes, sealed, quarantined)
         self.generation = generation
-        self._uses = len(self._store)
+        self._uses = len(self.store)
         return refused
 
     # Helpers of all steps
 
     def _expect(self, slot: Slot, deadline: float) -> None:
-        self._deadlines.expect(slot, deadline, slots=len(self._store))
+        self._deadlines.expect(slot, deadline, slots=len(self.store))
 
     def _occupy(self, index: int, put: BlockSpec, facts: BlockFacts, owner: str) -> Slot:
         self.generation += 1
@@ -375,9 +331,9 @@ class SlotTable:
         slot = Slot(index, self.generation, put, SlotState.WRITING, extent, offset, owner=owner)
         slot.facts = facts
         self._owners.add(owner, index)
-        self._store.add(slot)
-        self._store.by_key[put.key] = index
-        self._admission.taken(put.key)
+        self.store.add(slot)
+        self.store.by_key[put.key] = index
+        self.admission.taken(put.key)
         self._order.leaves.link(put.parent)
         self.clean.linked(slot)
         self._evictor.linked(slot)
@@ -397,7 +353,7 @@ class SlotTable:
         self._order.leaves.link(parent)
         leaf = self._evictor.next_leaf(size, self.now)
         victims: Sequence[Slot] = ()
-        if leaf is None or must or not self._admission.refuses(facts, size, self.now):
+        if leaf is None or must or not self.admission.refuses(facts, size, self.now):
             victims = self._evictor.victims(leaf, size, uses=self._uses, coming=parent)
             self.alloc_failures += not victims
         for slot in victims:
@@ -427,7 +383,7 @@ class SlotTable:
 
     def _forget_key(self, slot: Slot) -> None:
         """Make a block unfindable; its parent may become a leaf."""
-        del self._store.by_key[slot.block.key]
+        del self.store.by_key[slot.block.key]
         self._order.left(slot, self.now)
         self.leases.gone(slot)
         self._evictor.unlinked(slot)
@@ -436,12 +392,12 @@ class SlotTable:
 
     def _unlink(self, parent: BlockKey) -> None:
         if self._order.leaves.unlink(parent):
-            above = self._store.find(parent)
+            above = self.store.find(parent)
             if above is not None:
                 self._order.offer(above)
 
     def _vacate(self, slot: Slot) -> None:
-        self._store.remove(slot)
+        self.store.remove(slot)
         self.extents.give_back(slot.index)
         self._order.leaves.forget(slot.index)
         self.clean.vacated(slot.index)
@@ -458,7 +414,7 @@ class SlotTable:
     def check_invariants(self) -> None:
         """Assert everything that must always hold; O(slots)."""
         named: list[Slot] = []
-        slots = list(self._store.all())
+        slots = list(self.store.all())
         for slot in slots:
             assert slot.index in slot.extent.live and slot.extent is self.extents.of(slot.index)
             assert slot.offset == self.extents.offset(slot.index, slot.extent), slot
@@ -466,12 +422,14 @@ class SlotTable:
             assert slot.state is not SlotState.FREE and slot.pins >= 0, slot
             assert all(slot.holders.values()), slot
             is_named = not slot.doomed and slot.state is not SlotState.QUARANTINED
-            assert (self._store.by_key.get(slot.block.key) == slot.index) == is_named, slot
+            assert (self.store.by_key.get(slot.block.key) == slot.index) == is_named, slot
             named.extend([slot] if is_named else [])
             self._check_owners(slot)
-        assert len(self._store.by_key) == len(named)
+        assert len(self.store.by_key) == len(named)
         for state in SlotState:
-            assert self.count(state) == sum(1 for slot in slots if slot.state is state), state
+            assert self.store.counts[state] == sum(1 for slot in slots if slot.state is state), (
+                state
+            )
         self._order.check_invariants(slots, named)
         self.leases.check_invariants(slots)
         self.clean.check_invariants(slots, named)

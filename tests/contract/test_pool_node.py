@@ -126,7 +126,7 @@ def test_2_what_is_known_of_a_block_arrives_with_it(pool: PoolNode, rig: Rig) ->
     payload = memoryview(make_range("c", 0) + make_range("c", 1))
     assert pool.put([whole], [payload]) != [None]
     for put in (*puts, whole):
-        slot = rig.node._state.table.peek(put.key)
+        slot = rig.node._state.table.store.peek(put.key)
         assert slot is not None and slot.block == put
     stored = {event.key: event.block.owner.session for event in rig.node.reports.inventory()}
     assert [stored[block_key(name)] for name in "abc"] == ["s-1", "", "s-1"]

@@ -81,7 +81,7 @@ def test_looking_at_petabytes_in_place_costs_no_connection(rig: Rig, mapped: Shm
     mapped.view(place, 0)
     mapped._touched_bytes = 1 << 50
     assert mapped.stats().memory.read_bytes > 1 << 39
-    (slot,) = rig.node._state.table.sealed()
+    (slot,) = rig.node._state.table.store.sealed()
     assert slot.holders, "the connection lives, and what it holds is held"
 
 

@@ -249,7 +249,7 @@ def test_a_pin_whose_connections_were_lost_is_held_again(make_node: MakeRig) -> 
     rig = make_node()
     with Pool.connect(rig.server.address) as pool:
         assert pool.put("a", blob(10_000)) and pool.pin("a") and pool.pin("a")
-        (slot,) = rig.node._state.table.sealed()
+        (slot,) = rig.node._state.table.store.sealed()
         pool._pins.renew()
         (owner,) = slot.holders
         rig.node.puts.release_owner(owner)  # As when the client's last connection breaks.

@@ -163,7 +163,7 @@ def test_what_is_known_of_a_value_travels_with_it(pool: Pool, rig: Rig) -> None:
     assert pool.seal_puts([put]) == [True]
     assert pool.put_many([("whole", blob(SIZE))], range_bytes=RANGE, notes=[note]) == [True]
     for name in ("opened", "whole"):
-        slot = rig.node._state.table.peek(to_block_key(name))
+        slot = rig.node._state.table.store.peek(to_block_key(name))
         assert slot is not None
         stored = slot.block
         assert (stored.parent, stored.tokens) == (parent, 64)
@@ -215,7 +215,7 @@ def test_a_value_of_another_shape_is_no_answer_and_is_counted(pool: Pool) -> Non
 
 def test_bad_bytes_are_no_answer_and_spoil_no_other(pool: Pool, rig: Rig) -> None:
     pool.put_many([("bad", blob(SIZE)), ("good", blob(SIZE))], range_bytes=RANGE)
-    slot = rig.node._state.table.peek(to_block_key("bad"))
+    slot = rig.node._state.table.store.peek(to_block_key("bad"))
     assert slot is not None
     with rig.node._state.lock:
         rig.node.segment.span(slot.offset, RANGE, RANGE + 1)[0] ^= 0xFF

@@ -30,7 +30,7 @@ def rig(make_rig: Callable[..., Rig]) -> Rig:  # noqa: F811
 
 
 def puts_of(rig: Rig) -> list[BlockSpec]:
-    slots = [rig.node._state.table.peek(key) for key in KEYS]
+    slots = [rig.node._state.table.store.peek(key) for key in KEYS]
     return [slot.block for slot in slots if slot is not None]
 
 
@@ -75,8 +75,8 @@ async def test_what_is_handed_over_is_wanted_at_once(rig: Rig) -> None:
     async with running_node(InprocPoolNode(rig.node)) as node:
         await answer(node, make_request(PROMPT, handoff=True))
         slots = [
-            rig.node._state.table.slot_at(i, SlotState.SEALED)
-            for i in rig.node._state.table.indices()
+            rig.node._state.table.store.in_state(i, SlotState.SEALED)
+            for i in rig.node._state.table.store.indices()
         ]
         puts = [slot.block for slot in slots if slot is not None]
         assert {(put.outlook.expectation, put.outlook.expected_in_s) for put in puts} == {

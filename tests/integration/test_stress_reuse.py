@@ -219,12 +219,12 @@ async def every_claim_is_settled(node: ComputeNode, rig: Rig) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while engine.pool.used:  # A load given up keeps its pages until its reader is done.
             await asyncio.sleep(0.01)
-        while any(slot.holders or slot.pins for slot in rig.node._state.table._store.all()):
+        while any(slot.holders or slot.pins for slot in rig.node._state.table.store.all()):
             await asyncio.sleep(0.01)
     assert isinstance(rig.clock, ManualClock)
     rig.clock.advance(60.0)  # What a pool that was taken away still owed has expired.
     rig.node.tick()
-    assert rig.node._state.table.count(SlotState.WRITING) == 0
+    assert rig.node._state.table.store.counts[SlotState.WRITING] == 0
     rig.node.check_invariants()
 
 

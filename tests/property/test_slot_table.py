@@ -146,14 +146,14 @@ class SlotTableMachine(RuleBasedStateMachine):
         put = make_put(
             name, parent, range_bytes=size, range_count=1, expectation=expectation, depth=1
         )
-        refused_before = self.table.refused_puts
+        refused_before = self.table.admission.refused_puts
         before = dict(self.live)
         free_before = EXTENT_BYTES * 2 - self.table.extents.used_bytes
         decision = self.table.reserve(put, deadline=self.now + 10, owner=owner)
         if key in before:
             assert decision is None
             return
-        if self.table.refused_puts > refused_before:
+        if self.table.admission.refused_puts > refused_before:
             assert decision is None and expectation is not Expectation.ROWS
             return
         if decision is None:
@@ -315,7 +315,7 @@ class SlotTableMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def the_copy_below_is_lost(self, name: str) -> None:
-        slot = self.table.peek(block_key(name))
+        slot = self.table.store.peek(block_key(name))
         if slot is not None:
             self.table.clean.unmark(slot)
             self.clean.discard(slot.block.key)
@@ -323,7 +323,7 @@ class SlotTableMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """Sealed blocks come back in a new table, and nothing else."""
-        sealed = self.table.sealed()
+        sealed = self.table.store.sealed()
         rows = restored_rows(sealed)
         before = self.table
         self.table = new_table(self.policy, has_lower_tier=self.has_lower_tier)
@@ -333,12 +333,12 @@ class SlotTableMachine(RuleBasedStateMachine):
         assert refused == []
         self.live = {}
         for slot in sealed:
-            again = self.table.peek(slot.block.key)
+            again = self.table.store.peek(slot.block.key)
             kept = replace(slot.block, outlook=NO_OUTLOOK)
             assert again is not None and again.block == kept, "the segment knows no hints"
             assert (again.index, again.generation) == (slot.index, slot.generation)
             self.live[slot.block.key] = again
-        assert self.table.count(SlotState.SEALED) == len(sealed)
+        assert self.table.store.counts[SlotState.SEALED] == len(sealed)
         self.holds, self.pinned, self.clean, self.leases = {}, [], set(), {}
 
     def _kept(self) -> list[Slot]:

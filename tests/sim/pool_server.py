@@ -128,12 +128,12 @@ class PoolServer(ReportingNode):
 
     def crash(self) -> None:
         super().crash()
-        self._segment.sealed = self.table.sealed()
+        self._segment.sealed = self.table.store.sealed()
         self._segment.extent_sizes = list(self.table.extents.slot_sizes())
         self._segment.generation = self.table.generation
 
     def inventory(self) -> Sequence[BlockStored]:
-        return [self._stored(slot) for slot in self.table.sealed()]
+        return [self._stored(slot) for slot in self.table.store.sealed()]
 
     def load(self) -> NodeReport:
         return NodeReport()
@@ -141,20 +141,20 @@ class PoolServer(ReportingNode):
     def check(self) -> None:
         """Free + used = all, and what is promised is here."""
         self.table.check_invariants()
-        sealed = {slot.block.key for slot in self.table.sealed()}
+        sealed = {slot.block.key for slot in self.table.store.sealed()}
         assert self.promises.kept(self.now) <= sealed, f"{self.name} lost a block under lease"
 
     def check_expired(self) -> None:
         """No lease outlives its deadline."""
         self._expire()
         kept = self.promises.kept(self.now)
-        leased = {slot.block.key for slot in self.table.sealed() if slot.leased}
+        leased = {slot.block.key for slot in self.table.store.sealed() if slot.leased}
         assert leased <= kept, f"{self.name} keeps blocks under leases that are over"
 
     def check_at_rest(self) -> None:
         """Nothing is reserved, pinned or kept when nobody does anything any more."""
         self.check_expired()
-        assert self.table.count(SlotState.WRITING) == 0, f"{self.name} has open reservations"
+        assert self.table.store.counts[SlotState.WRITING] == 0, f"{self.name} has open reservations"
         assert self.table.pinned == 0 and self.table.leases.blocks == 0, self.name
 
     def _expire(self) -> None:
@@ -182,7 +182,7 @@ class PoolServer(ReportingNode):
         self.reporter.report(events)
 
     def _is_leased(self, key: BlockKey) -> bool:
-        slot = self.table.peek(key)
+        slot = self.table.store.peek(key)
         return slot is not None and slot.leased
 
 

@@ -117,9 +117,9 @@ def test_a_writer_that_dies_leaves_no_reservation() -> None:
     nodes = all_of(world, PoolServer)
     for _ in range(400):
         world.net.run(0.01, world.check)
-        if any(node.table.count(SlotState.WRITING) for node in nodes):
+        if any(node.table.store.counts[SlotState.WRITING] for node in nodes):
             break
-    assert any(node.table.count(SlotState.WRITING) for node in nodes)
+    assert any(node.table.store.counts[SlotState.WRITING] for node in nodes)
     for name in world.compute:
         world.crash(name)
     world.net.run(4.0, world.check)

@@ -67,9 +67,9 @@ def fill(table: SlotTable) -> None:
 def test_a_block_worth_less_than_the_victim_is_refused_and_counted(table: SlotTable) -> None:
     fill(table)
     assert table.reserve(small("e"), deadline=1e9) is None
-    assert (table.refused_puts, table.alloc_failures, table.evicted_blocks) == (1, 0, 0)
+    assert (table.admission.refused_puts, table.alloc_failures, table.evicted_blocks) == (1, 0, 0)
     assert put(table, "f", expectation=Expectation.TURN)
-    assert table.peek(block_key("a")) is None
+    assert table.store.peek(block_key("a")) is None
 
 
 def test_somebody_who_waits_for_a_block_gets_it(table: SlotTable) -> None:
@@ -84,7 +84,7 @@ def test_what_lies_behind_a_refused_block_is_refused(table: SlotTable) -> None:
     for name, parent in (("f", "e"), ("g", "f")):
         wanted = small(name, parent, expectation=Expectation.TURN)
         assert table.reserve(wanted, deadline=1e9) is None
-    assert table.refused_puts == 3
+    assert table.admission.refused_puts == 3
     put(table, "e", expectation=Expectation.TURN)
     put(table, "f", "e", expectation=Expectation.TURN)
     put(table, "g", "f", expectation=Expectation.TURN)
@@ -114,19 +114,19 @@ def test_leases_keep_blocks_but_never_more_than_their_share(table: SlotTable) ->
     assert (table.leases.blocks, table.leases.refused) == (2, 1)
     for name in "efgh":
         put(table, name, expectation=Expectation.TURN)
-    assert table.peek(block_key("a")) and table.peek(block_key("b"))
+    assert table.store.peek(block_key("a")) and table.store.peek(block_key("b"))
     table.lease(HoldOrder(LeaseId(7), (), 30.0), now=9.0)
     table.expire(38.9)
     assert table.leases.blocks == 2
     table.expire(39.0)
     assert table.leases.blocks == 0
     put(table, "i", expectation=Expectation.TURN)
-    assert table.peek(block_key("a")) is None
+    assert table.store.peek(block_key("a")) is None
 
 
 def test_an_ended_lease_keeps_nothing_and_one_with_bad_bytes_neither(table: SlotTable) -> None:
     fill(table)
-    bad = table.peek(block_key("b"))
+    bad = table.store.peek(block_key("b"))
     assert bad is not None
     table.lease(HoldOrder(LeaseId(7), (block_key("a"), bad.block.key), 10.0), now=0.0)
     table.quarantine(bad.index, bad.generation)
@@ -134,7 +134,7 @@ def test_an_ended_lease_keeps_nothing_and_one_with_bad_bytes_neither(table: Slot
     table.lease(HoldOrder(LeaseId(7), (), 0.0), now=1.0)
     assert table.leases.blocks == 0
     put(table, "e", expectation=Expectation.TURN)
-    assert table.peek(block_key("a")) is None
+    assert table.store.peek(block_key("a")) is None
 
 
 def test_a_leased_block_keeps_its_extent_from_another_size(table: SlotTable) -> None:

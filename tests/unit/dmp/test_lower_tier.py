@@ -238,7 +238,7 @@ def test_a_lower_tier_that_can_not_be_opened_gives_the_segment_back(make_rig: Ma
 
 def spoil(rig: Rig, name: str) -> None:
     """Write over one byte of a sealed block, as failing memory or a late writer would."""
-    slot = rig.node._state.table.peek(block_key(name))
+    slot = rig.node._state.table.store.peek(block_key(name))
     assert slot is not None
     rig.node.segment.span(slot.offset, 5, 6)[0] ^= 0xFF
 
@@ -298,7 +298,7 @@ def test_a_copy_that_is_gone_before_it_is_noted_is_no_copy(make_rig: MakeRig, ta
 
     tampered.after_put = lose
     assert demoter.demote_one(limit_bytes=0)
-    slot = rig.node._state.table.peek(block_key("a"))
+    slot = rig.node._state.table.store.peek(block_key("a"))
     assert slot is not None and not slot.clean
     assert rig.journal.events[-1] == BlockRemoved(block_key("a"), Tier.L4)
 

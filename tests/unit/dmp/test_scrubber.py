@@ -125,6 +125,6 @@ def test_a_slot_larger_than_a_second_of_the_rate_is_paid_for_in_full(make_rig: M
 
     scrubber = rig.node.scrubber
     scrubber._plan, scrubber._stopping = ScrubPlan(1_000), Stop()
-    scrubber._plan.begin(rig.node._state.table.indices())
+    scrubber._plan.begin(rig.node._state.table.store.indices())
     scrubber._run_paced()
     assert pauses == [2 * RANGE_BYTES / 1_000]

@@ -154,7 +154,7 @@ def restored(*names: tuple[int, int, str]) -> RestoredSlots:
 def test_restore_keeps_one_copy_of_a_block(table: SlotTable) -> None:
     rows = restored((0, 3, "a"), (2, 5, "b"), (1, 7, "a"))
     assert table.restore([SLOT, SLOT], rows, [], generation=9) == [1]
-    assert [(s.index, s.generation, s.block) for s in table.sealed()] == [
+    assert [(s.index, s.generation, s.block) for s in table.store.sealed()] == [
         (0, 3, make_put("a", range_bytes=1, range_count=1)),
         (2, 5, make_put("b", range_bytes=1, range_count=1)),
     ]
