@@ -102,7 +102,7 @@ def chat_as_text(tokenizer: TextTokenizer, messages: Sequence[Message]) -> str |
         ContextTooLongError: the messages are too long.
     """
     check_length(sum(len(m.content) for m in messages))
-    if any(tokenizer.plain(m.content) != m.content for m in messages):
+    if any(tokenizer.plain_text.mask(m.content) != m.content for m in messages):
         return None
     return tokenizer.template.render(messages)
 

@@ -150,7 +150,7 @@ class Gets:
             part = replace(order, keys=order.keys[at : at + _LEASE_STEP])
             with state.lock:
                 if state.running:
-                    state.table.lease(part, now=state.clock.now())
+                    state.table.leases.carry_out(part, state.clock.now())
 
     def touch(self, locations: Sequence[Location], *, read_bytes: int) -> None:
         """Count reads that a process of this host made directly in the mapped segment."""

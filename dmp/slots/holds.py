@@ -115,7 +115,11 @@ class SlotLeases:
         return self._holds.refused
 
     def carry_out(self, order: HoldOrder, now: float) -> None:
-        """Lease the sealed blocks of an order, or prolong or end the lease."""
+        """Lease the sealed blocks of an order, or prolong or end the lease.
+
+        Blocks that are not sealed here are not kept.
+        """
+        self.expire(now)
         until = now + min(order.ttl_s, limits.MAX_LEASE_S)
         if order.keys:
             slots = [slot for key in order.keys if (slot := self._store.find(key)) is not None]

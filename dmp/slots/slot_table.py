@@ -19,7 +19,6 @@ from tierkv.dmp.slots.eviction import SAME_USE_S, Admission, EvictionOrder, Evic
 from tierkv.dmp.slots.holds import Deadlines, Owners, SlotLeases
 from tierkv.dmp.slots.slot_store import SlotStore, TableRestore
 from tierkv.kvcore.block import BlockSpec
-from tierkv.kvcore.block_event import HoldOrder
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.eviction import BlockFacts, LeafLru
 
@@ -35,7 +34,7 @@ class SlotTable:
         pinned: total number of pins of all slots.
         store: the slots in use, for questions that count no use.
         admission: refuses blocks, and counts the refused puts.
-        leases: the leased slots.
+        leases: the leased slots; carries out the orders of the meta server.
         clean: which blocks have a copy in the lower tier, and which block is copied next.
         now: last time that the node passed to the table; the node sets it before calls that need
             the time.
@@ -210,11 +209,6 @@ class SlotTable:
             elif slot.holders.pop(owner, 0):
                 self._offer(slot)
         return freed
-
-    def lease(self, order: HoldOrder, *, now: float) -> None:
-        """Carry out a lease order; blocks that are not sealed here are not kept."""
-        self.leases.expire(now)
-        self.leases.carry_out(order, now)
 
     def touch(self, index: int, generation: int) -> None:
         """Count a use of a sealed block (a reader that maps the segment reports late)."""

@@ -270,7 +270,7 @@ class SlotTableMachine(RuleBasedStateMachine):
     def lease(self, lease: int, names: list[str], ttl_s: float) -> None:
         self._expire()
         keys = tuple(block_key(name) for name in names)
-        self.table.lease(HoldOrder(LeaseId(lease), keys, ttl_s), now=self.now)
+        self.table.leases.carry_out(HoldOrder(LeaseId(lease), keys, ttl_s), self.now)
         if not keys and not ttl_s:
             self.leases.pop(lease, None)
             return

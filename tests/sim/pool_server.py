@@ -117,7 +117,7 @@ class PoolServer(ReportingNode):
         return payload
 
     def on_hold(self, order: HoldOrder) -> None:
-        self.table.lease(order, now=self.now)
+        self.table.leases.carry_out(order, self.now)
         self.promises.take_in(order, self._is_leased, self.now)
 
     def client_died(self, owner: str) -> None:

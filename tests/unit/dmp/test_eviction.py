@@ -110,12 +110,12 @@ def test_an_announced_use_that_came_is_expected_no_more(table: SlotTable, policy
 def test_leases_keep_blocks_but_never_more_than_their_share(table: SlotTable) -> None:
     fill(table)
     keys = tuple(block_key(name) for name in "zabc")
-    table.lease(HoldOrder(LeaseId(7), keys, 10.0), now=0.0)
+    table.leases.carry_out(HoldOrder(LeaseId(7), keys, 10.0), 0.0)
     assert (table.leases.blocks, table.leases.refused) == (2, 1)
     for name in "efgh":
         put(table, name, expectation=Expectation.TURN)
     assert table.store.peek(block_key("a")) and table.store.peek(block_key("b"))
-    table.lease(HoldOrder(LeaseId(7), (), 30.0), now=9.0)
+    table.leases.carry_out(HoldOrder(LeaseId(7), (), 30.0), 9.0)
     table.expire(38.9)
     assert table.leases.blocks == 2
     table.expire(39.0)
@@ -128,10 +128,10 @@ def test_an_ended_lease_keeps_nothing_and_one_with_bad_bytes_neither(table: Slot
     fill(table)
     bad = table.store.peek(block_key("b"))
     assert bad is not None
-    table.lease(HoldOrder(LeaseId(7), (block_key("a"), bad.block.key), 10.0), now=0.0)
+    table.leases.carry_out(HoldOrder(LeaseId(7), (block_key("a"), bad.block.key), 10.0), 0.0)
     table.quarantine(bad.index, bad.generation)
     assert table.leases.blocks == 1
-    table.lease(HoldOrder(LeaseId(7), (), 0.0), now=1.0)
+    table.leases.carry_out(HoldOrder(LeaseId(7), (), 0.0), 1.0)
     assert table.leases.blocks == 0
     put(table, "e", expectation=Expectation.TURN)
     assert table.store.peek(block_key("a")) is None
@@ -139,7 +139,7 @@ def test_an_ended_lease_keeps_nothing_and_one_with_bad_bytes_neither(table: Slot
 
 def test_a_leased_block_keeps_its_extent_from_another_size(table: SlotTable) -> None:
     fill(table)
-    table.lease(HoldOrder(LeaseId(7), (block_key("a"),), 10.0), now=0.0)
+    table.leases.carry_out(HoldOrder(LeaseId(7), (block_key("a"),), 10.0), 0.0)
     decision = table.reserve(
         make_put("big", range_bytes=2 * SLOT - 8, range_count=1), deadline=1e9, must=True
     )
