@@ -58,23 +58,24 @@ Router = Annotated[
 LocalGb = Annotated[float | None, typer.Option(help="KV memory of each node in GB (1000).")]
 PoolGb = Annotated[float | None, typer.Option(help="Memory of the shared pool in GB (none).")]
 PoolGbps = Annotated[
-    float | None, typer.Option(help="Bandwidth of the pool in gigabytes/s, for all nodes.")
+    float | None, typer.Option(help="Bandwidth of the pool in GB/s, all nodes together.")
 ]
 GateOption = Annotated[
     str | None,
     typer.Option(
-        help="Which load-or-recompute decisions see the pool's queue: live (default: node and "
-        "router), node (only the node), blind (none); off loads all KV found."
+        help="What the choice between loading and recomputing knows of the pool's queue: live "
+        "(default: node and router know the queue), node (only the node), blind (neither); off: "
+        "all KV found is loaded."
     ),
 ]
 ClosedLoop = Annotated[
-    bool, typer.Option("--closed-loop", help="A session's next request waits for the last answer.")
+    bool, typer.Option("--closed-loop", help="A session sends its next request after the answer.")
 ]
-Speed = Annotated[float | None, typer.Option(help="Divide timestamps: 2 is twice the load (1).")]
+Speed = Annotated[float | None, typer.Option(help="Divisor of timestamps: 2 doubles the load (1).")]
 Slo = Annotated[float | None, typer.Option(help="Target time to first token in s.", metavar="S")]
 Reserve = Annotated[
     bool,
-    typer.Option("--reserve/--no-reserve", help="Keep promised blocks until the request runs."),
+    typer.Option("--reserve/--no-reserve", help="Keep a request's blocks until its first token."),
 ]
 Model = Annotated[str | None, typer.Option(help="Model and machine (dense-70b-h20).")]
 ConstantsFile = Annotated[
@@ -82,9 +83,12 @@ ConstantsFile = Annotated[
 ]
 BlockTokens = Annotated[int | None, typer.Option(help="Tokens per block id of the trace (512).")]
 Cost = Annotated[
-    bool, typer.Option("--cost", help="Find how many nodes the pool saves, and its cost for each.")
+    bool,
+    typer.Option("--cost", help="Find the nodes a pool saves, and its price per saved node."),
 ]
-Region = Annotated[list[str] | None, typer.Option(help="Region of the prices; may be repeated.")]
+Region = Annotated[
+    list[str] | None, typer.Option(help="Region of the price list; may be repeated (all).")
+]
 SloShare = Annotated[
     float | None, typer.Option(help="Share of requests that must meet --slo, for --cost (0.9).")
 ]
@@ -123,20 +127,20 @@ def simulate(
 ) -> None:
     """Replay a trace through one cache, or through a cluster, in virtual time.
 
-    One cache: how often would it hit?
+    Hit rates of one cache:
 
         tierkv simulate trace.jsonl.zst --policy default --capacity-blocks 20000
 
-    A cluster: how long do first tokens take, and what moves?
+    Times to first token of a cluster, hits and moved bytes:
 
         tierkv simulate trace.jsonl.zst --nodes 8 --local-gb 1000 --pool-gb 4000 --pool-gbps 20
 
-    What does the pool cost per node it saves?
+    Nodes saved by a pool, and its price per saved node:
 
         tierkv simulate trace.jsonl.zst --cost --slo 5 --pool-gb 4000 --pool-gbps 20
 
-    Agents wait for an answer before the next request: give --closed-loop. docs/simulate.md explains
-    the model and its limits.
+    An agent sends its next request after the previous answer: give --closed-loop for traces of
+    agents. docs/simulate.md describes the model and its limits.
     """
     given = {name: value for name, value in locals().items() if name not in _OWN}
     # A switch at its default counts as not given: a cache has no reservations to turn off.
