@@ -1,8 +1,8 @@
 """Hit rates of each eviction policy on traces, and the value of each hint for the default policy.
 
-``python -m bench.policies [--trace NAME=FILE ...] [--write docs/policies.md]``. Without a trace the
-script makes a trace of several tenants. ``--write`` puts the tables into the file, between the
-file's markers.
+``python -m bench.policies [--trace NAME=FILE ...] [--out FILE]``. Without a trace the script makes
+a trace of several tenants. ``--out`` writes all tables into a Markdown file; docs/policies.md shows
+a choice of the numbers.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Table:
         for name, (blocks, tokens) in found.items():
             report.add(f"{key}_{name}_block_hit_pct", blocks)
             report.metrics[f"{key}_{name}_token_hit_pct"] = tokens
-        cells = [f"{found[name][0]:.1f}" for name in ("leaf_lru", *BLOCK_POLICIES, "belady")]
-        both = f"**{ours:.1f}** / {found['default'][1]:.1f}"
+        cells = [f"{found[name][0]:.2f}" for name in ("leaf_lru", *BLOCK_POLICIES, "belady")]
+        both = f"**{ours:.2f}** / {found['default'][1]:.2f}"
         return f"| {share * 100:g} % | {both} | {' | '.join(cells)} | {gap} |"
 
     def lines(self, shares: Sequence[float], report: Report) -> list[str]:
@@ -170,19 +170,11 @@ def hint_lines(
     return [*lines, ""]
 
 
-def write_between(path: Path, marker: str, lines: Sequence[str]) -> None:
-    """Replace the text between ``<!-- marker:begin -->`` and ``<!-- marker:end -->``."""
-    text = path.read_text()
-    begin, end = f"<!-- {marker}:begin -->\n", f"<!-- {marker}:end -->"
-    before, after = text.index(begin) + len(begin), text.index(end)
-    path.write_text(text[:before] + "\n" + "\n".join(lines) + "\n" + text[after:])
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run."""
     parser = make_parser(__doc__ or "")
     parser.add_argument("--trace", action="append", default=[], help="NAME=FILE, may be repeated")
-    parser.add_argument("--write", type=Path, help="a Markdown file with markers")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables there")
     options = parser.parse_args(argv)
     report, lines, hinted = Report("policies"), [], []
     shares = QUICK_CAPACITIES if options.quick else CAPACITIES
@@ -208,9 +200,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     rows: dict[str, Hints] = {"none": TraceHints(), "rows are pending": Rows(questions)}
     hinted += hint_lines(title, table, rows, shares[:4], report)
-    if options.write:
-        write_between(options.write, "policies", lines)
-        write_between(options.write, "hints", hinted)
+    if options.out is not None:
+        options.out.write_text("\n".join([*lines, *hinted]))
     finish(report, options.format)
 
 

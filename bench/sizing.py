@@ -1,7 +1,8 @@
 """When a pool pays, its size and speed, and the gate's savings: numbers of docs/sizing.md.
 
-``python -m bench.sizing --trace chat.jsonl.zst:open --write-docs`` simulates a trace under many
-sizes, one value changed at a time, and writes tables and a plot into docs/. All time is virtual:
+``python -m bench.sizing --trace chat.jsonl.zst:open --out FOLDER`` simulates a trace under many
+sizes, one value changed at a time, and writes the tables (sizing-chat.md) and a plot
+(sizing-chat.svg). docs/sizing.md shows the plot and a choice of the numbers. All time is virtual:
 the numbers don't depend on the machine. ``--quick`` takes a seeded trace and few sizes.
 """
 
@@ -24,7 +25,6 @@ from tierkv.simulator.sizing import load_prices, pool_worth
 from tierkv.simulator.trace import Request, load_trace
 from tierkv.simulator.workload import make_workload
 
-DOCS = Path(__file__).parents[1] / "docs"
 SLO_S, SLO_SHARE = 10.0, 0.9
 
 
@@ -249,16 +249,13 @@ def trace_plan(argument: str, seed: int) -> Plan:
     return Plan(name, requests, cluster, speeds, sizes, widths, pools, gate)
 
 
-def write_docs(plan: Plan, tables: dict[str, Table]) -> None:
-    """Put tables and plot between this trace's markers in docs/sizing.md."""
-    file, begin = DOCS / "sizing.md", f"<!-- {plan.name}: begin -->"
-    end, text = f"<!-- {plan.name}: end -->", (DOCS / "sizing.md").read_text()
-    before, _, rest = text.partition(begin)
-    body = "\n\n".join(
-        [f"![sizes and times](sizing-{plan.name}.svg)", *(t.markdown() for t in tables.values())]
-    )
-    file.write_text(f"{before}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}")
-    draw(plan, tables, DOCS / f"sizing-{plan.name}.svg")
+def write_tables(plan: Plan, tables: dict[str, Table], folder: Path) -> None:
+    """Write the tables as Markdown, and the plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = folder / f"sizing-{plan.name}.svg"
+    parts = [f"![sizes and times]({picture.name})", *(t.markdown() for t in tables.values())]
+    (folder / f"sizing-{plan.name}.md").write_text("\n\n".join(parts) + "\n")
+    draw(plan, tables, picture)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -266,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__ or "")
     parser.add_argument("--trace", metavar="FILE:open|closed")
     parser.add_argument("--no-search", action="store_true", help="leave out the fewest nodes")
-    parser.add_argument("--write-docs", action="store_true", help="update docs/sizing.md")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write tables and plot there")
     arguments = parser.parse_args(argv)
     quick = arguments.quick or arguments.trace is None
     plan = quick_plan(arguments.seed) if quick else trace_plan(arguments.trace, arguments.seed)
@@ -276,8 +273,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         tables["gate"] = lab.gates()
     if plan.speeds and not arguments.no_search:
         tables["scale"] = lab.scale()
-    if arguments.write_docs:
-        write_docs(plan, tables)
+    if arguments.out is not None:
+        write_tables(plan, tables, arguments.out)
     report = Report("sizing")
     for name, table in tables.items():
         for row in table.rows:

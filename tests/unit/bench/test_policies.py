@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.policies import Rows, Table, hint_lines, statements, tenants, write_between
+from bench import policies
+from bench.policies import Rows, Table, hint_lines, statements, tenants
 from bench.report import Report
 from tierkv.kvcore.block import Expectation
 from tierkv.simulator.cache_replay import NO_HINTS
@@ -43,9 +44,11 @@ def test_a_table_has_all_policies_between_nothing_and_the_optimum(
     assert "belady" in capsys.readouterr().err
 
 
-def test_tables_go_between_their_markers(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb\n")
-    write_between(page, "x", ["new", ""])
-    write_between(page, "x", ["new", ""])
-    assert page.read_text() == "a\n<!-- x:begin -->\n\nnew\n\n<!-- x:end -->\nb\n"
+def test_all_tables_go_into_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "tenants", lambda seed, requests: tenants(seed, 60))
+    monkeypatch.setattr(policies, "QUICK_CAPACITIES", (0.2,))
+    page = tmp_path / "tables.md"
+    policies.main(["--quick", "--out", str(page)])
+    text = page.read_text()
+    assert text.startswith("**tenants**: 60 requests, ") and "\n| 20 % | **" in text
+    assert "\n| rows are pending | " in text

@@ -47,7 +47,7 @@ def test_docs_are_changed_between_the_markers_only(
     assert "| tierkv | 1.00 / 123 |" in text
 
 
-def test_sizes_are_tried_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_tried_one_at_a_time(tmp_path: Path) -> None:
     plan = replace(sizing.quick_plan(1), requests=agents(6, seed=1))
     lab = sizing.Lab(plan)
     tables = {
@@ -59,9 +59,7 @@ def test_sizes_are_tried_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
     }
     assert [len(t.rows) for t in tables.values()] == [1, 2, 1, 5, 1]
     assert tables["scale"].column("nodes, pool")[0] >= 1
-    file = tmp_path / "sizing.md"
-    file.write_text("<!-- synthetic: begin -->\n<!-- synthetic: end -->\nrest\n")
-    monkeypatch.setattr(sizing, "DOCS", tmp_path)
-    sizing.write_docs(plan, tables)
-    assert file.read_text().endswith("<!-- synthetic: end -->\nrest\n")
-    assert (tmp_path / "sizing-synthetic.svg").exists()
+    sizing.write_tables(plan, tables, tmp_path / "new")
+    text = (tmp_path / "new/sizing-synthetic.md").read_text()
+    assert all(f"**{table.title}**" in text for table in tables.values())
+    assert (tmp_path / "new/sizing-synthetic.svg").exists()
