@@ -50,7 +50,7 @@ async def serve_role(
     """
     settings = config.settings
     name = NodeId(node_id or f"{role}-{socket.gethostname()}")
-    _configure_logging(settings.cluster.log_level, json_lines=True, node=name)
+    _configure_logging(settings.cluster.log_level, node=name)
     raise_descriptor_limit()
     keep_files_private()
     stop = asyncio.Event()
@@ -266,8 +266,8 @@ _START = {
 }
 
 
-def _configure_logging(level: str, *, json_lines: bool, node: str = "") -> None:
-    """Send structlog and stdlib records of ``level`` and above to standard error."""
+def _configure_logging(level: str, *, node: str) -> None:
+    """Send structlog and stdlib records of ``level`` and above to standard error, as JSON lines."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -276,17 +276,12 @@ def _configure_logging(level: str, *, json_lines: bool, node: str = "") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if json_lines
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
-            renderer,
+            structlog.processors.JSONRenderer(),
         ],
     )
     handler = logging.StreamHandler(sys.stderr)
