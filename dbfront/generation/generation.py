@@ -428,7 +428,7 @@ class Generation:
             async for event in events:
                 parts.append(event.text)
                 if event.finish_reason is not None and event.usage is not None:
-                    return TextAnswer.of("".join(parts), event)
+                    return TextAnswer.of("".join(parts), event, model=prepared.model.name)
         raise NodeLostError("the answer ended without an end")
 
 

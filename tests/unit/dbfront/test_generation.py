@@ -49,6 +49,7 @@ async def test_an_answer_is_its_stream_gathered(folder: Path) -> None:
         )
         parts = [event async for event in front.generation.stream(prepared)]
         assert "".join(part.text for part in parts) == whole.text
+        assert whole.model == prepared.model.name
         assert [p.finish_reason for p in parts if p.finish_reason] == [FinishReason.LENGTH]
 
 
