@@ -65,7 +65,8 @@ class LoadWorth:
         _step_s: seconds of the last steps that computed nearly nothing.
         _token_s: seconds that each token of a prompt added to the last large steps.
         _declined: decisions of ``pays_to_ask`` to compute, including probes; never reset.
-        _probing: True after a decision to probe, until a load begins or the next refusal.
+        _probing: True after a decision to probe, until a load begins, the pool has no blocks, or
+            the next refusal.
     """
 
     def __init__(self) -> None:
@@ -108,6 +109,10 @@ class LoadWorth:
 
     def begun(self) -> None:
         """Record the begin of a load, which ends a probe."""
+        self._probing = False
+
+    def found_nothing(self) -> None:
+        """Record that the pool has no blocks for a request; a probe without a load ends, too."""
         self._probing = False
 
     def _saves(self, tokens: int, cost_s: float) -> bool:

@@ -326,7 +326,10 @@ class SchedulerSide:
 
         Promised blocks are always loaded: another engine computed them for this request.
         """
-        if self._worth is None or blocks <= 0 or self._promised(story.request):
+        if self._worth is None or self._promised(story.request):
+            return True
+        if blocks <= 0:
+            self._worth.worth.found_nothing()
             return True
         tokens = blocks * self._block_tokens
         pays = self._worth.worth.pays(tokens)

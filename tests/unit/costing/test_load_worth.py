@@ -46,6 +46,17 @@ def test_one_in_sixteen_is_tried_again() -> None:
     assert asked.count(True) == 4
 
 
+def test_a_probe_that_finds_nothing_ends() -> None:
+    worth = measured(load_s=0.010, step_s=0.002, token_s=1e-6)
+    while not worth.pays_to_ask(TOKENS):
+        assert not worth.pays(TOKENS)
+    assert worth.pays(TOKENS)
+    worth.found_nothing()
+    assert not worth.pays(TOKENS), "no load is made for a probe that is over"
+    asked = [worth.pays_to_ask(TOKENS) for _ in range(16)]
+    assert asked.count(True) == 1
+
+
 def test_a_pool_that_became_fast_is_used_again() -> None:
     worth = measured(load_s=5.0, step_s=0.002, token_s=1e-4)
     assert not worth.pays(TOKENS)
