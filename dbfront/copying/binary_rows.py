@@ -21,7 +21,20 @@ _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _HEAD_BYTES: Final = len(_SIGNATURE) + 8
 _TRAILER: Final = b"\xff\xff"
 _NULL: Final = b"\xff\xff\xff\xff"
+_OIDS: Final = 1 << 16
 _CRITICAL_FLAGS: Final = 0xFFFF0000
+_COUNT_BYTES: Final = 2
+
+_NO_SIGNATURE: Final = "COPY file signature not recognized"
+_NO_LENGTH: Final = "invalid COPY file header (missing length)"
+_WRONG_LENGTH: Final = "invalid COPY file header (wrong length)"
+_HEADER_PARTS: Final = (
+    (len(_SIGNATURE), _NO_SIGNATURE),
+    (len(_SIGNATURE) + 4, "invalid COPY file header (missing flags)"),
+    (_HEAD_BYTES, _NO_LENGTH),
+    (_HEAD_BYTES + MAX_SQL_BYTES + 1, _WRONG_LENGTH),
+)
+"""PostgreSQL's messages for a header with fewer bytes than the given number."""
 
 
 class BinaryWriter:
@@ -76,18 +89,23 @@ class BinaryReader:
             rows.append(row)
         del self._buffer[: self._at]
         self._at = 0
+        if self._ended and self._buffer:
+            raise self._bad("received copy data after EOF marker")
         if len(self._buffer) > MAX_SQL_BYTES:
             raise self._bad(f"a row is longer than {MAX_SQL_BYTES} bytes")
         return rows
 
     def finish(self) -> list[Row]:
-        """End the data.
+        """End the data. As in PostgreSQL, the end marker may be missing; half a count is ignored.
 
         Raises:
-            SqlError: 22P04, the header is missing or incomplete, or bytes are left after the last
-                complete row.
+            SqlError: 22P04, the header or the last row is incomplete.
         """
-        if not self._begun or self._buffer:
+        if not self._begun:
+            size = len(self._buffer)
+            missing = next(why for least, why in _HEADER_PARTS if size < least)
+            raise self._bad(missing)
+        if len(self._buffer) >= _COUNT_BYTES:
             raise self._bad("unexpected EOF in COPY data")
         return []
 
@@ -97,14 +115,18 @@ class BinaryReader:
     def _begin(self) -> bool:
         """Skip the header once all of the header has arrived; return True when it is skipped."""
         if not _SIGNATURE.startswith(bytes(self._buffer[: len(_SIGNATURE)])):
-            raise self._bad("COPY file signature not recognized")
+            raise self._bad(_NO_SIGNATURE)
         if len(self._buffer) < _HEAD_BYTES:
             return False
-        flags, extension = struct.unpack_from("!II", self._buffer, len(_SIGNATURE))
+        flags, extension = struct.unpack_from("!Ii", self._buffer, len(_SIGNATURE))
+        if flags & _OIDS:
+            raise self._bad("invalid COPY file header (WITH OIDS)")
         if flags & _CRITICAL_FLAGS:
             raise self._bad("unrecognized critical flags in COPY file header")
+        if extension < 0:
+            raise self._bad(_NO_LENGTH)
         if extension > MAX_SQL_BYTES:
-            raise self._bad("invalid COPY file header (wrong length)")
+            raise self._bad(_WRONG_LENGTH)
         if len(self._buffer) < _HEAD_BYTES + extension:
             return False
         self._at = _HEAD_BYTES + extension
@@ -114,12 +136,12 @@ class BinaryReader:
     def _next_row(self) -> Row | None:
         """Return the next row, or None if the row is not complete yet or the data has ended."""
         start = at = self._at
-        if len(self._buffer) < at + 2:
+        if len(self._buffer) < at + _COUNT_BYTES:
             return None
         (count,) = struct.unpack_from("!h", self._buffer, at)
-        at += 2
+        at += _COUNT_BYTES
         if count == -1:
-            self._end(at)
+            self._ended, self._at = True, at
             return None
         self._row_number += 1
         if count != len(self._kinds):
@@ -144,9 +166,3 @@ class BinaryReader:
     def _wait(self, start: int) -> None:
         self._at = start
         self._row_number -= 1
-
-    def _end(self, at: int) -> None:
-        self._ended = True
-        if len(self._buffer) > at:
-            raise self._bad("received copy data after EOF marker")
-        self._at = at

@@ -339,3 +339,50 @@ def test_a_wrong_statement_is_told_at_parse(
             seen.append(told)
     assert seen[0] == seen[1]
     assert seen[0][0] is not None
+
+
+_HEAD = b"PGCOPY\n\xff\r\n\0"
+_ROW = struct.pack("!hiii", 2, 4, 1, -1)
+_MARKER = b"\xff\xff"
+BINARY_COPIES: dict[str, list[bytes]] = {
+    "whole": [_HEAD + bytes(8), _ROW, _MARKER],
+    "without a marker": [_HEAD + bytes(8), _ROW],
+    "half a count at the end": [_HEAD + bytes(8), _ROW, b"\0"],
+    "only a header": [_HEAD + bytes(8)],
+    "an extension": [_HEAD + struct.pack("!II", 7, 3), b"abc", _ROW, _MARKER],
+    "a cut row": [_HEAD + bytes(8), _ROW[:7]],
+    "a count only": [_HEAD + bytes(8), _ROW[:2]],
+    "a byte behind the marker": [_HEAD + bytes(8), _ROW, _MARKER + b"x"],
+    "a message behind the marker": [_HEAD + bytes(8), _ROW, _MARKER, b"x"],
+    "two markers": [_HEAD + bytes(8), _ROW, _MARKER, _MARKER],
+    "a row behind the marker": [_HEAD + bytes(8) + _ROW + _MARKER, _ROW],
+    "another signature": [b"PGCOPX"],
+    "a cut signature": [_HEAD[:5]],
+    "no flags": [_HEAD],
+    "no length": [_HEAD + bytes(4)],
+    "a negative length": [_HEAD + struct.pack("!Ii", 0, -1)],
+    "a cut extension": [_HEAD + struct.pack("!II", 0, 3), b"ab"],
+    "object ids": [_HEAD + struct.pack("!II", 1 << 16, 0)],
+    "unknown flags": [_HEAD + struct.pack("!II", 1 << 17, 0)],
+    "three fields": [_HEAD + bytes(8), struct.pack("!h", 3)],
+    "a negative size": [_HEAD + bytes(8), struct.pack("!hi", 2, -5)],
+}
+
+
+@pytest.mark.parametrize("name", BINARY_COPIES)
+def test_binary_copies_end_as_in_postgresql(
+    server: RunningServer, postgres: PostgresServer, name: str
+) -> None:
+    def copied(dsn: str) -> tuple[str, str] | list[Any]:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("DROP TABLE IF EXISTS copied")
+            connection.execute("CREATE TABLE copied (a int, b text)")
+            try:
+                with connection.cursor().copy("COPY copied FROM STDIN (FORMAT binary)") as copy:
+                    for piece in BINARY_COPIES[name]:
+                        copy.write(piece)
+            except psycopg.Error as error:
+                return str(error.sqlstate), str(error.diag.message_primary)
+            return connection.execute("SELECT * FROM copied").fetchall()
+
+    assert copied(server.dsn) == copied(postgres.dsn)
