@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fix_kitchen import Kitchen, Prompt, make_prompt
 from tests.fix_logits import BLOCK, CASES, Pair, close
-from tierkv.compute.blend.plan import BlendPlan, ChunkUse, lay_out
-from tierkv.compute.blend.selectors import make_selector
+from tierkv.compute.blend.plan import lay_out
 from tierkv.kvcore.request import Blend, BlendSelector
 
 torch.set_num_threads(1)
@@ -74,23 +72,3 @@ def test_no_token_sees_a_later_chunk(pair, prompt, ratio, cut, seed) -> None:
     pair.pages.kv[:, late.pages] = kv + torch.randn(kv.shape, generator=generator)
     kitchen.blend(plan)
     assert torch.equal(kitchen.kv(plan.page_table, late.start), before)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(prompt=prompts(), ratio=st.floats(1e-3, 1.0), selector=SELECTORS, layers=st.integers(1, 40))
-def test_every_selector_chooses_its_share(prompt, ratio, selector, layers) -> None:
-    uses = tuple(ChunkUse(a, b - a, np.arange(1, 4)) for a, b in prompt.chunks)
-    ids = np.array(prompt.ids)
-    plan = BlendPlan(ids, 0, np.arange(4, 40), uses, blend_by(prompt, ratio, selector))
-    rows = lay_out(plan, BLOCK)
-    assert sorted([*rows.reused, *rows.fresh]) == list(range(len(ids)))
-    assert rows.fresh[-1] == len(ids) - 1
-    chosen = make_selector(plan, rows, layers=layers)
-    count = len(rows.reused)
-    begin = chosen.begin(torch.rand(count) if chosen.scouts else None)
-    assert begin.tolist() == sorted(set(begin.tolist()))
-    keeps = [keep for keep in map(chosen.keep_at, range(layers)) if keep is not None]
-    assert keeps == sorted(keeps, reverse=True)
-    assert (keeps or [len(begin)])[0] >= ratio * count - 1e-6
-    if selector in (BlendSelector.HKVD, BlendSelector.QUERY):
-        assert (keeps or [len(begin)])[0] < ratio * count + 1
