@@ -69,7 +69,14 @@ class RouterView(Protocol):
 
 
 class RoutingPolicy(Protocol):
-    """Places each job exactly once, when it arrives or later."""
+    """Places jobs; each method returns orders for the cluster.
+
+    1. Each job is placed or refused exactly once, when it arrives or later.
+    2. A placement names a node of the cluster.
+    3. ``woken`` may be called for a Wake that nothing waits for any more. A LoadAheadOrder names a
+       job without a placement, and at most the blocks of its chain.
+    4. Equal calls give equal orders: chance comes from the seed of the options.
+    """
 
     def arrived(self, job: SimulatedRequest, now: float) -> Sequence[Order]: ...
 

@@ -250,15 +250,5 @@ def test_every_router_serves_every_request_and_no_token_is_lost(
     cluster.pool.cache.check_invariants()
 
 
-@pytest.mark.parametrize("router", list(RouterName))
-def test_equal_seeds_give_equal_runs(router: RouterName) -> None:
-    def once(seed: int) -> dict[str, float | int | None]:
-        return run(LOAD, nodes=3, router=router, local_gb=3.0, seed=seed).summary(5.0)
-
-    assert once(1) == once(1)
-    if router is RouterName.RANDOM:
-        assert once(1) != once(2)
-
-
 def test_blocks_are_as_large_as_the_arithmetic_here_assumes() -> None:
     assert MODEL.layout(BLOCK).stored_bytes == 100_000_000 == GB / 10
