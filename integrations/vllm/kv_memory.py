@@ -23,7 +23,13 @@ class UnfitMemoryError(ValueError):
 
 
 class Window(Protocol):
-    """Selected blocks of all layers, in the caller's order; used for one transfer."""
+    """Selected blocks of all layers, in the caller's order; used for one transfer.
+
+    1. After ``capture`` of a layer, ``view`` returns the bytes that each block's layer had then, in
+       the memory's ``order``, until the engine writes to the block again.
+    2. Bytes written to ``view`` are in the engine after ``restore`` of the layer, for the first
+       ``count`` blocks; no other block changes.
+    """
 
     def capture(self, layer: int) -> None:
         """Begin to copy a layer out of the engine; called by the engine's thread."""
@@ -37,6 +43,9 @@ class Window(Protocol):
 
 class KvMemory(Protocol):
     """All layers' blocks.
+
+    1. Layers are numbered in the natural order of their names: 2 before 10.
+    2. A block's layer is ``layer_bytes`` long, and ``order`` names its dimensions, outermost first.
 
     Attributes:
         layer_names: the engine's names of layers, in storage order.
