@@ -7,7 +7,7 @@ slot stays out of use.
 
 ``ScrubPlan`` decides which slot is next and when (pure); ``Scrubber`` is the thread that carries
 out the plan in the node's life. No lock is held while bytes are hashed: the slot is pinned, and a
-reader may share the slot.
+reader may share the slot. A test writes, so it holds the lock, but only for a piece at a time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _IDLE_S: Final = 1.0
 """Pause between rounds; a stop is noticed at once."""
 
 _PATTERNS: Final = (b"\x55", b"\xaa")
+_PIECE_BYTES: Final = 1 << 18
+"""Bytes of a slot that are tested under one hold of the lock: about 0.1 ms."""
 _MOST_HEALS: Final = 3
 """Maximum number of tests of one slot; a slot that goes bad again stays out of use until the
 process ends."""
@@ -71,12 +73,14 @@ class Scrubber:
 
     Attributes:
         checked_bytes: bytes hashed since the process began.
+        _suspects: generations of quarantined slots by index, to be tested when seen again.
+        _heals: number of tests by index.
     """
 
     def __init__(self, state: NodeState) -> None:
         self.checked_bytes = 0
         self._state = state
-        self._suspects: set[int] = set()
+        self._suspects: dict[int, int] = {}
         self._heals: Counter[int] = Counter()
         self._plan = ScrubPlan(max(1, state.config.scrub_rate_bytes_per_s))
         self._stopping = threading.Event()
@@ -98,37 +102,50 @@ class Scrubber:
 
     def run_round(self) -> int:
         """Check every sealed slot once, without pauses; return the number of bad slots."""
-        with self._state.lock:
-            self._plan.begin(self._state.table.store.indices())
+        self._begin_round()
         bad = 0
         while (index := self._plan.next()) is not None:
             bad += self._check(index)
         return bad
 
+    def _begin_round(self) -> None:
+        with self._state.lock:
+            store = self._state.table.store
+            self._plan.begin(store.indices())
+            quarantined = {i for i in self._suspects if store.in_state(i, SlotState.QUARANTINED)}
+        for index in self._suspects.keys() - quarantined:
+            del self._suspects[index]
+
     def _run(self) -> None:
         while not self._stopping.is_set():
-            with self._state.lock:
-                self._plan.begin(self._state.table.store.indices())
+            self._begin_round()
             self._run_paced()
             self._stopping.wait(_IDLE_S)
 
     def _run_paced(self) -> None:
         while (index := self._plan.next()) is not None:
-            self._check(index)
-            if self._stopping.wait(self._plan.wait_s(self._state.clock.now())):
+            self._check(index, paced=True)
+            if self._pause():
                 return
 
-    def _check(self, index: int) -> bool:
-        """Check one slot; quarantine the slot if its bytes are bad."""
+    def _pause(self) -> bool:
+        """Keep the rate; return True when the thread must end."""
+        return self._stopping.wait(self._plan.wait_s(self._state.clock.now()))
+
+    def _check(self, index: int, *, paced: bool = False) -> bool:
+        """Check one slot; quarantine the slot if its bytes are bad. Test a quarantined slot."""
         state = self._state
         with state.lock:
             slot = state.table.store.in_state(index, SlotState.SEALED)
-            if slot is None:
-                return self._test(index)
-            generation = slot.generation
-            state.table.pin(slot)
-            view = state.segment.span(slot.offset, 0, slot.length)
-            sums = [state.segment.stored_checksum(slot, i) for i in range(slot.block.ranges.count)]
+            if slot is not None:
+                generation = slot.generation
+                state.table.pin(slot)
+                view = state.segment.span(slot.offset, 0, slot.length)
+                count = slot.block.ranges.count
+                sums = [state.segment.stored_checksum(slot, i) for i in range(count)]
+        if slot is None:
+            self._test(index, paced=paced)
+            return False
         bad = not is_sound(slot, view, sums)
         size = len(view)
         view.release()
@@ -139,28 +156,59 @@ class Scrubber:
         self._plan.checked(size, state.clock.now())
         return bad
 
-    def _test(self, index: int) -> bool:
-        """Free a quarantined slot if its memory passes the test. Lock held.
+    def _test(self, index: int, *, paced: bool) -> None:
+        """Free a quarantined slot if its memory passes the test."""
+        state = self._state
+        with state.lock:
+            slot = self._suspect(index)
+        if slot is None:
+            return
+        self._heals[index] += 1
+        for start in range(0, slot.extent.slot_bytes, _PIECE_BYTES):
+            stop = min(start + _PIECE_BYTES, slot.extent.slot_bytes)
+            if not self._passes(slot, start, stop):
+                return
+            self._plan.checked(stop - start, state.clock.now())
+            if paced and self._pause():
+                return
+        with state.lock:
+            if self._is_out_of_use(slot):
+                state.table.heal(slot)
+                state.segment.set_state(index, SlotState.FREE)
+                log.warning(
+                    "dmp %s: slot %d passed a test, in use again", state.config.node_id, index
+                )
 
-        Returns:
-            False: the test finds no new bad block.
-        """
+    def _suspect(self, index: int) -> Slot | None:
+        """Return a quarantined slot that has been seen before and may be tested. Lock held."""
         state = self._state
         slot = state.table.store.in_state(index, SlotState.QUARANTINED)
         if slot is None or slot.pins or self._heals[index] >= _MOST_HEALS:
-            return False
-        if index not in self._suspects:
-            self._suspects.add(index)
-            return False
+            return None
+        if self._suspects.get(index) != slot.generation:
+            self._suspects[index] = slot.generation
+            return None
         if not state.segment.backing.back(slot.extent.index):
-            return False
-        self._suspects.discard(index)
-        self._heals[index] += 1
-        if keeps_patterns(state.segment.span(slot.offset, 0, slot.extent.slot_bytes)):
-            state.table.heal(slot)
-            state.segment.set_state(index, SlotState.FREE)
-            log.warning("dmp %s: slot %d passed a test, in use again", state.config.node_id, index)
-        return False
+            return None
+        del self._suspects[index]
+        return slot
+
+    def _passes(self, slot: Slot, start: int, stop: int) -> bool:
+        """Test bytes [start, stop) of a slot that is still out of use."""
+        state = self._state
+        with state.lock:
+            if not self._is_out_of_use(slot):
+                return False
+            with state.segment.span(slot.offset, start, stop) as memory:
+                return keeps_patterns(memory)
+
+    def _is_out_of_use(self, slot: Slot) -> bool:
+        """Return True if a slot is the one that was found, quarantined and unread. Lock held."""
+        state = self._state
+        now = (
+            state.table.store.in_state(slot.index, SlotState.QUARANTINED) if state.running else None
+        )
+        return now is slot and not slot.pins
 
 
 def keeps_patterns(memory: memoryview) -> bool:

@@ -77,6 +77,56 @@ def test_a_quarantined_slot_is_tested_and_used_again_restarts_included(make_rig:
     assert (again.slot, again.generation > place.generation) == (place.slot, True)
 
 
+def test_a_test_gives_the_lock_back_between_pieces(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierkv.dmp.node.scrubber._PIECE_BYTES", RANGE_BYTES)
+    rig = make_rig()
+    pool = InprocPoolNode(rig.node)
+    place = store(pool, "n0")
+    flip(rig, place.slot, at=5)
+    assert [rig.node.scrubber.run_round() for _ in range(2)] == [1, 0]
+    stored = []
+    plan = rig.node.scrubber._plan
+    checked = plan.checked
+
+    def between(size_bytes: int, now: float) -> None:
+        stored.append(store(pool, f"between {len(stored)}"))
+        checked(size_bytes, now)
+
+    monkeypatch.setattr(plan, "checked", between)
+    assert rig.node.scrubber.run_round() == 0
+    assert len(stored) > 2
+    assert rig.node.reports.stats().quarantined_slots == 0
+    assert place.slot not in {other.slot for other in stored}, "in use again after its test only"
+    rig.node._state.table.check_invariants()
+
+
+def test_a_slot_that_fails_in_one_piece_stays_out(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierkv.dmp.node.scrubber._PIECE_BYTES", RANGE_BYTES)
+    answers = [True, False]
+    monkeypatch.setattr("tierkv.dmp.node.scrubber.keeps_patterns", lambda memory: answers.pop(0))
+    rig = make_rig()
+    flip(rig, store(InprocPoolNode(rig.node), "n0").slot, at=5)
+    assert [rig.node.scrubber.run_round() for _ in range(3)] == [1, 0, 0]
+    assert answers == [] and rig.node.reports.stats().quarantined_slots == 1
+
+
+def test_a_slot_is_a_suspect_in_one_use_only(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    flip(rig, store(InprocPoolNode(rig.node), "n0").slot, at=5)
+    scrubber, table = rig.node.scrubber, rig.node._state.table
+    assert [scrubber.run_round() for _ in range(2)] == [1, 0]
+    ((index, generation),) = scrubber._suspects.items()
+    slot = table.store.at(index)
+    assert slot is not None and slot.generation == generation
+    table.heal(slot)
+    scrubber.run_round()
+    assert scrubber._suspects == {}
+
+
 def test_a_slot_that_keeps_going_bad_stays_out(make_rig: MakeRig) -> None:
     rig = make_rig()
     for life in range(4):
