@@ -210,8 +210,12 @@ class Engine:
     def _admit(self) -> list[EngineSequence]:
         """Let sequences into the batch; return those whose blocks are worth a lookup."""
         rate = self._report.prefill_rate.value
-        misses = self.batcher.admit()
-        return [miss.seq for miss in misses if self.tiers.wants_locate(miss.tokens, rate)]
+        return [
+            miss.seq
+            for miss in self.batcher.admit()
+            if self.tiers.wants_locate(miss.tokens, rate)
+            and self.tiers.codec_of(miss.seq.request) is not None
+        ]
 
     def _plan(self, ready_loads: Sequence[int], lookups: Sequence[EngineSequence]) -> Plan:
         """Plan the step; each victim is saved first, then sent back to the queue."""

@@ -64,6 +64,7 @@ class Prefetches:
         hits = pool.lookup(seq.keys[: seq.usable_blocks])
         prefetch = _Prefetch(seq, hits, answer)
         wanted = self._policy is not LoadPolicy.NEVER and self._tiers.reachable
+        wanted = wanted and self._tiers.codec_of(request) is not None
         if not wanted or len(hits) == seq.usable_blocks or len(self._open) >= _MAX_PREFETCHES:
             answer(prefetch.hit_tokens)
             return

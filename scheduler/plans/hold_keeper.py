@@ -64,6 +64,7 @@ class HoldKeeper:
         self._ending: list[tuple[LeaseId, bool]] = []
         self._wake = asyncio.Event()
         self._closing = False
+        self._told_full = False
         self._task: asyncio.Task[None] | None = None
 
     def hold(self, stem: int, keys: Sequence[BlockKey]) -> None:
@@ -71,6 +72,7 @@ class HoldKeeper:
         held = self._held.get(stem)
         if held is None:
             if len(self._held) >= MAX_HELD:
+                self._tell_full()
                 return
             self._held[stem] = _Held(keys, self._clock.now())
         elif not held.in_pool:
@@ -78,6 +80,12 @@ class HoldKeeper:
         self._wake.set()
         if self._task is None:
             self._task = asyncio.create_task(self._keep(), name="plan-holds")
+
+    def _tell_full(self) -> None:
+        """Log, once per statement, that further stems are not held."""
+        if not self._told_full:
+            self._told_full = True
+            log.info("a statement holds %d shared beginnings of prompts, the maximum", MAX_HELD)
 
     def let_go(self, stem: int) -> None:
         """Stop holding the chain."""

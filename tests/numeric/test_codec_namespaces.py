@@ -109,10 +109,13 @@ async def test_one_codec_answers_alike_whoever_else_is_there(tables) -> None:
 
 
 @pytest.mark.parametrize("codec", [c for c in KvCodec if not c.has_fixed_size])
-async def test_without_tables_nothing_is_stored_and_answers_are_exact(codec, caplog) -> None:
+async def test_without_tables_nothing_is_stored_and_answers_are_exact(
+    codec, caplog, monkeypatch
+) -> None:
     pool = MemoryPoolNode()
     with caplog.at_level(logging.WARNING):
         async with running_node(pool) as node:
+            monkeypatch.setattr(node._engine.tiers.finder, "find", lambda *_, **__: pytest.fail())
             want, _ = await ask(node, codec, use_cache=False)
             for _ in range(3):
                 got, last = await ask(node, codec)

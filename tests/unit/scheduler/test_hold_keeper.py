@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -112,11 +113,15 @@ async def test_a_directory_that_is_away_holds_nothing_until_it_is_back(
     await keeper.close()
 
 
-async def test_so_many_stems_are_held_and_no_more(meta: BreakableMeta) -> None:
+async def test_so_many_stems_are_held_and_no_more(
+    meta: BreakableMeta, caplog: pytest.LogCaptureFixture
+) -> None:
     await fill_pool(meta)
     keeper = keeper_of(meta)
-    for stem in range(MAX_HELD + 9):
-        keeper.hold(stem, KEYS)
+    with caplog.at_level(logging.INFO, logger="tierkv.scheduler"):
+        for stem in range(MAX_HELD + 9):
+            keeper.hold(stem, KEYS)
+    assert [f"holds {MAX_HELD} " in text for text in caplog.messages] == [True], "told once"
     await until(lambda: meta.leases.granted >= MAX_HELD)
     await keeper.close()
     assert meta.leases.granted == MAX_HELD
