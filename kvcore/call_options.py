@@ -71,9 +71,14 @@ class CallOptions:
 
     def over(self, defaults: CallOptions) -> CallOptions:
         """Return these options; those that are None come from ``defaults``."""
+        if self is UNSET:  # Most calls set no option.
+            return defaults
         pairs = zip(_values(self), _values(defaults), strict=True)
         return CallOptions(*[theirs if own is None else own for own, theirs in pairs])
 
+
+UNSET: Final = CallOptions()
+"""No option is set. ``USUAL`` has the values that calls get without any setting."""
 
 _values: Final = attrgetter(*CallOptions.__slots__)
 """All values in the order of the fields. ``dataclasses.astuple`` takes 20 times as long."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 
 from tierkv.kvcore import limits
@@ -152,6 +153,7 @@ class BlockLayout:
             raise ValueError(f"layer {layer} is outside [0, {self.layers}]")
         return layer * self.layer_bytes
 
+    @lru_cache(maxsize=256)  # noqa: B019 - a layout is a small value, and few are in use.
     def fingerprint(self) -> bytes:
         """Return 16 bytes that change whenever the meaning of the stored bytes changes."""
         text = (

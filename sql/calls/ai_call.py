@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tierkv.kvcore.call_options import CallOptions
+from tierkv.kvcore.call_options import UNSET, CallOptions
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.sql.calls.arguments import NotTextError, Value, checked_value
 from tierkv.sql.calls.functions import AI_FUNCTIONS, CONTEXT, DOCUMENTS, AiFunction, ArgumentKind
@@ -20,9 +20,8 @@ from tierkv.sql.text.exact_values import exact_argument
 Arguments = tuple[tuple[str, Value], ...]
 """Values by parameter name, without NULL and missing arguments."""
 
-_NO_OPTIONS = CallOptions()
 _NO_PLACEHOLDER: Final = (ArgumentKind.JSON, ArgumentKind.FIELDS)
-_SAYS_NOTHING: Final[dict[str, Value]] = {"options": _NO_OPTIONS, CONTEXT: "{}", DOCUMENTS: ()}
+_SAYS_NOTHING: Final[dict[str, Value]] = {"options": UNSET, CONTEXT: "{}", DOCUMENTS: ()}
 """Values equivalent to a missing argument; a call with such a value equals the call without it."""
 
 
@@ -75,7 +74,7 @@ class AiCall:
     def options(self) -> CallOptions:
         """Return the options."""
         value = self.get("options")
-        return value if isinstance(value, CallOptions) else _NO_OPTIONS
+        return value if isinstance(value, CallOptions) else UNSET
 
 
 @dataclass(frozen=True, slots=True)
