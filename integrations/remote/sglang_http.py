@@ -20,7 +20,7 @@ from tierkv.integrations.remote.door import (
 )
 from tierkv.integrations.remote.http import EngineHttp, refusal
 from tierkv.integrations.remote.replies import MetricsPage, listed_model, token_ids, whole
-from tierkv.kvcore.errors import RemoteProtocolError, UserError
+from tierkv.kvcore.errors import ConfigError, RemoteProtocolError, UserError
 from tierkv.kvcore.request import HitTokens
 
 
@@ -68,6 +68,8 @@ class SglangDoor:
         """Ask for the load; all zero without ``--enable-metrics``."""
         try:
             page = MetricsPage(await self.http.get_text("/metrics"))
+        except ConfigError:
+            raise
         except UserError:
             return EngineFigures()
         return EngineFigures(

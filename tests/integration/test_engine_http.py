@@ -265,13 +265,3 @@ async def test_a_text_that_breaks_off_is_not_taken_over() -> None:
     async with wired(b"", EngineKind.OPENAI) as (_, node):
         with pytest.raises(TransportError):
             await answers(node)
-
-
-async def test_nobody_there_is_a_lost_node() -> None:
-    config = RemoteConfig(
-        NodeId("n"), HostId("h"), NodeRole.COMPUTE, EngineKind.VLLM, "http://127.0.0.1:9"
-    )
-    door = open_door(config)
-    with pytest.raises(TransportError, match="engine at http"):
-        await door.look()
-    await door.http.close()
