@@ -33,7 +33,8 @@ class ComputeClient(Protocol):
        follow. Unavailable blocks count as 0 tokens, but a lost node is a TransportError.
     5. A request that ``reads_out`` yields one event: no tokens, STOP, and either ``scores`` in the
        order of ``score_token_ids`` or an ``embedding`` of unit length. The request is never handed
-       over.
+       over. If the model's ``score_refusal`` or ``embed_refusal`` gives a reason, the request is a
+       UserError.
     """
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]: ...

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import pytest
 
+from tests.fix_engine_http import playing
 from tests.fix_model import running_node
-from tests.fix_scheduler import FakeCompute, make_request
+from tests.fix_scheduler import FakeCompute, make_model, make_request, next_token
 from tierkv.compute.client import ComputeClient, LocalComputeClient, connect_compute
 from tierkv.compute.service import ComputeServicer, serve_node
+from tierkv.integrations.remote.config import EngineKind
+from tierkv.integrations.remote.door import EngineLook
+from tierkv.integrations.remote.node import Life, RemoteNode
 from tierkv.kvcore.errors import TransportError, UserError
-from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.ids import Incarnation, RequestId
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
 
 
@@ -68,7 +74,36 @@ async def older_grpc_subject() -> AsyncIterator[Subject]:
             yield subject
 
 
+@asynccontextmanager
+async def engine_subject() -> AsyncIterator[Subject]:
+    """A node that stands for a vLLM server; the server's next token is the one of FakeCompute."""
+
+    def answer_of(ids: Sequence[int], body: dict[str, Any]) -> list[int]:
+        fields = {name: body.get(name) for name in ("temperature", "seed", "ignore_eos")}
+        tokens = list(ids)
+        for _ in range(body["max_tokens"]):
+            tokens.append(next_token(tokens, SamplingParams(**fields), range(2, 200)))
+        return tokens[len(ids) :]
+
+    async with playing(EngineKind.VLLM) as engine:
+        engine.answer_of = answer_of
+        engine.chance_of = lambda token: -6.0 - token / 100
+        engine.turns = asyncio.Semaphore(50)  # The longest answer is never written to its end.
+        door = engine.door()
+        node = RemoteNode(engine.config(), door)
+        model = make_model(embed_refusal="vLLM gives no embeddings beside answers")
+        node.begin_life(Life(Incarnation(1), model, EngineLook("m")))
+
+        async def kill() -> None:
+            await engine.stop()
+            node.end_life("it was killed")
+
+        yield Subject(LocalComputeClient(node), kill)
+        await door.http.close()
+
+
 SUBJECTS = {
+    "engine": engine_subject,
     "fake": fake_subject,
     "local": local_subject,
     "grpc": grpc_subject,
@@ -210,6 +245,11 @@ async def test_5_chances_of_tokens_come_in_the_order_they_were_asked_for(
 
 @pytest.mark.parametrize("handoff", [False, True])
 async def test_5_an_embedding_has_unit_length(client: ComputeClient, handoff: bool) -> None:
+    info, _ = await client.describe()
+    if info.models[0].embed_refusal:
+        with pytest.raises(UserError, match=info.models[0].embed_refusal):
+            await collect(client, ask(client, embed=True))
+        return
     (event,) = await collect(client, ask(client, embed=True, handoff=handoff))
     assert event.finish_reason is FinishReason.STOP and event.token_ids == event.scores == ()
     assert math.hypot(*event.embedding) == pytest.approx(1.0, rel=1e-5)
