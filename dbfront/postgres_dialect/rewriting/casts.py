@@ -14,7 +14,14 @@ from typing import Any, Final
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE, Rewriter
 from tierkv.dbfront.postgres_values.parameters import decode_parameter
 from tierkv.dbfront.postgres_values.types import FUNCTION_COLUMNS, FUNCTION_OIDS, pg_type
+from tierkv.kvcore.errors import SqlError
+from tierkv.sql.text.lexer import has_codes
 
+_CODE: Final = re.compile(
+    r"\\(?:x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{1,3})|([uU])|(.))", re.S
+)
+_UNICODE: Final = re.compile(r"\\(?:([0-9A-Fa-f]{4})|\+([0-9A-Fa-f]{6})|(\\)|(.?))", re.S)
+_CONTROLS: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "b": b"\b", "f": b"\f"}
 _TEXT_ARRAY: Final = pg_type("VARCHAR[]")
 _HEX: Final = re.compile(r"\\x(?:\s*[0-9a-fA-F]{2})*\s*")
 _MEMBERSHIP: Final = {("=", "any"): "IN", ("=", "some"): "IN", ("<>", "all"): "NOT IN",
@@ -30,6 +37,66 @@ def _items(r: Rewriter, i: int) -> list[Any] | None:
         return None
     items: list[Any] = decode_parameter(text.encode(), _TEXT_ARRAY, 0)
     return items
+
+
+def coded_text(r: Rewriter, i: int) -> int:
+    r"""Rewrite ``E'\u00e9'`` and ``U&'\00e9'`` as plain literals: DuckDB reads neither.
+
+    PostgreSQL's documentation: sections 4.1.2.2 (escapes) and 4.1.2.3 (Unicode escapes).
+
+    Raises:
+        SqlError: an invalid escape (22025), or characters that no text can have (22021).
+    """
+    start = r.tokens[i].start
+    if r.tokens[i].kind == "string" and r.at(i)[0] in "eE" and has_codes(r.tokens[i].source):
+        text = r.at(i)[2:-1].replace("''", "'")
+        return r.replace(i, 1, _literal(_CODE.sub(_byte_marks, text), start))
+    if (r.at(i), r.at(i + 1)) != ("u", "&") or r.at(i + 2)[:1] != "'":
+        return 0
+    if r.tokens[i + 2].start != start + 2:  # With spaces it is an expression.
+        return 0
+
+    def character(match: re.Match[str]) -> str:
+        four, six, backslash, other = match.groups()
+        if four or six:
+            return chr(min(int(four or six, 16), 0x10FFFF))
+        if backslash:
+            return "\\"
+        raise _refused("invalid Unicode escape", "22025", start, other)
+
+    return r.replace(i, 3, _literal(_UNICODE.sub(character, r.tokens[i + 2].value), start))
+
+
+def _byte_marks(match: re.Match[str]) -> str:
+    """Return the characters of an escape; a byte of a UTF-8 sequence as a lone surrogate U+DC80."""
+    hexes, four, eight, octal, bad, char = match.groups()
+    if bad:
+        raise _refused("invalid Unicode escape", "22025", -1, bad)
+    if four or eight:
+        return chr(min(int(four or eight, 16), 0x10FFFF))
+    if hexes or octal:
+        raw = bytes([int(hexes, 16) if hexes else int(octal, 8) & 0xFF])
+        return raw.decode("utf-8", "surrogateescape")
+    return _CONTROLS.get(char, char.encode()).decode()
+
+
+def _literal(text: str, start: int) -> str:
+    """Quote a decoded text: bytes become characters, and surrogate pairs one character."""
+    if "\0" in text:
+        raise _refused('invalid byte sequence for encoding "UTF8": 0x00', "22021", start, "")
+    try:
+        paired = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+        whole = paired.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise _refused(
+            "invalid byte sequence or surrogate in a text constant", "22021", start, ""
+        ) from None
+    return "'" + whole.replace("'", "''") + "'"
+
+
+def _refused(message: str, sqlstate: str, start: int, escape: str) -> SqlError:
+    hint = "Write \\uXXXX or \\UXXXXXXXX with hexadecimal digits." if escape else ""
+    return SqlError(message, sqlstate=sqlstate, position=start + 1, hint=hint)
 
 
 def list_literal(r: Rewriter, i: int) -> int:

@@ -18,6 +18,7 @@ from tierkv.dbfront.postgres_dialect.rewriting.casts import (
     cast_of_call,
     cast_of_value,
     cast_type,
+    coded_text,
     function_column,
     list_literal,
     member_of_literal,
@@ -44,6 +45,7 @@ TELLING: Final = re.compile(
     r"|::\s*(?:reg|name\b|oid|\"char\"|xid)|\bcollate\b|\boperator\b|\bto_reg|\bversion\b"
     r"|\bbytea\b|\bcurrent_(?:user|role|catalog|schemas?)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
+    r"|\be'[^\\]*(?:\\[^xu0-7][^\\]*)*\\[xu0-7]|\bu&'"
     r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
     re.IGNORECASE,
 )
@@ -52,7 +54,7 @@ TELLING: Final = re.compile(
 _MARKS: Final = (
     *("pg_", "information_schema", "current_", "json", "'{", "reg", "::", "collate", "operator"),
     *("version", "session_user", "format_type", "_description", "array_", "quote_ident"),
-    *("set_config", "_privilege", "oid", "name", "lastval", "currval", "bytea"),
+    *("set_config", "_privilege", "oid", "name", "lastval", "currval", "bytea", "e'", "u&'"),
 )
 """Every text that TELLING matches contains one of these marks, or matches _NO_COLUMNS."""
 _NO_COLUMNS: Final = re.compile(r"select\s+from")
@@ -358,6 +360,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     schema_asked,
     _collate,
     _operator,
+    coded_text,
     list_literal,
     member_of_literal,
     bytes_literal,
