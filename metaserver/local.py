@@ -153,7 +153,8 @@ class LocalMeta:
 
     Attributes:
         state: the pure core, touched only under ``_lock``.
-        _streams: hold orders on their way to nodes.
+        streams: hold orders on their way to nodes.
+        namespaces: the durable state; its ``trouble`` is the damage found at the start.
     """
 
     def __init__(self, config: MetaConfig | None = None, *, clock: Clock | None = None) -> None:
@@ -163,19 +164,14 @@ class LocalMeta:
         # Leases of an earlier process must stay unknown: lease numbers begin at the time of this
         # start.
         self.state = MetaState(config, first_lease=int(self._clock.wall() * 1_000) << 20)
-        self._namespaces = NamespaceStore(
+        self.namespaces = NamespaceStore(
             config.database,
             cluster_secret=config.cluster_secret,
             default_policy=config.default_policy,
         )
-        self._streams = HoldStreams()
+        self.streams = HoldStreams()
         self._lock = threading.Lock()
         self._closed = False
-
-    @property
-    def trouble(self) -> str:
-        """Damage to the durable state found at the start; empty without damage."""
-        return self._namespaces.trouble
 
     async def register(self, info: NodeInfo, *, home: str = "") -> Registration:
         with self._open():
@@ -228,7 +224,7 @@ class LocalMeta:
                 max_replicas=max_replicas,
                 reserve_s=reserve_s,
             )
-            self._streams.send(located.orders)
+            self.streams.send(located.orders)
             return located.reply
 
     async def locate_many(
@@ -246,13 +242,13 @@ class LocalMeta:
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
         with self._open():
             change = self.state.extend_lease(lease, ttl_s, self._clock.now())
-            self._streams.send(change.orders)
+            self.streams.send(change.orders)
             return change.lease != NO_LEASE
 
     async def end_lease(self, lease: LeaseId, *, used: bool) -> bool:
         with self._open():
             change = self.state.end_lease(lease, self._clock.now(), used=used)
-            self._streams.send(change.orders)
+            self.streams.send(change.orders)
             return change.lease != NO_LEASE
 
     async def holds(
@@ -262,13 +258,13 @@ class LocalMeta:
             orders = self.state.orders_of(node_id, incarnation, self._clock.now())
             if orders is None:
                 return
-            stream = self._streams.open(node_id, incarnation, orders)
+            stream = self.streams.open(node_id, incarnation, orders)
         try:
             while (asked := await stream.take()) is not None:
                 yield asked.order()
         finally:
             with self._lock:
-                self._streams.close(stream)
+                self.streams.close(stream)
         if self._closed:
             raise DirectoryUnavailableError("the meta server in this process is closed")
 
@@ -276,7 +272,7 @@ class LocalMeta:
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
     ) -> NamespaceGrant:
         with self._open():
-            return self._namespaces.resolve(
+            return self.namespaces.resolve(
                 tenant, model_revision=model_revision, layout_fingerprint=layout_fingerprint
             )
 
@@ -293,39 +289,34 @@ class LocalMeta:
     async def directory_counts(self) -> tuple[tuple[str, int], ...]:
         with self._open():
             counts = self.state.counts(self._clock.now())
-            if not self.trouble:
+            if not self.namespaces.trouble:
                 return counts
             return tuple(sorted((*counts, ("database_damaged", 1))))
 
     async def list_namespaces(self) -> tuple[Namespace, ...]:
         with self._open():
-            return self._namespaces.namespaces()
+            return self.namespaces.namespaces()
 
     async def put_namespace(self, namespace: Namespace) -> Namespace:
         with self._open():
             pass
         # The write waits for the disk, so it runs in a thread; the store has its own lock.
-        return await asyncio.to_thread(self._namespaces.put, namespace)
+        return await asyncio.to_thread(self.namespaces.put, namespace)
 
     async def close(self) -> None:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._streams.end_all()
-                self._namespaces.close()
+                self.streams.end_all()
+                self.namespaces.close()
 
     def _end_stale_streams(self) -> None:
-        self._streams.end_unless(self.state.directory.incarnation_of)
-
-    @property
-    def open_streams(self) -> int:
-        """Number of open streams of hold orders."""
-        return len(self._streams)
+        self.streams.end_unless(self.state.directory.incarnation_of)
 
     def end_holds(self) -> None:
         """End all streams of orders; an open stream would keep a server from stopping."""
         with self._lock:
-            self._streams.end_all()
+            self.streams.end_all()
 
     @contextmanager
     def _open(self) -> Iterator[None]:

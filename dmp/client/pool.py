@@ -12,16 +12,14 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from io import BytesIO
 from typing import Final, Self
 
-from tierkv.dmp.client.node_link import Act, NodeLink
+from tierkv.dmp.client.node_link import NodeLink
 from tierkv.dmp.client.pins import RENEW_S, Holder, Pins
-from tierkv.dmp.client.reads import Place, Scatter, Span, Want, WholeInto, fetch, landing, whole
+from tierkv.dmp.client.reads import PoolReads
 from tierkv.dmp.client.ring import Ring, reach_nodes
 from tierkv.dmp.client.values import (
     Key,
-    PoolCounters,
     PoolStats,
     PutNotes,
     Value,
@@ -31,14 +29,12 @@ from tierkv.dmp.client.values import (
     to_bytes_view,
     to_put,
     to_transport,
-    to_writable_view,
 )
 from tierkv.dmp.client.writes import OpenPut, OpenPuts
 from tierkv.dmp.tls import TlsFiles, client_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions
 from tierkv.dmp.transport.shm import ShmPoolNode
-from tierkv.dmp.wire.range_codec import DescribedBlock
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.ids import BlockKey, NodeId
 
@@ -46,22 +42,19 @@ KEEP_INTERVAL_S: Final = 1.0
 """Interval between attempts to reach nodes that are down."""
 
 
-class Pool:
+class Pool(PoolReads):
     """A client of one or several DMP nodes; thread-safe, used as a context manager.
 
     Each key ranks the nodes by rendezvous hashing. A put goes to the first node in the ranking that
-    accepts the value. A get asks the first node, then the rest. Clients with the same list of nodes
-    agree without a directory.
+    accepts the value. A get (PoolReads) asks the first node, then the rest. Clients with the same
+    list of nodes agree without a directory.
     """
 
     def __init__(self, ring: Ring, clock: Clock) -> None:
-        self._ring = ring
+        super().__init__(ring)
         self._clock = clock
-        self._counters = PoolCounters()
-        self._lock = threading.Lock()
         self._pins = Pins(ring.seek)
         self._open_puts = OpenPuts(partial(ring.offer, near=True), clock)
-        self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="pool-keeper", daemon=True)
         self._keeper.start()
 
@@ -248,107 +241,7 @@ class Pool:
         self._check_open()
         self._open_puts.abort(puts)
 
-    # Get
-
-    def get(self, key: Key) -> bytes | None:
-        """Return a value with verified checksums, or None."""
-        return self.get_many([key])[0]
-
-    def get_many(self, keys: Iterable[Key]) -> list[bytes | None]:
-        """Return several values or Nones, in order; one batch per node."""
-        named = [to_block_key(key) for key in keys]
-        buffers: dict[BlockKey, BytesIO] = {}
-
-        def place_for(key: BlockKey) -> Place:
-            def place(block: DescribedBlock) -> Sequence[tuple[int, memoryview]]:
-                buffers[key] = landing(block.ranges.payload_bytes)
-                return whole(buffers[key].getbuffer(), block)
-
-            return place
-
-        got = self._fetch([Want(key, place_for(key)) for key in dict.fromkeys(named)])
-        return [buffers[key].getvalue() if key in got else None for key in named]
-
-    def get_into(self, key: Key, buffer: bytearray | memoryview) -> int | None:
-        """Read a value straight into the caller's memory; the fastest way to copy a value.
-
-        Returns:
-            Size of the value; None if the value could not be read, and then the buffer may hold
-            garbage.
-
-        Raises:
-            ValueError: the buffer is smaller than the value, read-only or not contiguous.
-        """
-        return self.get_many_into([(key, buffer)])[0]
-
-    def get_many_into(
-        self, items: Sequence[tuple[Key, bytearray | memoryview]]
-    ) -> list[int | None]:
-        """Read several values straight into the caller's memory, one batch per node.
-
-        Returns:
-            Size of each value; None if the value could not be read, and then its buffer may hold
-            garbage.
-
-        Raises:
-            ValueError: a buffer is unfit, as for ``get_into``, or a key occurs twice.
-        """
-        targets = {to_block_key(key): to_writable_view(buffer) for key, buffer in items}
-        if len(targets) != len(items):
-            raise ValueError("a key is named twice")
-        values = WholeInto(targets)
-        got = self._fetch(values.wants)
-        return [values.sizes[key] if key in got else None for key in targets]
-
-    def get_ranges(self, key: Key, indices: Sequence[int]) -> list[bytes] | None:
-        """Return ranges of a value, for example a few layers, or None.
-
-        Raises:
-            ValueError: a range does not exist.
-        """
-        parts: list[BytesIO] = []
-
-        def place(block: DescribedBlock) -> Sequence[tuple[int, memoryview]]:
-            if not all(0 <= index < block.ranges.count for index in indices):
-                raise ValueError(f"the value has {block.ranges.count} ranges, not all of {indices}")
-            parts[:] = [landing(block.ranges.size_bytes) for _ in indices]
-            return [(index, p.getbuffer()) for index, p in zip(indices, parts, strict=True)]
-
-        got = self._fetch([Want(to_block_key(key), place)])
-        return [part.getvalue() for part in parts] if got else None
-
-    def get_ranges_into(self, reads: Sequence[tuple[Key, int, memoryview]]) -> list[bool]:
-        """Read ranges of several values straight into the caller's memory, one batch per node.
-
-        Args:
-            reads: key, number of the range, and a buffer of exactly the range's length. A key may
-                occur once per wanted range.
-
-        Returns:
-            True for each filled buffer; other buffers may hold garbage. Ranges of another size than
-            the buffer are not read, and counted in ``stats().misfits``.
-
-        Raises:
-            ValueError: a buffer is read-only or not contiguous.
-        """
-        named = [(to_block_key(key), index, to_writable_view(view)) for key, index, view in reads]
-        scatter = Scatter(named)
-        answer = scatter.answer(self._fetch(scatter.wants))
-        with self._lock:
-            self._counters.misfits += len(scatter.misfits)
-        return answer
-
-    def get_span(self, key: Key, offset: int, length: int) -> bytes | None:
-        """Return bytes [offset, offset + length) of a value, or None.
-
-        Reads and verifies the ranges that contain the span; a value stored without ``range_bytes``
-        has one range.
-
-        Raises:
-            ValueError: the span is empty or leaves the value.
-        """
-        span = Span(offset, length)
-        return span.cut() if self._fetch([Want(to_block_key(key), span.place)]) else None
+    # View and pin
 
     @contextlib.contextmanager
     def view(self, key: Key) -> Iterator[memoryview]:
@@ -374,25 +267,6 @@ class Pool:
                 yield view
         finally:
             self._pins.drop([name])
-
-    # Ask
-
-    def exists(self, key: Key) -> bool:
-        """Return True if a value is in the pool; a value on disk is loaded into memory."""
-        return self.exists_many([key])[0]
-
-    def exists_many(self, keys: Iterable[Key]) -> list[bool]:
-        """Return for each key whether the value is in the pool."""
-        named = [to_block_key(key) for key in keys]
-        there: set[BlockKey] = set()
-
-        def ask(link: NodeLink, wanted: list[BlockKey]) -> set[BlockKey]:
-            found = set(link.find(wanted))
-            there.update(found)
-            return found
-
-        self._seek(list(dict.fromkeys(named)), ask)
-        return [key in there for key in named]
 
     def pin(self, key: Key) -> bool:
         """Keep a value from eviction until ``unpin`` or ``close``; False if the value is missing.
@@ -424,12 +298,6 @@ class Pool:
         """
         return self._pins.drop([to_block_key(key) for key in keys])
 
-    def register(self, memory: memoryview) -> None:
-        """Hint that ``get_into`` and ``put`` will often use this memory (RDMA registers it)."""
-        for link in self._ring.links:
-            with link.absorb():
-                link.opened.register(memory)
-
     def stats(self) -> PoolStats:
         """Return the counters of this client and of every node that answers."""
         self._check_open()
@@ -450,25 +318,6 @@ class Pool:
 
     # Inside
 
-    def _seek(self, keys: Sequence[BlockKey], act: Act) -> None:
-        self._check_open()
-        self._ring.seek(keys, act)
-
-    def _fetch(self, wants: Sequence[Want]) -> set[BlockKey]:
-        by_key = {want.key: want for want in wants}
-        got: set[BlockKey] = set()
-
-        def read(link: NodeLink, keys: list[BlockKey]) -> set[BlockKey]:
-            read_now = fetch(link, [by_key[key] for key in keys])
-            got.update(read_now)
-            return read_now
-
-        self._seek(list(by_key), read)
-        with self._lock:
-            self._counters.hits += len(got)
-            self._counters.misses += len(by_key) - len(got)
-        return got
-
     def _view(self, holder: Holder, key: BlockKey) -> memoryview | None:
         link, location = holder
         if not isinstance(node := link.opened, ShmPoolNode):
@@ -481,10 +330,6 @@ class Pool:
             self._counters.hits += view is not None
             self._counters.misses += view is None
         return view
-
-    def _check_open(self) -> None:
-        if self._closing.is_set():
-            raise ValueError("the pool is closed")
 
     def _keep(self) -> None:
         """Reach nodes that are down, and renew pins; until closed."""

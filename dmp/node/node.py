@@ -207,4 +207,4 @@ class DmpNode:
         with self._state.lock:
             self._state.table.check_invariants()
             for slot in self._state.table.store.sealed():
-                self._state.segment.check_header(slot)
+                self._state.segment.headers.check(slot)

@@ -85,7 +85,7 @@ class Puts:
         slot = self._take_slot(put, deadline, removed, owner, must)
         if slot is None:
             return None
-        state.segment.write_header(slot)
+        state.segment.headers.write(slot)
         return state.location(slot)
 
     def _take_slot(
@@ -103,7 +103,7 @@ class Puts:
             return None
         slot, segment = decision.slot, state.segment
         for victim in decision.victims:
-            segment.set_state(victim.index, SlotState.FREE)
+            segment.headers.set_state(victim.index, SlotState.FREE)
             removed.append(BlockRemoved(victim.block.key, Tier.L2))
         if not state.has_memory(slot):
             return None
@@ -176,7 +176,7 @@ class Puts:
                 state.unpin(slot)
                 freed = state.running and state.table.abort(slot.index, slot.generation)
                 if freed:
-                    state.segment.set_state(freed.index, SlotState.FREE)
+                    state.segment.headers.set_state(freed.index, SlotState.FREE)
 
     def _unpin_and_seal(self, slot: Slot, checksums: tuple[int, ...], now: float) -> Slot | None:
         state = self._state
@@ -258,7 +258,7 @@ class Puts:
         state.sealed_order += 1
         state.stored_tokens += slot.block.tokens
         state.write_bytes += slot.length
-        state.segment.write_header(slot, order=state.sealed_order)
+        state.segment.headers.write(slot, order=state.sealed_order)
         return slot
 
     def abort(self, locations: Sequence[Location]) -> None:
@@ -269,7 +269,7 @@ class Puts:
                 if state.is_mine(place):
                     slot = state.table.abort(place.slot, place.generation)
                     if slot is not None:
-                        state.segment.set_state(slot.index, SlotState.FREE)
+                        state.segment.headers.set_state(slot.index, SlotState.FREE)
 
     def release_owner(self, owner: str) -> None:
         """Abort the unsealed reservations of a dead client, and end the client's holds.
@@ -280,7 +280,7 @@ class Puts:
         with state.lock:
             if owner and state.running:
                 for slot in state.table.release_owner(owner):
-                    state.segment.set_state(slot.index, SlotState.FREE)
+                    state.segment.headers.set_state(slot.index, SlotState.FREE)
 
 
 def range_span(slot: Slot, part: int, size: int) -> tuple[int, int]:

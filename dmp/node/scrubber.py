@@ -174,7 +174,7 @@ class Scrubber:
         with state.lock:
             if self._is_out_of_use(slot):
                 state.table.heal(slot)
-                state.segment.set_state(index, SlotState.FREE)
+                state.segment.headers.set_state(index, SlotState.FREE)
                 log.warning(
                     "dmp %s: slot %d passed a test, in use again", state.config.node_id, index
                 )

@@ -133,7 +133,7 @@ class NodeState:
             scan.extent_sizes, scan.sealed, scan.quarantined, generation=scan.generation
         )
         for index in [*scan.dropped, *refused]:
-            segment.set_state(index, SlotState.FREE)
+            segment.headers.set_state(index, SlotState.FREE)
         # Even after the loss of a segment, the incarnation must exceed all that the meta server
         # remembers.
         started_ms = int(self.clock.wall() * 1000)
@@ -165,7 +165,7 @@ class NodeState:
     def expire(self) -> None:
         """End overdue reservations, holds and leases. Lock held."""
         for slot in self.table.expire(self.clock.now()):
-            self.segment.set_state(slot.index, SlotState.FREE)
+            self.segment.headers.set_state(slot.index, SlotState.FREE)
 
     def has_memory(self, slot: Slot) -> bool:
         """Allocate memory for a slot's bytes; on failure, end the reservation. Lock held."""
@@ -188,7 +188,7 @@ class NodeState:
         if table.store.at(slot.index) is slot:  # Otherwise the slot is an earlier start's.
             freed = table.unpin(slot)
             if freed is not None:
-                self._segment.set_state(freed.index, SlotState.FREE)
+                self._segment.headers.set_state(freed.index, SlotState.FREE)
 
     def _make_policy(self, slot_bytes: int) -> EvictionPolicy:
         capacity = self.config.extent_count * (self.config.extent_bytes // slot_bytes)
@@ -249,7 +249,7 @@ class NodeState:
         slot = self.table.quarantine(index, generation)
         if slot is None:
             return False
-        self.segment.write_header(slot)
+        self.segment.headers.write(slot)
         self.tell([BlockRemoved(slot.block.key, Tier.L2)])
         log.error("dmp %s: slot %d has bad bytes, quarantined", self.config.node_id, index)
         if self.damage.note(self.clock.now()):

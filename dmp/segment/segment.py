@@ -43,6 +43,79 @@ class Stamp(NamedTuple):
     range_count: int
 
 
+class SlotHeaders:
+    """The headers of all slots, in the mapping."""
+
+    def __init__(self, view: memoryview, geometry: Geometry) -> None:
+        self._view = view
+        self._geometry = geometry
+
+    def write(self, slot: Slot, *, order: int = 0) -> None:
+        """Store a slot's header, the state last.
+
+        A WRITING slot gets no check number, so a restart drops the slot.
+
+        Args:
+            slot: slot to store.
+            order: order of sealing; preserves the age over a restart.
+        """
+        block = slot.block
+        ranges, owner = block.ranges, block.owner
+        at = self._geometry.header_offset(slot.index)
+        _STATE.pack_into(self._view, at, SlotState.FREE)
+        g.SLOT_HEADER.pack_into(
+            self._view,
+            at,
+            SlotState.FREE,
+            g.SLOT_MAGIC,
+            slot.generation,
+            block.key,
+            block.parent,
+            ranges.payload_bytes,
+            ranges.size_bytes,
+            ranges.count,
+            block.tokens,
+            g.LAYOUT_VERSION,
+            0,
+            order,
+            0,
+            owner.model.encode(),
+            owner.tenant.encode(),
+        )
+        if slot.state is not SlotState.WRITING:
+            _WORD.pack_into(self._view, at + g.CHECK_AT, self._check_number(slot.index))
+        _STATE.pack_into(self._view, at, slot.state)
+
+    def _check_number(self, slot: int) -> int:
+        lanes = np.frombuffer(self._view, np.uint64, g.LANES, self._geometry.header_offset(slot))
+        return g.header_check(lanes, slot)
+
+    def check(self, slot: Slot) -> None:
+        """Assert that a slot's header is intact and describes the slot."""
+        at = self._geometry.header_offset(slot.index)
+        stored = _WORD.unpack_from(self._view, at + g.CHECK_AT)[0]
+        assert stored == self._check_number(slot.index), slot
+        stamp = self.stamp(slot.index)
+        assert (stamp.state, stamp.generation, stamp.key) == (
+            slot.state,
+            slot.generation,
+            slot.block.key,
+        ), slot
+
+    def set_state(self, slot: int, state: SlotState) -> None:
+        """Store a slot's state in one aligned word, so a reader sees the old or the new state."""
+        _STATE.pack_into(self._view, self._geometry.header_offset(slot), state)
+
+    def stamp(self, slot: int) -> Stamp:
+        """Return state, generation, key and sizes of a slot, unchecked."""
+        return parse_stamp(self._view, self._geometry.header_offset(slot))
+
+    def rows(self) -> Column:
+        """Return all slot headers in place; do not keep the array, because it holds the mapping."""
+        shape = self._geometry
+        return np.frombuffer(self._view, g.SLOT_DTYPE, shape.slot_count, shape.headers_at)
+
+
 class Segment:
     """A mapped segment file.
 
@@ -50,6 +123,7 @@ class Segment:
         path: path of the file.
         geometry: sizes and offsets.
         inode: inode of the file, which tells files with the same path apart.
+        headers: the headers of the slots.
         backing: which extents have memory; for the owner.
         trouble: human-readable: what was wrong with the replaced file; empty for no fault.
     """
@@ -62,6 +136,7 @@ class Segment:
         self._fd = fd
         self._map = mmap.mmap(fd, geometry.file_bytes)
         self._view = memoryview(self._map)
+        self.headers = SlotHeaders(self._view, geometry)
         self.backing = SegmentMemory(self._map, fd, geometry)
 
     @property
@@ -101,11 +176,6 @@ class Segment:
         shape = self.geometry
         return np.frombuffer(self._view, "<u8", shape.extent_count, shape.extents_at).copy()
 
-    def header_rows(self) -> Column:
-        """Return all slot headers in place; do not keep the array, because it holds the mapping."""
-        shape = self.geometry
-        return np.frombuffer(self._view, g.SLOT_DTYPE, shape.slot_count, shape.headers_at)
-
     def span(self, offset: int, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the slot that begins at an offset (``Slot.offset``)."""
         at = self.geometry.payload_at + offset
@@ -132,66 +202,6 @@ class Segment:
         """Return the stored xxh3_64 of range ``index`` of ``count``."""
         at = self.geometry.payload_offset(slot, slot_bytes) + slot_bytes - 8 * (count - index)
         return int.from_bytes(self._view[at : at + 8], "little")
-
-    def write_header(self, slot: Slot, *, order: int = 0) -> None:
-        """Store a slot's header, the state last.
-
-        A WRITING slot gets no check number, so a restart drops the slot.
-
-        Args:
-            slot: slot to store.
-            order: order of sealing; preserves the age over a restart.
-        """
-        block = slot.block
-        ranges, owner = block.ranges, block.owner
-        at = self.geometry.header_offset(slot.index)
-        _STATE.pack_into(self._view, at, SlotState.FREE)
-        g.SLOT_HEADER.pack_into(
-            self._view,
-            at,
-            SlotState.FREE,
-            g.SLOT_MAGIC,
-            slot.generation,
-            block.key,
-            block.parent,
-            ranges.payload_bytes,
-            ranges.size_bytes,
-            ranges.count,
-            block.tokens,
-            g.LAYOUT_VERSION,
-            0,
-            order,
-            0,
-            owner.model.encode(),
-            owner.tenant.encode(),
-        )
-        if slot.state is not SlotState.WRITING:
-            _WORD.pack_into(self._view, at + g.CHECK_AT, self._header_check(slot.index))
-        _STATE.pack_into(self._view, at, slot.state)
-
-    def _header_check(self, slot: int) -> int:
-        lanes = np.frombuffer(self._view, np.uint64, g.LANES, self.geometry.header_offset(slot))
-        return g.header_check(lanes, slot)
-
-    def check_header(self, slot: Slot) -> None:
-        """Assert that a slot's header is intact and describes the slot."""
-        at = self.geometry.header_offset(slot.index)
-        stored = _WORD.unpack_from(self._view, at + g.CHECK_AT)[0]
-        assert stored == self._header_check(slot.index), slot
-        stamp = self.read_stamp(slot.index)
-        assert (stamp.state, stamp.generation, stamp.key) == (
-            slot.state,
-            slot.generation,
-            slot.block.key,
-        ), slot
-
-    def set_state(self, slot: int, state: SlotState) -> None:
-        """Store a slot's state in one aligned word, so a reader sees the old or the new state."""
-        _STATE.pack_into(self._view, self.geometry.header_offset(slot), state)
-
-    def read_stamp(self, slot: int) -> Stamp:
-        """Return state, generation, key and sizes of a slot, unchecked."""
-        return parse_stamp(self._view, self.geometry.header_offset(slot))
 
     @property
     def memory(self) -> memoryview:

@@ -6,6 +6,7 @@ never touches a file. All calls hold the store's lock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -75,22 +76,154 @@ class _File:
     keys: dict[BlockKey, None] = field(default_factory=dict)
 
 
-class SegmentIndex:
-    """Blocks and files of one store; at most one file is active."""
+class SegmentFiles:
+    """The files of one store by number; at most one file is active.
+
+    Attributes:
+        file_bytes: size of each file.
+    """
 
     def __init__(self, file_count: int, file_bytes: int) -> None:
         self.file_bytes = file_bytes
-        self.files = [_File() for _ in range(file_count)]
+        self._files = [_File() for _ in range(file_count)]
+        self._last_epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, file: int) -> _File:
+        return self._files[file]
+
+    def __iter__(self) -> Iterator[_File]:
+        return iter(self._files)
+
+    def restore(self, file: int, *, epoch: int, nonce: int, end: int) -> None:
+        """Register a file found at open; the file is sealed until ``resume``."""
+        found = self._files[file]
+        found.role, found.epoch, found.nonce, found.end = FileRole.SEALED, epoch, nonce, end
+        self._last_epoch = max(self._last_epoch, epoch)
+
+    def resume(self) -> None:
+        """Make the most recently begun file active again."""
+        last = max(self._of(FileRole.SEALED), key=lambda i: self._files[i].epoch, default=None)
+        if last is not None:
+            self._files[last].role = FileRole.ACTIVE
+
+    def active(self) -> int | None:
+        """Return the file that is written."""
+        return next(iter(self._of(FileRole.ACTIVE)), None)
+
+    def free(self) -> int | None:
+        """Return a free file, if there is one."""
+        return next(iter(self._of(FileRole.FREE)), None)
+
+    def writable(self) -> int:
+        """Count the files that are writable now or after collection."""
+        return sum(f.role not in (FileRole.ABANDONED, FileRole.GONE) for f in self._files)
+
+    def place(self, size_bytes: int) -> RecordPlace | None:
+        """Set room aside in the active file; None if there is none.
+
+        Each place is followed by ``settle``, whatever came of the write.
+        """
+        active = self.active()
+        if active is None or self._files[active].end + size_bytes > self.file_bytes:
+            return None
+        file = self._files[active]
+        place = RecordPlace(active, file.epoch, file.nonce, file.end)
+        file.end += size_bytes
+        file.pending += 1
+        return place
+
+    def settle(self, place: RecordPlace) -> None:
+        """Note that a write has ended."""
+        self._files[place.file].pending -= 1
+
+    def guard(self, place: RecordPlace) -> bool:
+        """Keep a file from being collected until ``settle``, if the place is of this life."""
+        file = self._files[place.file]
+        writable = file.role in (FileRole.ACTIVE, FileRole.SEALED) and not file.collecting
+        current = writable and file.epoch == place.epoch
+        file.pending += current
+        return current
+
+    def seal_active(self) -> int | None:
+        """Stop writing the active file; return which it was."""
+        active = self.active()
+        if active is not None:
+            self._files[active].role = FileRole.SEALED
+        return active
+
+    def next_epoch(self) -> int:
+        """Number a file's new life."""
+        self._last_epoch += 1
+        return self._last_epoch
+
+    def activate(self, file: int, *, epoch: int, nonce: int) -> None:
+        """Begin a free file."""
+        assert self.active() is None and self._files[file].role is FileRole.FREE
+        self._files[file] = _File(FileRole.ACTIVE, epoch, nonce)
+
+    def abandon(self, file: int) -> None:
+        """Stop writing to a file; its blocks stay readable until the file is collected."""
+        self._files[file].role = FileRole.ABANDONED
+
+    def is_abandoned(self, file: int) -> bool:
+        """Whether a write to the file has failed."""
+        return self._files[file].role is FileRole.ABANDONED
+
+    def victim(self, *, reusable: bool = False) -> int | None:
+        """Return the next file to collect: the oldest full file without pending writes.
+
+        ``reusable`` excludes abandoned files, because collecting one of them makes no room.
+        """
+        full = self._of(FileRole.SEALED)
+        if not reusable:
+            full += self._of(FileRole.ABANDONED)
+        idle = [i for i in full if self._files[i].pending == 0 and not self._files[i].collecting]
+        return min(idle, key=lambda i: self._files[i].epoch, default=None)
+
+    def begin_collecting(self, *, reusable: bool = False) -> int | None:
+        """Choose the victim and block new writes to the file until ``empty``."""
+        file = self.victim(reusable=reusable)
+        if file is not None:
+            self._files[file].collecting = True
+        return file
+
+    def recycle(self, file: int) -> None:
+        """Free an emptied file, or retire it if abandoned."""
+        found = self._files[file]
+        found.role = FileRole.GONE if found.role is FileRole.ABANDONED else FileRole.FREE
+        found.epoch = found.nonce = 0
+        found.end = PAGE
+        found.collecting = False
+
+    def check_invariants(self) -> None:
+        """Assert what must always hold; for tests."""
+        assert len(self._of(FileRole.ACTIVE)) <= 1
+        assert all(PAGE <= f.end <= self.file_bytes and f.pending >= 0 for f in self._files)
+
+    def _of(self, role: FileRole) -> list[int]:
+        return [i for i, file in enumerate(self._files) if file.role is role]
+
+
+class SegmentIndex:
+    """Readable blocks of one store, and the files that hold the blocks.
+
+    Attributes:
+        files: the segment files.
+        live_bytes: size of the records of all readable blocks.
+    """
+
+    def __init__(self, file_count: int, file_bytes: int) -> None:
+        self.files = SegmentFiles(file_count, file_bytes)
         self._entries: dict[BlockKey, IndexEntry] = {}
         self._reads = 0
-        self._last_epoch = 0
         self._last_sequence = 0
         self.live_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    # Blocks.
 
     def find(self, key: BlockKey) -> IndexEntry | None:
         """Return where a block is."""
@@ -132,101 +265,6 @@ class SegmentIndex:
         entries = sorted(self._entries.values(), key=lambda entry: entry.record.sequence)
         return [entry.record.block for entry in entries]
 
-    # Files.
-
-    def restore(self, file: int, *, epoch: int, nonce: int, end: int) -> None:
-        """Register a file found at open; the file is sealed until ``resume``."""
-        found = self.files[file]
-        found.role, found.epoch, found.nonce, found.end = FileRole.SEALED, epoch, nonce, end
-        self._last_epoch = max(self._last_epoch, epoch)
-
-    def resume(self) -> None:
-        """Make the most recently begun file active again."""
-        last = max(self._of(FileRole.SEALED), key=lambda i: self.files[i].epoch, default=None)
-        if last is not None:
-            self.files[last].role = FileRole.ACTIVE
-
-    def active(self) -> int | None:
-        """Return the file that is written."""
-        return next(iter(self._of(FileRole.ACTIVE)), None)
-
-    def free(self) -> int | None:
-        """Return a free file, if there is one."""
-        return next(iter(self._of(FileRole.FREE)), None)
-
-    def writable_files(self) -> int:
-        """Count the files that are writable now or after collection."""
-        return sum(f.role not in (FileRole.ABANDONED, FileRole.GONE) for f in self.files)
-
-    def place(self, size_bytes: int) -> RecordPlace | None:
-        """Set room aside in the active file; None if there is none.
-
-        Each place is followed by ``settle``, whatever came of the write.
-        """
-        active = self.active()
-        if active is None or self.files[active].end + size_bytes > self.file_bytes:
-            return None
-        file = self.files[active]
-        place = RecordPlace(active, file.epoch, file.nonce, file.end)
-        file.end += size_bytes
-        file.pending += 1
-        return place
-
-    def settle(self, place: RecordPlace) -> None:
-        """Note that a write has ended."""
-        self.files[place.file].pending -= 1
-
-    def guard(self, place: RecordPlace) -> bool:
-        """Keep a file from being collected until ``settle``, if the place is of this life."""
-        file = self.files[place.file]
-        writable = file.role in (FileRole.ACTIVE, FileRole.SEALED) and not file.collecting
-        current = writable and file.epoch == place.epoch
-        file.pending += current
-        return current
-
-    def seal_active(self) -> int | None:
-        """Stop writing the active file; return which it was."""
-        active = self.active()
-        if active is not None:
-            self.files[active].role = FileRole.SEALED
-        return active
-
-    def next_epoch(self) -> int:
-        """Number a file's new life."""
-        self._last_epoch += 1
-        return self._last_epoch
-
-    def activate(self, file: int, *, epoch: int, nonce: int) -> None:
-        """Begin a free file."""
-        assert self.active() is None and self.files[file].role is FileRole.FREE
-        self.files[file] = _File(FileRole.ACTIVE, epoch, nonce)
-
-    def abandon(self, file: int) -> None:
-        """Stop writing to a file; its blocks stay readable until the file is collected."""
-        self.files[file].role = FileRole.ABANDONED
-
-    def is_abandoned(self, file: int) -> bool:
-        """Whether a write to the file has failed."""
-        return self.files[file].role is FileRole.ABANDONED
-
-    def victim(self, *, reusable: bool = False) -> int | None:
-        """Return the next file to collect: the oldest full file without pending writes.
-
-        ``reusable`` excludes abandoned files, because collecting one of them makes no room.
-        """
-        full = self._of(FileRole.SEALED)
-        if not reusable:
-            full += self._of(FileRole.ABANDONED)
-        idle = [i for i in full if self.files[i].pending == 0 and not self.files[i].collecting]
-        return min(idle, key=lambda i: self.files[i].epoch, default=None)
-
-    def begin_collecting(self, *, reusable: bool = False) -> int | None:
-        """Choose the victim and block new writes to the file until ``empty``."""
-        file = self.victim(reusable=reusable)
-        if file is not None:
-            self.files[file].collecting = True
-        return file
-
     def entries_of(self, file: int) -> list[IndexEntry]:
         """Return the live blocks of a file, in the order they came."""
         return [self._entries[key] for key in self.files[file].keys]
@@ -251,16 +289,12 @@ class SegmentIndex:
         lost = [entry.record.block for entry in self.entries_of(file)]
         for block in lost:
             self.remove(block.key)
-        found = self.files[file]
-        found.role = FileRole.GONE if found.role is FileRole.ABANDONED else FileRole.FREE
-        found.epoch = found.nonce = 0
-        found.end = PAGE
-        found.collecting = False
+        self.files.recycle(file)
         return lost
 
     def check_invariants(self) -> None:
         """Assert what must always hold; for tests."""
-        assert len(self._of(FileRole.ACTIVE)) <= 1
+        self.files.check_invariants()
         keys = [key for file in self.files for key in file.keys]
         assert sorted(keys) == sorted(self._entries)
         for key, entry in self._entries.items():
@@ -268,9 +302,5 @@ class SegmentIndex:
             assert key in file.keys and file.epoch == entry.place.epoch
             assert entry.place.offset >= PAGE
             assert entry.place.offset + record_bytes(entry.record.block) <= file.end
-        assert all(PAGE <= f.end <= self.file_bytes and f.pending >= 0 for f in self.files)
         total = sum(record_bytes(e.record.block) for e in self._entries.values())
         assert total == self.live_bytes
-
-    def _of(self, role: FileRole) -> list[int]:
-        return [i for i, file in enumerate(self.files) if file.role is role]

@@ -85,7 +85,7 @@ class SegmentLog:
             raise
         with self.lock:
             self.index.enter(IndexEntry(record, place))
-            self.index.settle(place)
+            self.index.files.settle(place)
 
     def read(self, entry: IndexEntry, start: int, destination: memoryview) -> bool:
         """Fill the destination (flat, ``B``) with the payload from ``start`` on.
@@ -115,13 +115,13 @@ class SegmentLog:
         If the disk fails, the next open may find the block again; its bytes are still verified.
         """
         with self.lock:
-            if not self.index.guard(entry.place):
+            if not self.index.files.guard(entry.place):
                 return
         try:
             self._write_dead(entry.place, entry.record)
         finally:
             with self.lock:
-                self.index.settle(entry.place)
+                self.index.files.settle(entry.place)
 
     def take_news(self) -> News:
         """Return the block news since the last call."""
@@ -132,7 +132,7 @@ class SegmentLog:
     def sync(self) -> None:
         """Make the active file's records last; a failure gives the file up."""
         with self.lock:
-            active = self.index.active()
+            active = self.index.files.active()
         if active is not None:
             self._sync(active)
 
@@ -174,27 +174,27 @@ class SegmentLog:
         """After a failed write: leave no record, and never write to a broken file again."""
         self._write_dead(place, record)
         with self.lock:
-            self.index.settle(place)
+            self.index.files.settle(place)
         if error.errno not in PASSING_ERRNOS:
             self._abandon(place.file, error)
 
     def _abandon(self, file: int, error: OSError) -> None:
         log.error("%s is given up: %s", self._files[file].path, error.strerror)
         with self.lock:
-            self.index.abandon(file)
+            self.index.files.abandon(file)
 
     # Files.
 
     def _reserve(self, size_bytes: int) -> RecordPlace:
-        if size_bytes > self.index.file_bytes - PAGE:
+        if size_bytes > self.index.files.file_bytes - PAGE:
             raise PoolFullError(
                 f"a block of {size_bytes} bytes does not fit a segment file of "
-                f"{self.index.file_bytes}"
+                f"{self.index.files.file_bytes}"
             )
         with self._turn:
             while True:
                 with self.lock:
-                    place = self.index.place(size_bytes)
+                    place = self.index.files.place(size_bytes)
                 if place is not None:
                     return place
                 self._rotate()
@@ -202,19 +202,19 @@ class SegmentLog:
     def _rotate(self) -> None:
         """Go on to the next file, and collect the oldest if no other is spare then."""
         with self.lock:
-            full = self.index.seal_active()
-            spare = self.index.free()
+            full = self.index.files.seal_active()
+            spare = self.index.files.free()
         if full is not None:
             self._sync(full)
         if spare is None:
             self._collect(budget_bytes=0, reusable=True)
         self._begin()
         with self.lock:
-            spare = self.index.free()
+            spare = self.index.files.free()
         if spare is None:
-            self._collect(budget_bytes=self.index.file_bytes // COPY_SHARE)
+            self._collect(budget_bytes=self.index.files.file_bytes // COPY_SHARE)
         with self.lock:
-            victim = self.index.victim()
+            victim = self.index.files.victim()
             if victim is not None:
                 entries = self.index.entries_of(victim)
                 self._news.fading = [entry.record.block for entry in entries]
@@ -222,8 +222,8 @@ class SegmentLog:
     def _begin(self) -> None:
         while True:
             with self.lock:
-                file = self.index.free()
-                epoch = self.index.next_epoch()
+                file = self.index.files.free()
+                epoch = self.index.files.next_epoch()
             if file is None:
                 raise PoolFullError("every segment file is being written or was given up")
             nonce = secrets.randbits(64)
@@ -235,11 +235,11 @@ class SegmentLog:
                 self._abandon(file, error)
                 continue
             with self.lock:
-                self.index.activate(file, epoch=epoch, nonce=nonce)
+                self.index.files.activate(file, epoch=epoch, nonce=nonce)
             return
 
     def _write_file_page(self, file: int, state: FileState, epoch: int, nonce: int) -> None:
-        page = FilePage(state, self.index.file_bytes, epoch, nonce)
+        page = FilePage(state, self.index.files.file_bytes, epoch, nonce)
         with self._buffers.lend(PAGE) as view:
             view[:] = pack_file_page(page)
             self._files[file].write([view], 0)
@@ -253,7 +253,7 @@ class SegmentLog:
     def _collect(self, *, budget_bytes: int, reusable: bool = False) -> None:
         """Free the oldest file; first copy recently read blocks to the active file."""
         with self.lock:
-            file = self.index.begin_collecting(reusable=reusable)
+            file = self.index.files.begin_collecting(reusable=reusable)
             if file is None:
                 return
             kept = self.index.survivors(file, budget_bytes=budget_bytes)
@@ -261,7 +261,7 @@ class SegmentLog:
             if not self._copy_forward(entry):
                 break
         with self.lock:
-            abandoned = self.index.is_abandoned(file)
+            abandoned = self.index.files.is_abandoned(file)
             lost = self.index.empty(file)
             self.evicted += len(lost)
             self._news.evicted += lost
@@ -284,7 +284,7 @@ class SegmentLog:
             except OSError:
                 return True
             with self.lock:
-                place = self.index.place(record_bytes(record.block))
+                place = self.index.files.place(record_bytes(record.block))
             if place is None:
                 return False
             try:
@@ -304,4 +304,4 @@ class SegmentLog:
         if not current:  # Deleted meanwhile.
             self._write_dead(place, entry.record)
         with self.lock:
-            self.index.settle(place)
+            self.index.files.settle(place)

@@ -54,7 +54,7 @@ def restore(
         if last:
             _drop_torn(folder, segment_log, buffers, file, records)
     with segment_log.lock:
-        segment_log.index.resume()
+        segment_log.index.files.resume()
 
 
 def _records_of(
@@ -74,7 +74,7 @@ def _enter_file(
     end = max((_end(found) for found in records), default=PAGE)
     replaced: list[IndexEntry] = []
     with segment_log.lock:
-        index.restore(file, epoch=page.epoch, nonce=page.nonce, end=end)
+        index.files.restore(file, epoch=page.epoch, nonce=page.nonce, end=end)
         for found in records:
             older = index.remove(found.record.block.key)
             if older is not None:

@@ -210,7 +210,7 @@ class SegmentStore:
             counts = self._counts
             tier = TierStats(
                 Tier.L4,
-                capacity_bytes=self._index.file_bytes * len(self._index.files),
+                capacity_bytes=self._index.files.file_bytes * len(self._index.files),
                 used_bytes=self._index.live_bytes,
                 blocks_used=len(self._index),
                 evicted_blocks=self._log.evicted,
@@ -410,7 +410,7 @@ class SegmentStore:
         now = self._clock.now()
         with self._lock:
             news = error is not None and self._health.failed(error, now)
-            if self._index.writable_files() < MIN_FILES:
+            if self._index.files.writable() < MIN_FILES:
                 reason = "writes to most segment files failed"
                 news = self._health.degrade(reason, now, full=False)
         if news:

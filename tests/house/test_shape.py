@@ -34,7 +34,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 
 def test_classes_are_narrow() -> None:
-    assert len(shape.wide_classes()) <= 5  # Aim: 0.
+    assert len(shape.wide_classes()) <= 1  # Aim: 0.
 
 
 def test_a_hop_adds_something() -> None:

@@ -44,7 +44,7 @@ def write(segment: Segment, index: int, state: SlotState, *, order: int = 0) -> 
     slot = Slot(index, 5 + index, make_put(f"block-{index}"), state)
     segment.set_extent_size(index // SHAPE.slots_per_extent, SLOT_BYTES)
     segment.write_checksums(index, SLOT_BYTES, [11 + index, 12 + index])
-    segment.write_header(slot, order=order)
+    segment.headers.write(slot, order=order)
     return slot
 
 
@@ -155,8 +155,8 @@ def test_a_mapping_needs_no_lock_and_sees_the_same_bytes(path: Path) -> None:
     mapped = map_segment(path)
     segment.payload(0, SLOT_BYTES, 10, 14)[:] = b"data"
     assert bytes(mapped.payload(0, SLOT_BYTES, 10, 14)) == b"data"
-    assert mapped.read_stamp(0) == segment.read_stamp(0)
-    assert mapped.read_stamp(0).range_count == 2
+    assert mapped.headers.stamp(0) == segment.headers.stamp(0)
+    assert mapped.headers.stamp(0).range_count == 2
     mapped.close()
     segment.close()
 
@@ -169,7 +169,7 @@ def test_another_size_makes_a_new_file_and_leaves_old_mappings_alone(path: Path)
     smaller = Geometry.of(extent_count=1, extent_bytes=256 << 10)
     fresh = open_segment(path, smaller)
     assert slots_of(scan_segment(fresh)) == []
-    assert mapped.read_stamp(0).state == SlotState.SEALED
+    assert mapped.headers.stamp(0).state == SlotState.SEALED
     assert mapped.inode != fresh.inode
     fresh.close()
     mapped.close()

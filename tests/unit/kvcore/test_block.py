@@ -57,7 +57,7 @@ def test_a_slot_of_an_older_release_is_found(tmp_path: Path) -> None:
     segment = open_segment(tmp_path / "node.seg", shape)
     segment.set_extent_size(0, 48 << 10)
     segment.write_checksums(3, 48 << 10, [11, 12])
-    segment.write_header(Slot(3, 8, BLOCK, SlotState.SEALED), order=5)
+    segment.headers.write(Slot(3, 8, BLOCK, SlotState.SEALED), order=5)
     at = shape.header_offset(3)
     header = bytes(segment.memory[at : at + SLOT_HEADER_BYTES])
     assert digest(header) == "dd65f34d89a51f70400afdd5ea35b88a"

@@ -116,5 +116,5 @@ async def test_a_reader_that_goes_leaves_nothing_behind(leave: bool) -> None:
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-    assert meta.open_streams == 0
+    assert len(meta.streams) == 0
     await meta.close()

@@ -23,28 +23,28 @@ def make_index(files: int = 3) -> SegmentIndex:
 
 
 def begin(index: SegmentIndex) -> int:
-    file = index.free()
+    file = index.files.free()
     assert file is not None
-    index.activate(file, epoch=index.next_epoch(), nonce=7)
+    index.files.activate(file, epoch=index.files.next_epoch(), nonce=7)
     return file
 
 
 def put(index: SegmentIndex, name: str) -> IndexEntry:
-    place = index.place(2 * PAGE)
+    place = index.files.place(2 * PAGE)
     assert place is not None
     entry = IndexEntry(record(name, index.next_sequence()), place)
     index.enter(entry)
-    index.settle(place)
+    index.files.settle(place)
     return entry
 
 
 def test_records_follow_each_other_until_the_file_is_full() -> None:
     index = make_index()
-    assert index.place(2 * PAGE) is None
+    assert index.files.place(2 * PAGE) is None
     begin(index)
     offsets = [put(index, name).place.offset for name in "abc"]
     assert offsets == [PAGE, 3 * PAGE, 5 * PAGE]
-    assert index.place(PAGE) is None
+    assert index.files.place(PAGE) is None
     assert index.live_bytes == 6 * PAGE
     index.check_invariants()
 
@@ -53,14 +53,14 @@ def test_the_victim_is_the_oldest_file_without_writes() -> None:
     index = make_index()
     first, second = begin(index), None
     put(index, "a")
-    pending = index.place(2 * PAGE)
+    pending = index.files.place(2 * PAGE)
     assert pending is not None
-    index.seal_active()
+    index.files.seal_active()
     second = begin(index)
-    index.seal_active()
-    assert index.victim() == second
-    index.settle(pending)
-    assert index.victim() == first
+    index.files.seal_active()
+    assert index.files.victim() == second
+    index.files.settle(pending)
+    assert index.files.victim() == first
 
 
 def test_survivors_are_the_last_read_within_the_budget() -> None:
@@ -79,13 +79,13 @@ def test_a_moved_entry_is_not_current_and_its_file_may_be_emptied() -> None:
     old_file = begin(index)
     old = put(index, "a")
     put(index, "b")
-    index.seal_active()
+    index.files.seal_active()
     begin(index)
     new = put(index, "a")
     assert not index.is_current(old) and index.is_current(new)
     assert [block.key for block in index.empty(old_file)] == [block_key("b")]
     assert index.files[old_file].role is FileRole.FREE and len(index) == 1
-    assert not index.guard(old.place)
+    assert not index.files.guard(old.place)
     index.check_invariants()
 
 
@@ -93,20 +93,20 @@ def test_no_write_begins_in_a_file_that_is_being_collected() -> None:
     index = make_index()
     begin(index)
     entry = put(index, "a")
-    index.seal_active()
-    assert index.begin_collecting() == entry.place.file
-    assert not index.guard(entry.place) and index.victim() is None
+    index.files.seal_active()
+    assert index.files.begin_collecting() == entry.place.file
+    assert not index.files.guard(entry.place) and index.files.victim() is None
 
 
 def test_an_abandoned_file_is_read_until_collected_and_then_gone() -> None:
     index = make_index()
     file = begin(index)
     put(index, "a")
-    index.abandon(file)
-    assert index.active() is None and index.find(block_key("a")) is not None
-    assert index.victim(reusable=True) is None and index.victim() == file
+    index.files.abandon(file)
+    assert index.files.active() is None and index.find(block_key("a")) is not None
+    assert index.files.victim(reusable=True) is None and index.files.victim() == file
     index.empty(file)
-    assert index.files[file].role is FileRole.GONE and index.writable_files() == 2
+    assert index.files[file].role is FileRole.GONE and index.files.writable() == 2
 
 
 def test_a_full_disk_is_tried_again_after_a_while() -> None:
