@@ -100,7 +100,8 @@ def clean_text(text: str) -> str:
 
 
 def _join(message: str, hint: str) -> str:
-    return clean_text(f"{message}. {hint}" if hint else message)
+    """Return one text for a log line or a list of notes, without a full stop at the end."""
+    return clean_text(f"{message}. {hint}".removesuffix(".") if hint else message)
 
 
 def _clean_code(code: str) -> str:

@@ -238,7 +238,7 @@ def test_sql_shows_engines_and_what_they_complain_of(cluster: Cluster, make_door
         revision=revision_of(str(folder)),
     )
     wait_up(door)
-    door.complain("salt", "an odd salt: '\x00\ud800'; DROP TABLE notes; --", hint="mind it")
+    door.complain("salt", "an odd salt: '\x00\ud800'; DROP TABLE notes; --", hint="Mind it.")
     door.count("hit_tokens", 32)
     door.count("query_tokens", 64)
     door.count("read_bytes", 1_000)
@@ -252,7 +252,7 @@ def test_sql_shows_engines_and_what_they_complain_of(cluster: Cluster, make_door
 
     notes = wait_for(row, what="the engine's notes")
     assert notes.startswith("vllm 0.32.0, rank 0 of 1; ")
-    assert "salt (1): an odd salt: '??'; DROP TABLE notes; --; mind it" in notes
+    assert "salt (1): an odd salt: '??'; DROP TABLE notes; --. Mind it" in notes
     assert "byte order vllm-hnd-1 here, TierKV's own there" in notes
     counted = cluster.query(
         "SELECT hit_tokens, query_tokens, read_bytes, cache_errors >= 2 "

@@ -15,9 +15,9 @@ def test_it_is_said_once_and_counted_each_time(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         for n in range(3):
             complaints.complain("pool_full", f"no room for {n}", hint="More memory.")
-    assert caplog.messages == ["tierkv: pool_full: no room for 0. More memory."]
+    assert caplog.messages == ["tierkv: pool_full: no room for 0. More memory"]
     assert complaints.counts() == (("pool_full", 3),)
-    assert complaints.notes() == ("pool_full (3): no room for 2. More memory.",)
+    assert complaints.notes() == ("pool_full (3): no room for 2. More memory",)
 
 
 def test_what_lasts_counts_once_until_it_is_settled(caplog: pytest.LogCaptureFixture) -> None:
