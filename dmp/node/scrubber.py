@@ -30,13 +30,17 @@ _IDLE_S: Final = 1.0
 _PATTERNS: Final = (b"\x55", b"\xaa")
 _PIECE_BYTES: Final = 1 << 18
 """Bytes of a slot that are tested under one hold of the lock: about 0.1 ms."""
+_TIME_SHARE: Final = 0.02
+"""Largest share of a core. Small blocks cost time each, not by their bytes."""
+_SHORTEST_PAUSE_S: Final = 0.02
+"""Shorter pauses are added up, because waking up costs as much as checking a small block."""
 _MOST_HEALS: Final = 3
 """Maximum number of tests of one slot; a slot that goes bad again stays out of use until the
 process ends."""
 
 
 class ScrubPlan:
-    """Visits all slots in rounds at a given rate.
+    """Visits all slots in rounds at a given rate, and in at most ``_TIME_SHARE`` of the time.
 
     Attributes:
         rounds: number of completed rounds.
@@ -59,9 +63,10 @@ class ScrubPlan:
         self.rounds += 1
         return None
 
-    def checked(self, size_bytes: int, now: float) -> None:
-        """Note that ``size_bytes`` were hashed."""
-        self._free_at = max(self._free_at, now) + size_bytes / self._rate
+    def checked(self, size_bytes: int, now: float, took_s: float = 0.0) -> None:
+        """Note that ``size_bytes`` were hashed, in ``took_s`` seconds that ended ``now``."""
+        pause_s = max(size_bytes / self._rate, took_s / _TIME_SHARE)
+        self._free_at = max(self._free_at, now) + pause_s
 
     def wait_s(self, now: float) -> float:
         """Return how long to pause to keep the rate."""
@@ -130,11 +135,13 @@ class Scrubber:
 
     def _pause(self) -> bool:
         """Keep the rate; return True when the thread must end."""
-        return self._stopping.wait(self._plan.wait_s(self._state.clock.now()))
+        wait_s = self._plan.wait_s(self._state.clock.now())
+        return self._stopping.wait(wait_s if wait_s >= _SHORTEST_PAUSE_S else 0.0)
 
     def _check(self, index: int, *, paced: bool = False) -> bool:
         """Check one slot; quarantine the slot if its bytes are bad. Test a quarantined slot."""
         state = self._state
+        began_s = state.clock.now()
         with state.lock:
             slot = state.table.store.in_state(index, SlotState.SEALED)
             if slot is not None:
@@ -153,7 +160,8 @@ class Scrubber:
             state.unpin(slot)
             bad = bad and state.running and state.quarantine(index, generation)
         self.checked_bytes += size
-        self._plan.checked(size, state.clock.now())
+        now = state.clock.now()
+        self._plan.checked(size, now, now - began_s)
         return bad
 
     def _test(self, index: int, *, paced: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, store
-from tierkv.dmp.node.scrubber import ScrubPlan
+from tierkv.dmp.node.scrubber import _SHORTEST_PAUSE_S, ScrubPlan
 from tierkv.dmp.node.state import DamageLog
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.block_event import BlockRemoved
@@ -33,6 +33,35 @@ def test_the_plan_keeps_its_rate() -> None:
     assert plan.wait_s(99.0) == 0.0
     plan.checked(100, now=99.0)
     assert plan.wait_s(99.0) == pytest.approx(0.1), "an idle time is no credit"
+
+
+def test_the_plan_takes_a_fiftieth_of_the_time_for_small_blocks() -> None:
+    plan = ScrubPlan(1 << 30)
+    plan.checked(4096, now=10.0, took_s=0.001)
+    assert plan.wait_s(10.0) == pytest.approx(0.05)
+    plan.checked(1 << 30, now=20.0, took_s=0.001)
+    assert plan.wait_s(20.0) == pytest.approx(1.0), "the rate is the tighter bound"
+
+
+def test_short_pauses_are_added_up(make_rig: MakeRig) -> None:
+    rig = make_rig(scrub_rate_bytes_per_s=0)
+    pool = InprocPoolNode(rig.node)
+    for name in ("a", "b", "c", "d"):
+        store(pool, name)
+    pauses: list[float] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return False
+
+    scrubber = rig.node.scrubber
+    block_s = _SHORTEST_PAUSE_S * 0.4
+    scrubber._plan, scrubber._stopping = ScrubPlan(int(2 * RANGE_BYTES / block_s)), Stop()
+    scrubber._plan.begin(rig.node._state.table.store.indices())
+    scrubber._run_paced()
+    paused = [pause for pause in pauses if pause]
+    assert len(pauses) == 4 and len(paused) == 2 and min(paused) >= _SHORTEST_PAUSE_S
 
 
 def test_an_alarm_is_raised_once_an_hour() -> None:
