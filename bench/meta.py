@@ -172,8 +172,12 @@ def _redis(report: Report, load: Load, name: str) -> None:
     for length in LENGTHS:
         if length > load.per_host:
             continue
-        times = [redis.exists(load.chain(host, 0, length)) for host in range(HOSTS)]
-        report.add(f"{name}_redis_exists_{length}_x1_p50_ms", statistics.median(times) * 1e3)
+        for way, ask in (("exists", redis.exists), ("mget", redis.mget)):
+            times = [ask(load.chain(host, 0, length)) for host in range(HOSTS)]
+            report.add(f"{name}_redis_{way}_{length}_x1_p50_ms", statistics.median(times) * 1e3)
+        ours_ms = report.metrics[f"{name}_counted_{length}_x1_p50_ms"]
+        mget_ms = report.metrics[f"{name}_redis_mget_{length}_x1_p50_ms"]
+        report.add(f"{name}_counted_{length}_of_redis_mget", ours_ms / mget_ms)
     redis.close()
 
 

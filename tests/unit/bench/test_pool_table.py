@@ -46,6 +46,14 @@ def test_an_aim_counts_cells_and_names_the_worst(results: Results) -> None:
     assert redis.verdict().startswith("missed: 0 of 1 cells")
 
 
+def test_a_cell_in_which_we_fail_misses_the_aim(results: Results) -> None:
+    failed = Cell("put", 4 << 20, 1, 1)
+    results.rounds[failed] = {"raw": rounds(1e9)}
+    raw = pool_table.aims(results)[0]
+    assert raw.verdict() == "missed: 2 of 3 cells; failed at put_4MiB_single_t1"
+    assert dict(pool_table.metrics(results))[f"aim {raw.text}: cells"] == 3
+
+
 def test_cells_of_the_disk_stay_out_of_the_memory_table(results: Results) -> None:
     disk = Cell("get", 4 << 20, 1, 1)
     results.rounds[disk] = {"fio": rounds(1e9), "l4": rounds(0.95e9)}
