@@ -125,26 +125,6 @@ async def test_describe(session: DuckDbSession, generator: InstantGenerator) -> 
     assert await rows(session, "SELECT count(*) FROM docs") == [(60,)]
 
 
-async def test_split(session: DuckDbSession) -> None:
-    assert session.split("SELECT 1; -- x\n ;; SELECT ';' /* ; */ ;SELECT $$;$$") == [
-        "SELECT 1",
-        "SELECT ';'",
-        "SELECT $$;$$",
-    ]
-
-
-async def test_copy_in(session: DuckDbSession) -> None:
-    lines = [[str(i), None, f"text {i}"] for i in range(1000, 6000)]
-    assert await session.copy_in('"docs"', ["id", "topic", "body"], lines) == 5000
-    assert await rows(session, "SELECT count(*), min(body) FROM docs WHERE id >= 1000") == [
-        (5000, "text 1000")
-    ]
-    with pytest.raises(SqlError) as raised:
-        await session.copy_in("docs", ["id"], [["70000"], ["x"]])
-    assert raised.value.sqlstate == "22P02"
-    assert await rows(session, "SELECT count(*) FROM docs WHERE id = 70000") == [(0,)]
-
-
 async def test_database_file(tmp_path: Path, generator: InstantGenerator) -> None:
     for _ in range(2):
         server = DuckDbSqlServer(DuckDbConfig(path=str(tmp_path / "a.duckdb")), generator)
