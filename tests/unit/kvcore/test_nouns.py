@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.block_event import BlockRemoved, NullReporter
-from tierkv.kvcore.clock import Clock, ManualClock, SystemClock
 from tierkv.kvcore.ids import (
     BlockKey,
     HostId,
@@ -86,30 +84,10 @@ def test_roles_say_who_prefills_and_who_decodes() -> None:
     assert [role for role in NodeRole if role.decodes] == [NodeRole.DECODE, NodeRole.COMPUTE]
 
 
-@pytest.mark.parametrize("clock", [SystemClock(), ManualClock(5.0)], ids=["system", "manual"])
-def test_clocks_never_go_back(clock: Clock) -> None:
-    times = [clock.now() for _ in range(100)]
-    assert times == sorted(times)
-    assert clock.wall() > 1_600_000_000
-
-
-def test_a_manual_clock_moves_only_when_told() -> None:
-    clock = ManualClock(1.0, epoch=100.0)
-    assert (clock.now(), clock.wall()) == (1.0, 101.0)
-    clock.advance(2.5)
-    assert (clock.now(), clock.wall()) == (3.5, 103.5)
-    with pytest.raises(ValueError, match="forward"):
-        clock.advance(-1)
-
-
 def test_request_ids_are_fresh_and_named() -> None:
     ids = {new_request_id("chat") for _ in range(100)}
     assert len(ids) == 100
     assert all(request_id.startswith("chat-") for request_id in ids)
-
-
-def test_a_null_reporter_takes_anything() -> None:
-    NullReporter().report([BlockRemoved(BlockKey(bytes(16)), Tier.L1)])
 
 
 def test_a_request_with_another_hint_is_else_the_same() -> None:
