@@ -1,46 +1,36 @@
-"""Where output columns come from: the walk of the tree alone, over tables given by hand."""
+"""Where output columns come from: the walk of the tree alone, over a look-up given by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from tierkv.dbfront.postgres_dialect.inference.origins import (
-    Columns,
-    Origin,
-    OutputColumn,
-    origins,
-    tables_of_output,
-)
+from tierkv.dbfront.postgres_dialect.catalog.table_numbers import _Catalogue, _Named
+from tierkv.dbfront.postgres_dialect.inference.origins import origins, tables_of_output
+from tierkv.dbfront.postgres_dialect.rewriting.rewriter import Naming
 
 
-def table(oid: int, *columns: str) -> list[OutputColumn]:
+def rows_of(oid: int, schema: str, table: str, *columns: str) -> list[tuple[object, ...]]:
+    """What the look-up of a table returns (dbfront/postgres_dialect/catalog/table_numbers.py)."""
     return [
-        OutputColumn(name, Origin(oid, at, "BIGINT" if name == "big" else "INTEGER"))
+        (table, "db", schema, oid, name, at, "BIGINT" if name == "big" else "INTEGER")
         for at, name in enumerate(columns, start=1)
     ]
 
 
-class Tables:
-    """Tables t and u of one schema, and a t of another."""
-
-    known = {
-        ("", "t"): table(1, "a", "b", "big"),
-        ("", "u"): table(2, "a", "c"),
-        ("s", "t"): table(3, "a"),
-    }
-
-    def columns(self, database: str, schema: str, table: str) -> Columns | None:
-        return self.known.get((schema, table))
-
-    def same_schema(self, written: str, also_written: str) -> bool:
-        return written == also_written
+def tables() -> _Named:
+    """Tables t and u of the search path, and a t of another schema."""
+    catalogue = _Catalogue()
+    path = ("[]", "db", "main", 0, "", 1, "")
+    t = [*rows_of(1, "main", "t", "a", "b", "big"), *rows_of(3, "s", "t", "a")]
+    catalogue.add(["t", "u", "unknown"], [path, *t, *rows_of(2, "main", "u", "a", "c")])
+    return _Named(catalogue, Naming("db"))
 
 
 def numbers(sql: str) -> str:
     """Write each column as table.column, or 0."""
     return " ".join(
         f"{one.origin.table_oid}.{one.origin.attnum}" if one.origin else "0"
-        for one in origins(sql, Tables())
+        for one in origins(sql, tables())
     )
 
 
