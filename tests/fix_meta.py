@@ -15,14 +15,14 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from tests.fix_scheduler import LAYOUT, make_info
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Owner
 from tierkv.kvcore.block_event import BlockStored, EventBatch, HoldOrder
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location, Tier
-from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole
+from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.kvcore.request import GenerateRequest
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
@@ -30,6 +30,7 @@ from tierkv.metaserver.directory.leases import LeaseCounts
 from tierkv.metaserver.local import LocalMeta
 
 Asked = ParamSpec("Asked")
+NOBODY = Owner()
 Answer = TypeVar("Answer")
 
 
@@ -112,11 +113,10 @@ class BreakableMeta(LocalMeta):
         return self.state.leases.counts
 
 
-async def join(meta: MetaClient, info: NodeInfo, load: NodeLoad | None = None) -> None:
-    """Register a node and send its first heartbeat."""
+async def join(meta: MetaClient, info: NodeInfo, report: NodeReport | None = None) -> None:
+    """Register a node, as it may do again, and send a heartbeat."""
     await meta.register(info)
-    report = NodeReport(load=load or NodeLoad())
-    await meta.heartbeat(info.node_id, info.incarnation, report)
+    await meta.heartbeat(info.node_id, info.incarnation, report or NodeReport())
 
 
 async def leave(meta: MetaClient) -> None:
@@ -136,7 +136,12 @@ def make_pool_node(host: str = "h9") -> NodeInfo:
 
 
 async def store_chain(
-    meta: BreakableMeta, node: NodeInfo, chain: Sequence[BlockKey], tiers: Sequence[Tier | None]
+    meta: BreakableMeta,
+    node: NodeInfo,
+    chain: Sequence[BlockKey],
+    tiers: Sequence[Tier | None],
+    *,
+    owner: Owner = NOBODY,
 ) -> None:
     """Report that a node stored blocks of a chain; register the node if it is new.
 
@@ -145,12 +150,17 @@ async def store_chain(
         node: a compute node for L1, a pool node for the other tiers.
         chain: keys from the first block on.
         tiers: where the node has each block; None for a block that the node lacks.
+        owner: the blocks' owner.
     """
     if node.node_id not in {known.info.node_id for known in await meta.list_nodes()}:
         await join(meta, node)
     blocks = zip(chain, (ROOT_PARENT, *chain), tiers, strict=False)
     events = tuple(
-        BlockStored(BlockSpec(key, parent, LAYOUT.block_tokens), tier, _slot(node, tier, number))
+        BlockStored(
+            BlockSpec(key, parent, LAYOUT.block_tokens, owner=owner),
+            tier,
+            _slot(node, tier, number),
+        )
         for number, (key, parent, tier) in enumerate(blocks)
         if tier is not None
     )

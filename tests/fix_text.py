@@ -25,6 +25,7 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+QUICK = SchedulerConfig(refresh_interval_s=0.05, backoff_initial_s=0.01, node_wait_s=0.2)
 SPECIALS = ["<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
@@ -62,16 +63,14 @@ def write_model_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLAT
 class Front:
     """Generation over one or more fake nodes."""
 
-    def __init__(self, *infos: NodeInfo) -> None:
+    def __init__(self, *infos: NodeInfo, config: SchedulerConfig = QUICK) -> None:
         self.meta = BreakableMeta()
         letters = [byte_tokenizer().token_to_id(c) for c in "abcdefghijklmnopqrstuvwxyzĠ"]
         self.nodes = {i.node_id: FakeCompute(i, vocabulary=letters) for i in infos}
         self.dispatcher = Dispatcher(
             ClusterView(meta=self.meta, connect=lambda info: self.nodes[info.node_id]),
             meta=self.meta,
-            config=SchedulerConfig(
-                refresh_interval_s=0.05, backoff_initial_s=0.01, node_wait_s=0.2
-            ),
+            config=config,
         )
         self.generation = Generation(self.dispatcher)
 
@@ -82,9 +81,12 @@ class Front:
 
 
 @asynccontextmanager
-async def running_front(folder: Path, *infos: NodeInfo) -> AsyncIterator[Front]:
+async def running_front(
+    folder: Path, *infos: NodeInfo, config: SchedulerConfig = QUICK
+) -> AsyncIterator[Front]:
     """Start a front; without infos over one node that serves ``tiny``."""
-    front = Front(*(infos or (make_info("c1", models=(text_model(folder),)),)))
+    infos = infos or (make_info("c1", models=(text_model(folder),)),)
+    front = Front(*infos, config=config)
     for node in front.nodes.values():
         await join(front.meta, node.info)
     await front.dispatcher.start()

@@ -146,8 +146,8 @@ class SchedulerSource(Protocol):
 class ClusterSource(Protocol):
     """The data of the admin views about the cluster.
 
-    1. No method raises an error if the meta server is unavailable: a method returns the known data,
-       or nothing.
+    1. ``nodes``, ``blocks``, ``directory`` and ``namespaces`` raise NoNodeError if the meta server
+       does not answer; the other methods don't ask it.
     2. ``settings`` returns the process's configuration, with secrets masked.
     3. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
     """

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fix_meta import join, store_chain
 from tests.fix_sql import InstantGenerator
-from tests.unit.dbfront.test_session import ThreeNodes
-from tierkv.dbfront.contracts import ClientInfo
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tests.fix_text import Front
+from tests.unit.dbfront.test_admin_views import pool_node, viewed
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.views.kvcache import (
     baseline_of,
@@ -29,7 +29,7 @@ from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, TierStats
-from tierkv.metaserver.client import BlockListing, BlockRecord, DirectoryNode
+from tierkv.metaserver.client import BlockRecord, DirectoryNode
 
 L2 = TierStats(Tier.L2, "shm", "tiny", query_tokens=100, hit_tokens=40, read_time_s=0.5)
 
@@ -93,23 +93,20 @@ def test_what_was_counted_before_a_reset_is_taken_off() -> None:
     assert isinstance(rows[0]["query_tokens"], int)
 
 
-class Changing(ThreeNodes):
-    """A cluster whose nodes go on counting."""
-
-    states = (state(1, L2),)
-
-    async def nodes(self) -> tuple[DirectoryNode, ...]:
-        return self.states
-
-
 async def rows_of(session: DuckDbSession, sql: str) -> list[tuple[Any, ...]]:
     return list((await session.execute(sql)).rows)
 
 
-async def test_stat_reset_begins_anew_though_nodes_go_on(generator: InstantGenerator) -> None:
-    cluster, clock = Changing(), ManualClock(0.0)
-    server = DuckDbSqlServer(DuckDbConfig(threads=1), generator, cluster=cluster, clock=clock)
-    session = await server.open_session(ClientInfo())
+async def test_stat_reset_begins_anew_though_nodes_go_on(
+    tmp_path: Path, generator: InstantGenerator
+) -> None:
+    clock = ManualClock(0.0)
+    async with viewed(tmp_path, generator, clock) as (front, session):
+        await join(front.meta, pool_node(1), NodeReport(tiers=(L2,)))
+        await check_reset(front, session, clock)
+
+
+async def check_reset(front: Front, session: DuckDbSession, clock: ManualClock) -> None:
     shown = "SELECT query_tokens, hit_tokens, hit_ratio, stats_reset FROM tierkv.stat_kvcache"
     assert await rows_of(session, shown) == [(100, 40, 0.4, None)]
     await session.execute("SELECT tierkv.stat_reset('functions')")
@@ -118,14 +115,15 @@ async def test_stat_reset_begins_anew_though_nodes_go_on(generator: InstantGener
     now = datetime(2023, 11, 14, 22, 13, 25)
     assert await rows_of(session, "SELECT tierkv.stat_reset('kvcache')") == [(now,)]
     assert await rows_of(session, shown) == [(0, 0, 0.0, now)]
-    cluster.states = (state(1, replace(L2, query_tokens=140, hit_tokens=70)),)
+    more = replace(L2, query_tokens=140, hit_tokens=70)
+    await join(front.meta, pool_node(1), NodeReport(tiers=(more,)))
     assert await rows_of(session, shown) == [(40, 30, 0.75, now)]
-    assert await rows_of(session, shown.replace("kvcache", "kvcache_node")) == [(40, 30, 0.75, now)]
+    of_node = shown.replace("kvcache", "kvcache_node") + " WHERE node_id = 'n1'"
+    assert await rows_of(session, of_node) == [(40, 30, 0.75, now)]
     await session.execute("SELECT tierkv.stat_reset()")
     assert await rows_of(session, shown.split(", stats")[0] + " FROM tierkv.stat_kvcache") == [
         (0, 0, 0.0)
     ]
-    await server.close()
 
 
 def record(
@@ -184,22 +182,16 @@ def test_every_saved_token_is_counted_with_one_prefix(parents: list[tuple[int, i
     assert ends <= {row["prefix_hash"] for row in rows}
 
 
-class Chains(ThreeNodes):
-    """A cluster with some blocks."""
-
-    async def blocks(self, limit: int) -> BlockListing:
-        return BlockListing(
-            (record(1, 0), record(2, 1, hits=2), record(2, 1, hits=2, tier="L4")), 3
-        )
-
-
-async def test_prefixes_are_a_view(generator: InstantGenerator) -> None:
-    server = DuckDbSqlServer(DuckDbConfig(threads=1), generator, cluster=Chains())
-    session = await server.open_session(ClientInfo())
-    assert await rows_of(session, "SELECT * EXCLUDE (as_of) FROM tierkv.kvcache_prefixes") == [
-        (name(2).hex(), "tiny", "ann", 32, 0, 2, 32, ["L2", "L4"], None)
-    ]
-    await server.close()
+async def test_prefixes_are_a_view(tmp_path: Path, generator: InstantGenerator) -> None:
+    async with viewed(tmp_path, generator) as (front, session):
+        chain, owner = [name(1), name(2)], Owner("tiny", "ann")
+        for tiers in ([Tier.L2, Tier.L2], [None, Tier.L4]):
+            await store_chain(front.meta, pool_node(1), chain, tiers, owner=owner)
+        for _ in range(2):
+            await front.meta.locate(chain)
+        assert await rows_of(session, "SELECT * EXCLUDE (as_of) FROM tierkv.kvcache_prefixes") == [
+            (name(2).hex(), "tiny", "ann", 32, 0, 2, 64, ["L2", "L4"], None)
+        ]
 
 
 def test_leases_keep_a_block() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import inspect
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,39 +13,16 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.fix_scheduler import make_info as scheduler_info
-from tests.fix_sql import TABLES, InstantGenerator, answer_text, make_model
+from tests.fix_sql import InstantGenerator, answer_text
 from tierkv.dbfront.contracts import ClientInfo, Column
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
-from tierkv.dbfront.views.admin import SettingRow
-from tierkv.kvcore.block import BlockSpec, Owner
-from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import (
     CancelledByUserError,
     ConfigError,
     SqlError,
 )
-from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId, RequestId
-from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Tier
-from tierkv.kvcore.node import (
-    ModelInfo,
-    NodeInfo,
-    NodeLoad,
-    NodeReport,
-    NodeRole,
-    PathReport,
-    TierStats,
-)
-from tierkv.kvcore.request import ReusePolicy
-from tierkv.metaserver.client import BlockListing, BlockRecord, DirectoryNode, Namespace
-from tierkv.scheduler.choosing.admission import WaitingCall
-from tierkv.scheduler.dispatcher import WaitingRequest
-from tierkv.scheduler.events import Dispatch, NodesSeen, RequestArrived, SeenNode, WantedModel
-from tierkv.scheduler.requests.state import SchedulerState
-from tierkv.scheduler.routing_stats import RoutingStats, RoutingView, node_costs
 
 BODIES = {i: None if i % 10 == 7 else f"body {i % 30}" for i in range(60)}
 
@@ -138,149 +114,6 @@ async def test_database_file(tmp_path: Path, generator: InstantGenerator) -> Non
     duckdb.connect(tmp_path / "tierkv.db", config={"threads": 1}).close()  # Nothing has it open.
     with pytest.raises(ConfigError, match="can't open"):
         DuckDbSqlServer(DuckDbConfig(path=str(tmp_path / "no" / "a.db")), generator)
-
-
-PATHS = (
-    PathReport("dmp-0", "shm", "same host"),
-    PathReport("", "rdma", "no RDMA device here", usable=False),
-    PathReport("", "tcp", "127.0.0.1:7401"),
-)
-
-
-class ThreeNodes:
-    """A cluster with fixed numbers."""
-
-    async def nodes(self) -> tuple[DirectoryNode, ...]:
-        l2 = TierStats(Tier.L2, medium="shm", model="tiny", query_tokens=100, hit_tokens=25)
-        return tuple(
-            DirectoryNode(
-                info=NodeInfo(
-                    NodeId(f"n{number}"),
-                    Incarnation(1),
-                    NodeRole.DMP,
-                    HostId("h"),
-                    models=(make_model(),),
-                ),
-                report=NodeReport(load=NodeLoad(kv_usage=0.5), tiers=(l2,), paths=PATHS),
-                heartbeat_age_s=0.25,
-                state="alive",
-            )
-            for number in range(3)
-        )
-
-    async def blocks(self, limit: int) -> BlockListing:
-        record = BlockRecord(
-            block=BlockSpec(
-                BlockKey(b"k" * 16), BlockKey(bytes(16)), 64, owner=Owner("tiny", "ann", "chat-1")
-            ),
-            node_id=NodeId("n1"),
-            tier="L2",
-            size_bytes=4096,
-            age_s=60.0,
-            idle_s=1.0,
-            hits=3,
-            heat=1.5,
-            leases=2,
-        )
-        return BlockListing((record,), 1)
-
-    async def directory(self) -> tuple[tuple[str, int], ...]:
-        return (("blocks", 7), ("leases_live", 2))
-
-    async def models(self) -> tuple[ModelInfo, ...]:
-        return (make_model(),)
-
-    @property
-    def dispatcher(self) -> ThreeNodes:
-        return self
-
-    def waiting(self) -> tuple[WaitingRequest, ...]:
-        call = WaitingCall(RequestId("q1"), 2, waited_s=1.5, predicted_ttft_s=3.0, node_id=None)
-        return (WaitingRequest("ann", "tiny", call),)
-
-    def routing(self) -> RoutingView:
-        state = SchedulerState()
-        load = NodeLoad(prefill_token_s=0.01, l3_queued_bytes=7)
-        state.handle(NodesSeen((SeenNode(scheduler_info("c1"), load),)), 0.0)
-        arrived = RequestArrived(RequestId("q1"), WantedModel("tiny"), 100)
-        (dispatch,) = state.handle(arrived, 0.0)
-        assert isinstance(dispatch, Dispatch)
-        stats = RoutingStats(8)
-        stats.record_dispatch(dispatch, 0.0, unix_s=60.0, model="tiny", prompt_tokens=100)
-        stats.record_first_token(dispatch, 1.5)
-        return RoutingView(tuple(stats.decisions()), node_costs(state.fleet.records.values()))
-
-    async def namespaces(self) -> tuple[Namespace, ...]:
-        policy = ReusePolicy(KvCodec.FP8, blend=True, recompute_ratio=0.3, gradual=True)
-        return (Namespace("own"), Namespace("team", ("ann", "bob"), True, policy))
-
-    async def settings(self) -> tuple[SettingRow, ...]:
-        return (SettingRow("front.pg_port", "5433", "default"),)
-
-
-async def test_admin_views(generator: InstantGenerator) -> None:
-    server = DuckDbSqlServer(
-        DuckDbConfig(threads=1), generator, cluster=ThreeNodes(), clock=ManualClock(10.0)
-    )
-    session = await server.open_session(ClientInfo(user="ann", application_name="test"))
-    for statement in session.split(TABLES):
-        await session.execute(statement)
-    assert await rows(
-        session,
-        "SELECT tier, medium, query_tokens, hit_tokens, hit_ratio FROM tierkv.stat_kvcache",
-    ) == [("L2", "shm", 300, 75, 0.25)]
-    assert await rows(
-        session,
-        "SELECT n.node_id, n.kv_cache_usage, d.id FROM tierkv.stat_kvcache_node n "
-        "JOIN docs d ON 'n' || d.id = n.node_id WHERE n.hit_ratio > 0.2 ORDER BY d.id",
-    ) == [("n0", 0.5, 0), ("n1", 0.5, 1), ("n2", 0.5, 2)]
-    assert await rows(
-        session,
-        "SELECT block_hash, created_at::VARCHAR, session_id, heat, leases "
-        "FROM tierkv.kvcache_blocks",
-    ) == [("6b" * 16, "2023-11-14 22:12:30", "chat-1", 1.5, 2)]
-    assert await rows(session, "SELECT value FROM tierkv.directory ORDER BY name") == [(7,), (2,)]
-    assert await rows(session, "SELECT model_name, block_tokens FROM tierkv.models") == [
-        ("tiny", 16)
-    ]
-    assert await rows(session, "SELECT count(*), min(state) FROM tierkv.nodes") == [(3, "alive")]
-    assert await rows(session, "SELECT DISTINCT paths FROM tierkv.nodes") == [
-        ("dmp-0 shm: same host; no rdma: no RDMA device here; tcp: 127.0.0.1:7401",)
-    ]
-    assert await rows(session, "SELECT * EXCLUDE (as_of) FROM tierkv.queue") == [
-        ("q1", "ann", "tiny", 2, 1.5, 3.0, None)
-    ]
-    ((candidates, error_s, *decided),) = await rows(
-        session,
-        "SELECT candidates, error_s, request_id, attempt, stage, decided_at::VARCHAR, "
-        "prompt_tokens, node_id FROM tierkv.routing_log",
-    )
-    assert decided == ["q1", 1, "whole", "1970-01-01 00:01:00", 100, "c1"]
-    (candidate,) = json.loads(candidates)
-    assert (candidate["node"], candidate["prefill_s"]) == ("c1", 1.0)
-    assert error_s == pytest.approx(1.5 - candidate["wait_s"] - candidate["service_s"], abs=1e-6)
-    assert await rows(
-        session,
-        "SELECT node_id, answers, round(p99_abs_error_s, 2) FROM tierkv.routing_errors "
-        "ORDER BY node_id NULLS FIRST",
-    ) == [(None, 1, 0.5), ("c1", 1, 0.5)]
-    assert await rows(
-        session,
-        "SELECT node_id, requests, waiting_tokens, prefill_token_s, l3_queued_bytes, factor "
-        "FROM tierkv.node_costs",
-    ) == [("c1", 1, 100, 0.01, 7, 1.0)]
-    assert await rows(session, "SELECT * EXCLUDE (as_of) FROM tierkv.namespaces") == [
-        ("own", "own", True, None, False, 0.15, "hkvd", True),
-        ("team", "ann, bob", True, "fp8", True, 0.3, "hkvd", True),
-    ]
-    assert await rows(session, "SELECT blend_refusal FROM tierkv.models") == [("",)]
-    assert ("front.pg_port", "5433") in await rows(
-        session, "SELECT name, setting FROM tierkv.settings"
-    )
-    assert await rows(
-        session, "SELECT DISTINCT ai_generate(node_id) FROM tierkv.nodes WHERE node_id = 'n1'"
-    ) == [(answer_text("n1"),)]
-    await server.close()
 
 
 async def test_stat_activity_shows_a_running_statement(

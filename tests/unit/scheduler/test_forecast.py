@@ -15,7 +15,7 @@ from tierkv.dbfront.explain.estimate import Estimate, announce_batch
 from tierkv.dbfront.explain.rendering import assumptions
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 from tierkv.kvcore.location import Tier
-from tierkv.kvcore.node import NodeLoad
+from tierkv.kvcore.node import NodeLoad, NodeReport
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
@@ -64,7 +64,7 @@ class Cluster:
 async def running(*names: str, load: NodeLoad = FAST_LOADS) -> AsyncIterator[Cluster]:
     cluster = Cluster(*names)
     for node in cluster.nodes.values():
-        await join(cluster.meta, node.info, load)
+        await join(cluster.meta, node.info, NodeReport(load=load))
     yield cluster
     await cluster.dispatcher.stop()
     await cluster.meta.close()
