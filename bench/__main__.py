@@ -1,6 +1,7 @@
 """Run the small benchmarks in sequence and print the numbers.
 
-``make bench``, or ``python -m bench``. Each benchmark is a separate script: ``python -m
+``make bench``, or ``python -m bench``; ``python -m bench --peers`` prints one table of ratios to
+peers and to floors of the machine instead. Each benchmark is a separate script: ``python -m
 bench.reattach``. ``python -m bench.pool`` compares the pool with peers; the comparison takes longer
 and needs the peers' packages. ``make quality`` measures the cost of lossy options in answers.
 """
@@ -23,6 +24,7 @@ from bench import (
     front_overhead,
     load_choice,
     meta,
+    peers,
     pipeline,
     plan,
     reattach,
@@ -35,9 +37,13 @@ from bench import (
     start_time,
     warm_rests,
 )
-from bench.report import parse_arguments
+from bench.report import make_parser
 
-parse_arguments(__doc__)
+parser = make_parser(__doc__)
+parser.add_argument("--peers", action="store_true", help="one table of ratios to peers and floors")
+if parser.parse_args().peers:
+    peers.main(sys.argv[1:])
+    sys.exit()
 _SCRIPTS = [
     start_time, batch, reattach, block_layers, block_size, codec, front_overhead, chat_reuse,
     pipeline, split, controller, load_choice, blend_batch, slow_path, decoding, warm_rests, compute,

@@ -1,0 +1,110 @@
+"""One table of ratios to peers and to floors: ``python -m bench --peers``.
+
+Runs the benchmarks that have a peer or a floor beside them, each in a process of its own, and
+collects the ratios. A peer is another program that does the same (Redis, Mooncake, transformers); a
+floor is the least that the machine allows (a raw socket, memcpy, the SQL engine alone). Every ratio
+is measured in one run, in turn with the other. What a benchmark leaves out, and which peers are
+missing on this machine, it says on standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.report import Report, finish, make_parser, render_number
+
+RUNS: Final = (
+    ("start_time",), ("front_overhead",), ("sql", "--relay"), ("compute", "--parts", "decode"),
+    ("block_layers",), ("pool",), ("meta",),
+)  # fmt: skip
+"""Modules of this package, with their options."""
+
+_ROOT: Final = Path(__file__).parent.parent
+_PEERS: Final = ("redis", "redis_pipe", "redis_mget", "mooncake", "transformers")
+_FLOORS: Final = ("raw", "memcpy", "fio", "direct", "encode", "duckdb", "torch", "rpc")
+_LONGEST_FIRST: Final = sorted((*_PEERS, *_FLOORS), key=len, reverse=True)
+_RATIO: Final = re.compile(
+    rf"(?P<what>.+?)_(?:of|times_faster_than)_(?P<other>{'|'.join(_LONGEST_FIRST)})"
+    r"(?P<where>_.+)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One ratio: what was measured, and the peer or the floor it is a multiple of."""
+
+    bench: str
+    what: str
+    other: str
+    ratio: float
+
+    @property
+    def is_peer(self) -> bool:
+        """True for another program, False for a floor of the machine."""
+        return self.other in _PEERS
+
+
+def compared(bench: str, metrics: Mapping[str, float]) -> Iterator[Compared]:
+    """Yield the ratios among a benchmark's metrics."""
+    for name, value in metrics.items():
+        found = _RATIO.fullmatch(name)
+        if found is not None:
+            what = found["what"] + (found["where"] or "")
+            yield Compared(bench, what, found["other"], value)
+
+
+def table(rows: Sequence[Compared]) -> str:
+    """Return a Markdown table; peers first, then floors."""
+    lines = ["| bench | figure | of | ratio |", "|---|---|---|--:|"]
+    for row in sorted(rows, key=lambda row: not row.is_peer):
+        kind = "" if row.is_peer else " (floor)"
+        lines.append(
+            f"| `bench.{row.bench}` | {row.what} | {row.other}{kind} | {render_number(row.ratio)} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run and print."""
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--peers", action="store_true", help="this table")
+    arguments = parser.parse_args(argv)
+    rows: list[Compared] = []
+    failed: list[str] = []
+    for module, *options in RUNS:
+        command = [sys.executable, "-m", f"bench.{module}", *options, "--format", "json"]
+        command += ["--seed", str(arguments.seed), *(["--quick"] if arguments.quick else [])]
+        print(f"{module} ...", file=sys.stderr, flush=True)
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=Path(__file__).parent.parent,
+        )
+        if done.returncode:
+            failed.append(module)
+            continue
+        metrics = json.loads(done.stdout)
+        metrics.pop("machine")
+        rows += compared(module, metrics)
+    report = Report("peers")
+    for row in rows:
+        report.metrics[f"{row.bench} {row.what} of {row.other}"] = row.ratio
+    for module in failed:
+        report.note(f"bench.{module} failed: its figures are missing, so its aims are missed")
+    if arguments.format == "json":
+        finish(report, "json")
+        return
+    print(table(rows), *report.notes, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
