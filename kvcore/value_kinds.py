@@ -14,7 +14,11 @@ from typing import Any, Final, Protocol
 
 
 class ValueKind(Protocol):
-    """Reads values of one kind."""
+    """Reads values of one kind.
+
+    1. ``from_json`` and ``from_text`` return equal values for equal meanings.
+    2. Both raise ValueError for a value of another kind or out of bounds.
+    """
 
     def from_json(self, value: Any) -> Any: ...
 
@@ -182,7 +186,10 @@ class Duration:
         match = _DURATION.fullmatch(text.strip())
         if match is None:
             raise ValueError("must be a duration such as 500ms, 30s or 2min (0 is no limit)")
-        return float(match[1]) * _UNIT_S[match[2] or "ms"]
+        seconds = float(match[1]) * _UNIT_S[match[2] or "ms"]
+        if seconds > self.most_ms / 1000:
+            raise ValueError(f"must be at most {self.most_ms} ms")
+        return seconds
 
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)?")
