@@ -56,7 +56,7 @@ def test_full_queues_refuse_with_the_reason_and_recover() -> None:
     live = len(front.jobs)
     assert live <= CONFIG.max_requests
     refused = [how for how in front.ended.values() if how.startswith("failed: overloaded")]
-    assert len(refused) == front.state.rejected == 80 - live
+    assert len(refused) == front.state.placement.rejected == 80 - live
     world.net.run(40.0, world.check)
     later = [how for how in front.ended.values() if how == "finished"]
     assert len(later) + len([h for h in front.ended.values() if "overloaded" in h]) == 80

@@ -57,7 +57,7 @@ def test_a_full_node_gets_the_next_request_when_one_ends() -> None:
     script = Script(make_info("c1"), config=ONE)
     assert dispatched(script.arrive("q1"))
     assert waits(script.arrive("q2")) == ["q2"]
-    assert script.state.queued == 1
+    assert script.state.placement.queued == 1
     assert [i[0] for i in dispatched(finish(script, "q1"))] == ["q2"]
 
 
@@ -220,7 +220,7 @@ def test_too_many_waiting_are_refused_with_a_time_to_come_back() -> None:
     assert fail.failure is Failure.OVERLOADED
     assert "2 requests wait" in fail.reason
     assert 0.05 <= fail.retry_after_s <= 60.0
-    assert (script.state.rejected, script.state.ended[RequestPhase.FAILED]) == (1, 1)
+    assert (script.state.placement.rejected, script.state.ended[RequestPhase.FAILED]) == (1, 1)
     assert dispatched(finish(script, "q1"))
     assert not failed(script.arrive("q5"))
 
