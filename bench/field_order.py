@@ -15,8 +15,7 @@ from itertools import pairwise
 from os.path import commonprefix
 
 from bench.report import Report, finish, parse_arguments
-from tierkv.dbfront.calls.context_fields import render_context
-from tierkv.dbfront.calls.field_order import order_fields
+from tierkv.dbfront.calls.field_order import order_fields, render_context
 from tierkv.sql.settings import FieldReorder
 
 ROWS = 30_000

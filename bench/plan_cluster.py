@@ -17,8 +17,8 @@ from typing import Any
 from tierkv import compute
 from tierkv.compute.client import LocalComputeClient
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
-from tierkv.dbfront.calls.context_fields import ContextFields
 from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
+from tierkv.dbfront.calls.field_order import ContextFields
 from tierkv.dbfront.contracts import CallDefaults, PlanSummary, TextGenerator
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dmp.config import DmpConfig

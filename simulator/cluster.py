@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import count
+from typing import Final
 
 from tierkv.costing.service_time import pipeline_ends
 from tierkv.policies.select import make_policy
@@ -18,17 +19,25 @@ from tierkv.simulator.nodes.node import LoadGate, Noise, SimNode
 from tierkv.simulator.nodes.pool import PoolLink, SimPool, Write
 from tierkv.simulator.nodes.prefix_cache import PrefixCache
 from tierkv.simulator.nodes.serving_model import Constants, ServingModel
-from tierkv.simulator.options import GB, ClusterOptions
+from tierkv.simulator.options import GB, ClusterOptions, RouterName
 from tierkv.simulator.results import ResultLedger
 from tierkv.simulator.routing.contract import (
+    ConductorRouter,
+    DynamoRouter,
+    InstantRouter,
     JobPlacement,
     JobRefusal,
+    LeastWorkRouter,
     LoadAheadOrder,
     Order,
+    RandomRouter,
+    RoundRobinRouter,
+    RouterView,
     RoutingPolicy,
+    StickyRouter,
     Wake,
 )
-from tierkv.simulator.routing.select import make_router
+from tierkv.simulator.routing.tierkv import TierKvRouter
 from tierkv.simulator.workload import NOBODY, Workload, WorkloadPrompt
 
 Progress = Callable[[int, int], None]
@@ -90,7 +99,7 @@ class Cluster:
         )
         self._events: list[tuple[float, int, int, object]] = []
         self._serial = count()
-        self._router: RoutingPolicy = make_router(self, requests=len(workload.prompts))
+        self._router: RoutingPolicy = _make_router(self, requests=len(workload.prompts))
 
     def run(self, progress: Progress | None = None) -> ResultLedger:
         """Run until every request is answered or refused."""
@@ -327,3 +336,26 @@ class Cluster:
         policy = make_policy(self.options.policy, capacity_blocks, seed=self.options.seed + index)
         facts = self._workload.facts
         return PrefixCache(policy, capacity_blocks, facts, self._residents, 1 << index)
+
+
+_INSTANT: Final[dict[RouterName, type[InstantRouter]]] = {
+    RouterName.RANDOM: RandomRouter,
+    RouterName.ROUND_ROBIN: RoundRobinRouter,
+    RouterName.LEAST_WORK: LeastWorkRouter,
+    RouterName.STICKY: StickyRouter,
+    RouterName.DYNAMO: DynamoRouter,
+    RouterName.CONDUCTOR: ConductorRouter,
+}
+
+
+def _make_router(cluster: RouterView, *, requests: int) -> RoutingPolicy:
+    """Return the router of the cluster's options.
+
+    Args:
+        cluster: the cluster for the router to read.
+        requests: number of requests in the whole trace.
+    """
+    name = cluster.options.router
+    if name is RouterName.TIERKV:
+        return TierKvRouter(cluster, requests=requests)
+    return _INSTANT[name](cluster)

@@ -1,19 +1,28 @@
-"""Chooses the order of context fields so that the rows of a call share long prefixes.
+"""Orders and writes context fields so that the rows of a call share long prefixes.
 
-Pure. A statement keeps one ``FieldOrders``, consulted for each batch of calls before prompts are
-written. ``FieldTable`` stores the fields of a batch as columns of small numbers; its statistics do
-not depend on the order of rows. Fields are never added, dropped or changed.
+Pure. dbfront/statement/ai_statement.py keeps one ``ContextFields`` per statement and calls
+``written`` for each batch. The written text can be parsed in only one way, so no value can pass for
+a field. The order of fields changes the prompt, not the call.
+
+``FieldOrders`` chooses the orders, for each batch before prompts are written. ``FieldTable`` stores
+the fields of a batch as columns of small numbers; its statistics do not depend on the order of
+rows. Fields are never added, dropped or changed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
+import json
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from operator import add
+from typing import Final
 
+from tierkv.sql.calls.ai_call import AiCall
+from tierkv.sql.calls.functions import CONTEXT
 from tierkv.sql.settings import FieldReorder
 
 ABSENT = 0
@@ -301,3 +310,74 @@ def _arranged(table: FieldTable, columns: Iterable[int], beginnings: Sequence[in
             if table.all_differ(beginnings):
                 waiting = [(0, one, 0) for _, one, _ in waiting]
     return order
+
+
+_INDENT: Final = "  "
+
+
+def render_context(fields: Mapping[str, str], order: Iterable[str]) -> str:
+    """Write fields as lines in the given order; without fields the text is empty.
+
+    The second and later lines of a value are indented by two spaces. An ambiguous key is written as
+    a JSON string. Equal fields in equal order give equal text; different fields or orders never do.
+
+    Args:
+        fields: values by key.
+        order: keys of ``fields``, each key once.
+    """
+    return "\n".join(f"{_key(name)}: {_value(fields[name])}" for name in order)
+
+
+def _key(name: str) -> str:
+    plain = name == name.strip() and ":" not in name and len(name.splitlines()) == 1
+    return name if plain and name[0] != '"' else json.dumps(name)
+
+
+def _value(value: str) -> str:
+    lines = value.splitlines(keepends=True)
+    if lines and lines[-1].splitlines()[0] != lines[-1]:
+        lines.append("")  # A line break at the end starts another line.
+    return _INDENT.join(lines)
+
+
+_WRITTEN_AT_ONCE: Final = 256
+"""Contexts written in the event loop, a few milliseconds of work; larger batches use a thread."""
+
+_NOT_BEFORE: Final = frozenset({CONTEXT, "options"})
+"""Arguments without influence on the text before the fields."""
+
+_BEHIND: Final = frozenset({"input", "predicate", "criteria", "instruction", "categories"})
+"""Arguments placed after the fields, if a call has an input: the input and the question about it.
+"""
+
+
+class ContextFields:
+    """Writes contexts so that the calls of a statement share long prefixes."""
+
+    def __init__(self, method: FieldReorder = FieldReorder.STATS) -> None:
+        self._orders = FieldOrders(method)
+
+    async def written(self, calls: Sequence[AiCall]) -> dict[AiCall, str]:
+        """Return the text of the context for each call of a batch with a context."""
+        given = [call for call in calls if call.get(CONTEXT) is not None]
+        if len(given) <= _WRITTEN_AT_ONCE:
+            return self._write(given)
+        return await asyncio.to_thread(self._write, given)
+
+    def _write(self, calls: Sequence[AiCall]) -> dict[AiCall, str]:
+        by_function: dict[str, list[AiCall]] = {}
+        for call in calls:
+            by_function.setdefault(call.function, []).append(call)
+        written: dict[AiCall, str] = {}
+        for function, group in by_function.items():
+            rows = [json.loads(call.text(CONTEXT)) for call in group]
+            orders = self._orders.arrange(function, rows, heads=[_head(call) for call in group])
+            texts = map(render_context, rows, orders)
+            written.update(zip(group, texts, strict=True))
+        return written
+
+
+def _head(call: AiCall) -> Hashable:
+    """Identify the text before a call's context; calls with different heads share no field."""
+    after = _NOT_BEFORE if call.get("input") is None else _NOT_BEFORE | _BEHIND
+    return tuple(argument for argument in call.arguments if argument[0] not in after)

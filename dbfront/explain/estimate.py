@@ -16,7 +16,7 @@ from typing import Final
 
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.calls.answers import AnswerBook
-from tierkv.dbfront.calls.context_fields import ContextFields
+from tierkv.dbfront.calls.field_order import ContextFields
 from tierkv.dbfront.calls.functions import start_recipe
 from tierkv.dbfront.calls.recipe import CallOrder, CountTokens
 from tierkv.dbfront.contracts import (

@@ -31,9 +31,8 @@ from tierkv.dbfront.http.endpoints.api_docs import docs_router
 from tierkv.dbfront.http.endpoints.health import health_router
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.endpoints.openai import chat_router, completions_router, models_router
-from tierkv.dbfront.http.endpoints.sql import sql_router
-from tierkv.dbfront.http.schema import FieldError, StatementError
-from tierkv.dbfront.http.services import ReadinessCheck, Services
+from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
+from tierkv.dbfront.http.services import FieldError, ReadinessCheck, Services
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (

@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 import re
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import OPTIONS, CallOptions, OptionSpec
-from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError, UserError
+from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 from tierkv.kvcore.request import ReuseHint, Usage
 from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Text, Texts, Whole
-
-Body = TypeVar("Body", bound=BaseModel)
 
 _NAME = re.compile(limits.NAME_PATTERN)
 
@@ -63,28 +61,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
 }
 """Unsupported fields, and the values (besides null) that ask for nothing special."""
-
-
-class FieldError(Exception):
-    """An error caused by one field of the body; the translator shows the field's name."""
-
-    def __init__(self, param: str, error: TierKVError) -> None:
-        super().__init__(str(error))
-        self.param = param
-        self.error = error
-
-
-class StatementError(FieldError):
-    """An error of a SQL statement; the translator also shows the SQLSTATE and the position."""
-
-    def __init__(self, error: TierKVError, param: str = "") -> None:
-        super().__init__(param, error)
-
-    def facts(self) -> dict[str, Any]:
-        """Return the SQLSTATE, and the position in the text, counted from 1, if known."""
-        position = self.error.position if isinstance(self.error, UserError) else 0
-        facts: dict[str, Any] = {"sqlstate": self.error.sqlstate}
-        return facts | {"position": position} if position else facts
 
 
 class StreamOptions(BaseModel):
@@ -358,58 +334,6 @@ class CompletionBody(CallBody):
 def _is_neutral(name: str, value: Any) -> bool:
     """Return True if a field asks for nothing; logprobs=0 asks for the chosen tokens' logprobs."""
     return value in NEUTRAL[name] and not (name == "logprobs" and value is not False)
-
-
-SettingName = Annotated[str, Field(pattern=r"^tierkv\.[a-z_]+$")]
-
-
-class SqlBody(BaseModel):
-    """POST /v1/sql; ``stream`` asks for lines while the statement runs.
-
-    ``settings`` are SET for this statement only.
-    """
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "sql": "SELECT ai_generate($1) AS answer",
-                    "params": ["Mia bought a kettle. Question: What did she buy?"],
-                    "settings": {"tierkv.max_tokens": 16},
-                }
-            ]
-        }
-    )
-
-    sql: Annotated[str, Field(min_length=1, max_length=limits.MAX_SQL_BYTES)] = Field(
-        description="one statement"
-    )
-    params: list[Any] | dict[str, Any] | None = Field(
-        default=None, description="values of $1, $2 ...; an object for $name"
-    )
-    stream: bool = Field(
-        default=False, description="send a line per row while the statement runs (NDJSON)"
-    )
-    settings: dict[SettingName, str | int | float | bool] = Field(
-        default={}, description="tierkv settings of this statement, such as tierkv.max_calls"
-    )
-
-
-async def read_body(request: Request, kind: type[Body]) -> Body:
-    """Parse a JSON body; app.py has checked the declared content type.
-
-    Raises:
-        FieldError: malformed JSON, or a field with a wrong type or range.
-    """
-    raw = await request.body()
-    try:
-        return kind.model_validate_json(raw or b"{}")
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        names = [str(part) for part in first["loc"] if not str(part).startswith("list[")]
-        param = ".".join(names)
-        message = first["msg"] if not param else f"{param}: {first['msg']}"
-        raise FieldError(param, UserError(message)) from error
 
 
 def usage_json(usages: list[Usage]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The services given to the endpoints, and the two operations that all endpoints need.
+"""The services given to the endpoints, and the operations that all endpoints need.
 
 dbfront/http/app.py creates the services once. Endpoints never use globals.
 """
@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
+from pydantic import BaseModel, ValidationError
 
 from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
-from tierkv.kvcore.errors import CancelledByUserError
+from tierkv.kvcore.errors import CancelledByUserError, TierKVError, UserError
 
 Result = TypeVar("Result")
+Body = TypeVar("Body", bound=BaseModel)
 
 ReadinessCheck = Callable[[], Awaitable[str]]
 """Returns an empty string if all is well, else the reason of the failure."""
@@ -86,3 +88,29 @@ async def client_gone(request: Request) -> None:
     """Return when the client has closed its connection (the body has been read before)."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+class FieldError(Exception):
+    """An error caused by one field of the body; the translator shows the field's name."""
+
+    def __init__(self, param: str, error: TierKVError) -> None:
+        super().__init__(str(error))
+        self.param = param
+        self.error = error
+
+
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """Parse a JSON body; app.py has checked the declared content type.
+
+    Raises:
+        FieldError: malformed JSON, or a field with a wrong type or range.
+    """
+    raw = await request.body()
+    try:
+        return kind.model_validate_json(raw or b"{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        names = [str(part) for part in first["loc"] if not str(part).startswith("list[")]
+        param = ".".join(names)
+        message = first["msg"] if not param else f"{param}: {first['msg']}"
+        raise FieldError(param, UserError(message)) from error

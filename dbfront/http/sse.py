@@ -18,8 +18,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tierkv.dbfront.http.schema import FieldError
-from tierkv.dbfront.http.services import Services, client_gone
+from tierkv.dbfront.http.services import FieldError, Services, client_gone
 from tierkv.kvcore.errors import TierKVError
 
 log = logging.getLogger("tierkv.http")

@@ -16,8 +16,8 @@ from tierkv.dbfront.accounts.statement_entry import CallNames, StatementEntry
 from tierkv.dbfront.accounts.statement_trace import StatementTrace
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.calls.answers import AnswerBook
-from tierkv.dbfront.calls.context_fields import ContextFields
 from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
+from tierkv.dbfront.calls.field_order import ContextFields
 from tierkv.dbfront.calls.functions import failed_detail, start_recipe
 from tierkv.dbfront.calls.recipe import CallOrder, CountTokens
 from tierkv.dbfront.contracts import CallDefaults, Notice, PlanSummary, PreparedCall, TextGenerator

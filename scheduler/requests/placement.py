@@ -127,7 +127,7 @@ def _prefetch(request: RequestRecord, node: NodeRecord, tokens: int) -> Prefetch
     return Prefetch(request.request_id, node.info.node_id, node.info.incarnation, tokens)
 
 
-class Placement:
+class RequestPlacement:
     """Gives each request a node, or a place in the queue.
 
     Attributes:

@@ -49,7 +49,7 @@ from tierkv.scheduler.events import (
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.nodes.node_record import NodeRecord
 from tierkv.scheduler.request_record import LIVE, RequestPhase, RequestRecord
-from tierkv.scheduler.requests.placement import Placement
+from tierkv.scheduler.requests.placement import RequestPlacement
 
 
 class SchedulerState:
@@ -68,7 +68,7 @@ class SchedulerState:
     def __init__(self, config: SchedulerConfig | None = None) -> None:
         self.config = config or SchedulerConfig()
         self.fleet = Fleet(self.config)
-        self.placement = Placement(self.config, self.fleet)
+        self.placement = RequestPlacement(self.config, self.fleet)
         self.router = self.placement.router
         self.queue = self.placement.queue
         self.ahead = self.placement.ahead

@@ -1,7 +1,7 @@
 """The contract of routers, the four plain routers, and two published routers.
 
 A router receives the arrival of each request and the progress of placed requests.
-simulator/routing/select.py makes routers by name; simulator/routing/tierkv.py drives our own core.
+simulator/cluster.py makes routers by name; simulator/routing/tierkv.py drives our own core.
 The published routers keep their formulas and defaults; they see an up-to-date directory and exact
 queue lengths, so only the choice of the node differs from ours.
 """

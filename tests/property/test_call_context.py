@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dbfront.calls.context_fields import render_context
+from tierkv.dbfront.calls.field_order import render_context
 
 nasty = st.text(st.sampled_from('ab :\n\r\u2028\x85\x0b"\\'), max_size=12)
 _ENTRY = re.compile(r'("(?:[^"\\]|\\.)*"|[^:]*): (.*)', re.DOTALL)

@@ -18,7 +18,8 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from tierkv.dbfront.http.schema import ChatBody, CompletionBody, SqlBody
+from tierkv.dbfront.http.endpoints.sql import SqlBody
+from tierkv.dbfront.http.schema import ChatBody, CompletionBody
 
 _REF: Final = "#/components/schemas/{model}"
 _BODIES: Final[Mapping[str, type[BaseModel]]] = {

@@ -17,8 +17,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextEvent
-from tierkv.dbfront.http.schema import ChatBody, CompletionBody, read_body, usage_json
-from tierkv.dbfront.http.services import Services, tenant_of, until_disconnect
+from tierkv.dbfront.http.schema import ChatBody, CompletionBody, usage_json
+from tierkv.dbfront.http.services import Services, read_body, tenant_of, until_disconnect
 from tierkv.dbfront.http.sse import open_stream
 from tierkv.kvcore.errors import UnknownModelError
 from tierkv.kvcore.node import ModelInfo

@@ -9,16 +9,23 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 from tierkv.dbfront.contracts import ClientInfo, Column, RowStream, StatementResult
-from tierkv.dbfront.http.schema import FieldError, SqlBody, StatementError, read_body
-from tierkv.dbfront.http.services import Services, tenant_of, until_disconnect
+from tierkv.dbfront.http.services import (
+    FieldError,
+    Services,
+    read_body,
+    tenant_of,
+    until_disconnect,
+)
 from tierkv.dbfront.http.sse import Framing, open_framed
 from tierkv.dbfront.sql_session import SqlServer, SqlSession
+from tierkv.kvcore import limits
 from tierkv.kvcore.errors import (
     CancelledByUserError,
     DeadlineError,
@@ -28,6 +35,54 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.sql.plan.plan import SqlStatement
 from tierkv.sql.text.statement import statement_spans
+
+SettingName = Annotated[str, Field(pattern=r"^tierkv\.[a-z_]+$")]
+
+
+class SqlBody(BaseModel):
+    """POST /v1/sql; ``stream`` asks for lines while the statement runs.
+
+    ``settings`` are SET for this statement only.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "sql": "SELECT ai_generate($1) AS answer",
+                    "params": ["Mia bought a kettle. Question: What did she buy?"],
+                    "settings": {"tierkv.max_tokens": 16},
+                }
+            ]
+        }
+    )
+
+    sql: Annotated[str, Field(min_length=1, max_length=limits.MAX_SQL_BYTES)] = Field(
+        description="one statement"
+    )
+    params: list[Any] | dict[str, Any] | None = Field(
+        default=None, description="values of $1, $2 ...; an object for $name"
+    )
+    stream: bool = Field(
+        default=False, description="send a line per row while the statement runs (NDJSON)"
+    )
+    settings: dict[SettingName, str | int | float | bool] = Field(
+        default={}, description="tierkv settings of this statement, such as tierkv.max_calls"
+    )
+
+
+class StatementError(FieldError):
+    """An error of a SQL statement; the translator also shows the SQLSTATE and the position."""
+
+    def __init__(self, error: TierKVError, param: str = "") -> None:
+        super().__init__(param, error)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the SQLSTATE, and the position in the text, counted from 1, if known."""
+        position = self.error.position if isinstance(self.error, UserError) else 0
+        facts: dict[str, Any] = {"sqlstate": self.error.sqlstate}
+        return facts | {"position": position} if position else facts
+
 
 NDJSON: Final = "application/x-ndjson"
 _SET: Final = re.compile(r"SET (tierkv\.\w+) = ('[^']*'|[\w.]+)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tierkv.dbfront.calls.context_fields import render_context
+from tierkv.dbfront.calls.field_order import render_context
 
 
 def test_one_line_per_field_in_the_order_asked_for() -> None:

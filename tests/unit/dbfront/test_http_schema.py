@@ -17,13 +17,13 @@ from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.generation.call_checks import salted_tenant
 from tierkv.dbfront.http.app import _answer_error, admit
 from tierkv.dbfront.http.config import HttpConfig, is_loopback
+from tierkv.dbfront.http.endpoints.sql import StatementError
 from tierkv.dbfront.http.schema import (
     ChatBody,
     CompletionBody,
-    FieldError,
-    StatementError,
     usage_json,
 )
+from tierkv.dbfront.http.services import FieldError
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError
 from tierkv.kvcore.layout import KvCodec

@@ -10,8 +10,8 @@ from tierkv.dbfront.postgres_dialect.catalog.install import (
     catalog_names,
     catalog_statements,
     client_names,
+    shapes,
 )
-from tierkv.dbfront.postgres_dialect.catalog.shapes import shapes
 from tierkv.dbfront.postgres_dialect.rewriting.ddl import rewrite_create
 from tierkv.dbfront.postgres_dialect.rewriting.rewrite import TELLING, may_tell, rewrite
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
