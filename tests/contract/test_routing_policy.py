@@ -109,9 +109,8 @@ def test_3_blocks_are_loaded_ahead_only_for_jobs_that_wait(
     assert all(order.node in range(NODES) for order in ahead)
 
 
-@pytest.mark.parametrize("closed_loop", [False, True])
-def test_4_equal_seeds_give_equal_orders(router: RouterName, closed_loop: bool) -> None:
-    first, again = (run(router, seed=1, closed_loop=closed_loop).told for _ in range(2))
+def test_4_equal_seeds_give_equal_orders(router: RouterName) -> None:
+    first, again = (run(router, seed=1, closed_loop=True).told for _ in range(2))
     assert first == again
     if router is RouterName.RANDOM:
-        assert run(router, seed=2, closed_loop=closed_loop).told != first
+        assert run(router, seed=2, closed_loop=True).told != first

@@ -152,7 +152,7 @@ async def test_5_counting_runs_nothing(generator: TextGenerator) -> None:
 async def plan_of(generator: TextGenerator, *, way: str, max_in_flight: int) -> CallPlan:
     """Plan six calls with a long beginning in common, or order them without a plan."""
     texts = [f"{'the same beginning ' * 4}{n % 2}{' of a document' * 4}{n}" for n in range(6)]
-    calls = [await generator.prepare(call(text)) for text in texts]
+    calls = [await generator.prepare(call(text, max_tokens=8)) for text in texts]
     if way == "plan":
         return generator.plan(calls, max_in_flight=max_in_flight)
     return SortedCalls(calls, sort=way == "sorted")
