@@ -66,13 +66,15 @@ async def _run(report: Report, name: str, shape: Shape, device: Device, argument
     quick: bool = arguments.quick  # type: ignore[attr-defined]
     rounds = 2 if quick or device.tiny else 10
     scale = 16 if device.tiny else 1
-    async with Rig.open(shape, device, seed=seed) as rig:
+    pool_bytes = (128 << 20) if device.tiny else (24 << 30) if quick else (48 << 30)
+    long = (131_072,) if quick else (131_072, 200_000)
+    async with Rig.open(shape, device, seed=seed, pool_bytes=pool_bytes) as rig:
         if "chat" in parts:
             await _chat(report, f"{name}_chat", rig, Conversation(3_000 // scale, 100, rounds))
         if "arrivals" in parts:
             await _arrivals(report, name, rig, 10_000 // scale, rounds, seed)
         if "long" in parts:
-            for tokens in (131_072 // scale // scale, 200_000 // scale // scale):
+            for tokens in (count // scale // scale for count in long):
                 talk = Conversation(tokens, 100, rounds, off_rounds=1)
                 await _chat(report, f"{name}_long_{tokens}", rig, replace(talk, from_host=True))
         if "prefill" in parts:

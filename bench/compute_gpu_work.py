@@ -15,10 +15,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
 
 from bench.compute_gpu_limits import Device
 from bench.compute_node import HERE, ask
+from tierkv.compute import loading
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
+from tierkv.compute.model.architecture import Architecture
+from tierkv.compute.model.weights import Weights, assemble
 from tierkv.compute.node import ComputeNode
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.node.node import DmpNode
@@ -96,12 +103,14 @@ class Rig:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, shape: Shape, device: Device, *, seed: int) -> AsyncIterator[Rig]:
-        """Start node and pool; the pages take 40 GiB, or 64 MiB on a tiny device."""
+    async def open(
+        cls, shape: Shape, device: Device, *, seed: int, pool_bytes: int
+    ) -> AsyncIterator[Rig]:
+        """Start node and pool; the node's pages take five sixths of the pool's memory."""
         config = ComputeConfig(
             NodeId("compute"), HERE,
             random_model=RandomModelSpec(shape.config(), seed=seed), device=device.name,
-            l1_bytes=(64 << 20) if device.tiny else (40 << 30),
+            l1_bytes=pool_bytes // 6 * 5,
             max_batch_tokens=1_024 if device.tiny else 8_192,
             load_policy=LoadPolicy.ALWAYS, load_timeout_s=300.0,
         )  # fmt: skip
@@ -109,7 +118,7 @@ class Rig:
             dmp = DmpNode(
                 DmpConfig(
                     NodeId("dmp"), HERE, f"{Path(folder)}/segment",
-                    capacity_bytes=(128 << 20) if device.tiny else (48 << 30),
+                    capacity_bytes=pool_bytes,
                 ),
                 NullReporter(), SystemClock(),
             )  # fmt: skip
@@ -117,7 +126,8 @@ class Rig:
             server = DmpServer(dmp)
             server.start()
             pool = connect_pool_node(dmp.reports.info(data_address=server.address), host=HERE)
-            node = ComputeNode(config, incarnation=Incarnation(1))
+            with mock.patch.object(loading, "random_weights", _weights_on_device):
+                node = ComputeNode(config, incarnation=Incarnation(1))
             await node.start()
             try:
                 yield cls(node, pool, device, seed)
@@ -217,3 +227,18 @@ class Rig:
         """Count the parameters multiplied per token: all except an untied embedding table."""
         arch = self._node._engine._model.arch
         return self._node.model.parameters - (0 if arch.tied else arch.vocab_tokens * arch.hidden)
+
+
+def _weights_on_device(
+    arch: Architecture, *, seed: int, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """Draw weights on the device: on the CPU, eight billion numbers take a minute."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def source(name: str, shape: tuple[int, ...]) -> Tensor:
+        if "norm" in name:
+            return torch.ones(shape, dtype=dtype, device=device)
+        drawn = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        return drawn.mul_(shape[-1] ** -0.5)
+
+    return assemble(arch, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,10 @@ from tierkv.kvcore.request import GenerateEvent, GenerateRequest, SamplingParams
 from tierkv.metaserver.client import MetaClient
 from tierkv.storage.block_store import BlockStore
 from tierkv.storage.modelfiles.model_folder import CALIBRATION_NAME
+
+DEVICE = os.environ.get("TIERKV_TEST_DEVICE", "cpu")
+"""Device of all nodes without an explicit device: ``make test-gpu`` runs the numeric tests on CUDA.
+"""
 
 FAMILY_EXTRAS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
@@ -65,6 +70,8 @@ def node_config(**changes: Any) -> ComputeConfig:
         "load_policy": LoadPolicy.ALWAYS,
         "load_threads": 2,
         "threads": 1,
+        "device": DEVICE,
+        "dtype": "float32",  # On CUDA ``auto`` is bfloat16, which is not exact.
     }
     return ComputeConfig(**(settings | changes))
 
