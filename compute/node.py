@@ -126,6 +126,7 @@ class ComputeNode:
             clock=self._clock,
             directory=directory,
             archive=archive,
+            host_memory=self._host_memory,
         )
 
     async def start(self) -> None:
@@ -152,7 +153,10 @@ class ComputeNode:
         self._control_address = address
 
     def set_pool_nodes(self, nodes: Sequence[PoolNode]) -> None:
-        """Replace the connected DMP nodes; the caller closes the removed nodes."""
+        """Replace the connected DMP nodes; the caller closes the removed nodes.
+
+        On a GPU the call blocks while memory of removed nodes is unpinned, 16 ms per GiB.
+        """
         if self._host_memory is not None:
             self._host_memory.keep(nodes)
         self._engine.set_pool_nodes(nodes)

@@ -2,7 +2,8 @@
 
 Runs in the tiers' worker threads; on a GPU each thread copies in a CUDA stream of its own. Layer l
 of all blocks arrives before layer l + 1, and an event per layer lets the engine compute behind the
-load; small loads bring several layers, or all, in one read. An unreadable block shortens the load.
+load; small loads bring several layers, or all, in one read. A GPU reads memory that is mapped here
+itself (compute/tiers/host_memory.py). An unreadable block shortens the load.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from tierkv.compute.model.pages import L1Pages, LayerWindow
 from tierkv.compute.tiers.finder import Absorb, Source
+from tierkv.compute.tiers.host_memory import DirectRead, DirectReader
 from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.dmp.pool_node import PoolNode, RangeRead
 from tierkv.kvcore.clock import Clock
@@ -105,11 +107,13 @@ class Loader:
         absorb: Absorb,
         clock: Clock,
         figures: LoadFigures,
+        direct: DirectReader | None = None,
     ) -> None:
         self._pages = pages
         self._absorb = absorb
         self._clock = clock
         self._figures = figures
+        self._direct = direct
 
     def run(self, job: LoadJob, *, arrived: Callable[[], None]) -> None:
         """Load all layers, calling ``arrived`` after each; always ends with every event set."""
@@ -132,6 +136,9 @@ class Loader:
         """Read layer after layer; several small layers at once, because calls are costly."""
         layers = len(job.layer_ready)
         together = self._figures.layers_together(sum(job.sizes[: job.good]))
+        direct = self._direct_reader(job)
+        if direct is not None:
+            together = max(together, direct.layers_together(job.sizes[0], layers))
         for first in range(0, layers, together):
             some = range(first, min(first + together, layers))
             if job.given_up:
@@ -230,6 +237,9 @@ class Loader:
 
     def _read_some(self, job: LoadJob, layers: range) -> int:
         """Read layers of all blocks, one call per node; return how many leading blocks are good."""
+        direct = self._direct_reader(job)
+        if direct is not None and self._read_directly(direct, job, layers):
+            return job.good
         good = job.good
         pages, sizes = job.pages[:good], job.sizes[:good]
         windows = [self._pages.window(layer, pages, job.codec, sizes) for layer in layers]
@@ -240,6 +250,36 @@ class Loader:
         for window in windows:
             good = self._commit(window, good, job.codec)
         return good
+
+    def _direct_reader(self, job: LoadJob) -> DirectReader | None:
+        """Return the reader for the best copies of all blocks; None if a copy has to be staged."""
+        if self._direct is None or not job.good:
+            return None
+        nodes = {copies[0].node for copies in job.sources[: job.good]}
+        served = all(self._direct.serves(node, job.codec) for node in nodes)
+        return self._direct if served else None
+
+    def _read_directly(self, direct: DirectReader, job: LoadJob, layers: range) -> bool:
+        """Read layers of all blocks in place; False if any block has to be read again, staged."""
+        for blocks in _by_node(job, range(job.good)).values():
+            source = job.sources[blocks[0]][0]
+            read = DirectRead(
+                source.node,
+                [_place(job.sources[block][0]) for block in blocks],
+                [job.pages[block] for block in blocks],
+                layers,
+                job.codec,
+            )
+            done, began = False, self._clock.now()
+            with self._absorb():
+                done = direct.read(read)
+            if not done:
+                return False
+            if source.key is None:  # Else the promotion was measured instead.
+                size = sum(job.sizes[block] for block in blocks) * len(layers)
+                seconds = self._clock.now() - began
+                self._figures.read(source.tier, size, seconds, layers=len(layers))
+        return True
 
     def _commit(self, window: LayerWindow, count: int, codec: KvCodec) -> int:
         """Move the read bytes into the pages; return the number of good leading blocks."""

@@ -11,12 +11,14 @@ the generation in the caller's reference.
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn, TypeVar
 
 import xxhash
 
@@ -50,6 +52,7 @@ from tierkv.kvcore.errors import (
 from tierkv.kvcore.ids import HostId
 from tierkv.kvcore.location import Location
 
+_Item = TypeVar("_Item")
 _WORD: Final = struct.Struct("<Q")
 _SEALED: Final = int(SlotState.SEALED)
 _WRITING: Final = int(SlotState.WRITING)
@@ -115,6 +118,24 @@ class MappedSlots:
         at = self._slot_at(location.slot, stamp)
         return self._memory[at : at + stamp.range_bytes * stamp.range_count]
 
+    def run(self, location: Location, stamp: Stamp, ranges: range) -> memoryview:
+        """Return the bytes of ranges that lie behind each other.
+
+        Raises:
+            BlockNotFoundError: a range does not exist.
+            StaleEpochError: the header is being rewritten.
+        """
+        if ranges.stop > stamp.range_count:
+            raise BlockNotFoundError(f"{ranges} is outside [0, {stamp.range_count})")
+        at = self._slot_at(location.slot, stamp)
+        size = stamp.range_bytes
+        return self._memory[at + ranges.start * size : at + ranges.stop * size]
+
+    def extent(self, location: Location) -> memoryview:
+        """Return the memory of the extent of a slot."""
+        at = self._payload_at + location.slot // self._per_extent * self._extent_bytes
+        return self._memory[at : at + self._extent_bytes]
+
     def checksum(self, location: Location, stamp: Stamp, index: int) -> int:
         """Return the stored xxh3_64 of a range that ``readable`` accepted."""
         end = self._slot_at(location.slot, stamp) + _slot_bytes(
@@ -163,6 +184,28 @@ _SMALL_PUT_BYTES: Final = 128 << 10
 (measured)."""
 
 
+_HALVED_BYTES: Final = 8 << 20
+"""From this size on, two threads copy and hash: 6.9 instead of 4.3 GB/s on 16 cores; more threads
+were slower, because the ranges are short and the threads share an interpreter."""
+
+_HALVED_CORES: Final = 8
+"""With fewer cores, the second thread would take a core from the computation."""
+
+
+def in_halves(work: Callable[[Sequence[_Item]], None], items: Sequence[_Item], size: int) -> None:
+    """Do work on items, half of them in a second thread if they are large.
+
+    Returns or raises only after all work has ended.
+    """
+    if size < _HALVED_BYTES or len(items) < 2 or (os.cpu_count() or 1) < _HALVED_CORES:
+        work(items)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="dmp-copy") as second:
+        rest = second.submit(work, items[1::2])
+        work(items[::2])
+    rest.result()
+
+
 class ShmPoolNode(TcpPoolNode):
     """PoolNode over a mapped segment; control messages and small puts use TCP."""
 
@@ -206,6 +249,9 @@ class ShmPoolNode(TcpPoolNode):
 
     def write_ranges(self, writes: Sequence[RangeWrite]) -> None:
         self.pending.check(writes)
+        in_halves(self._write, writes, sum(write.data.nbytes for write in writes))
+
+    def _write(self, writes: Sequence[RangeWrite]) -> None:
         for write in writes:
             slots = self._slots_of(write.grant.location)
             copy_bytes(slots.writable(write.grant, write.index), as_bytes(write.data))
@@ -220,12 +266,15 @@ class ShmPoolNode(TcpPoolNode):
         return put_in_steps(self, puts, payloads)
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
-        size = 0
-        for read in reads:
-            size += self._read(read)
+        size = sum(read.destination.nbytes for read in reads)
+        in_halves(self._read_all, reads, size)
         self._touch([read.location for read in reads], size)
 
-    def _read(self, read: RangeRead) -> int:
+    def _read_all(self, reads: Sequence[RangeRead]) -> None:
+        for read in reads:
+            self._read(read)
+
+    def _read(self, read: RangeRead) -> None:
         location = read.location
         slots = self._slots_of(location)
         before = slots.sealed(location)
@@ -238,8 +287,7 @@ class ShmPoolNode(TcpPoolNode):
         if slots.stamp(location.slot) != before:
             raise StaleEpochError(f"slot {location.slot} was reused while it was read")
         if xxhash.xxh3_64_intdigest(destination) != expected:
-            self._refuse_bytes(location, read.index)
-        return len(view)
+            self._refuse(location, before, read.index)
 
     def view(self, location: Location, index: int, *, verify: bool = False) -> memoryview:
         """Return one range in place, read-only: no copy and no round trip.
@@ -259,9 +307,7 @@ class ShmPoolNode(TcpPoolNode):
         before = slots.sealed(location)
         view = slots.readable(location, before, index)
         if verify and xxhash.xxh3_64_intdigest(view) != slots.checksum(location, before, index):
-            if slots.stamp(location.slot) != before:
-                raise StaleEpochError(f"slot {location.slot} was reused while it was read")
-            self._refuse_bytes(location, index)
+            self._refuse(location, before, index)
         self._touch((location,), len(view))
         return view.toreadonly()
 
@@ -272,11 +318,45 @@ class ShmPoolNode(TcpPoolNode):
         self._touch((location,), len(view))
         return view.toreadonly()
 
-    def mapped(self) -> memoryview:
-        """Return the mapped payload memory, to register with a device."""
-        return self._segment.memory[self._segment.geometry.payload_at :]
+    def extent(self, location: Location) -> memoryview:
+        """Return the mapped extent of a block, to register with a device.
 
-    def _refuse_bytes(self, location: Location, index: int) -> None:
+        Raises:
+            CacheError: as ``read_ranges``.
+        """
+        return self._slots_of(location).extent(location)
+
+    def run(self, location: Location, ranges: range) -> memoryview:
+        """Return ranges of a held block in place, as ``view`` does, without verifying them."""
+        slots = self._slots_of(location)
+        return slots.run(location, slots.sealed(location), ranges)
+
+    def verify(self, locations: Sequence[Location], ranges: range) -> None:
+        """Compare the checksums of ranges of held blocks; reads every byte once.
+
+        Raises:
+            CacheError: as ``read_ranges``.
+        """
+        size = 0
+        for location in locations:
+            slots = self._slots_of(location)
+            stamp = slots.sealed(location)
+            run = slots.run(location, stamp, ranges)
+            for place, index in enumerate(ranges):
+                found = xxhash.xxh3_64_intdigest(
+                    run[place * stamp.range_bytes : (place + 1) * stamp.range_bytes]
+                )
+                if found != slots.checksum(location, stamp, index):
+                    self._refuse(location, stamp, index)
+            if slots.stamp(location.slot) != stamp:
+                raise StaleEpochError(f"slot {location.slot} was reused while it was read")
+            size += len(run)
+        self._touch(locations, size)
+
+    def _refuse(self, location: Location, stamp: Stamp, index: int) -> NoReturn:
+        """Raise the error behind a wrong checksum."""
+        if self._slots_of(location).stamp(location.slot) != stamp:
+            raise StaleEpochError(f"slot {location.slot} was reused while it was read")
         self.suspect([RangeRef(location, index)])
         raise ChecksumError(f"range {index} of slot {location.slot} has a wrong checksum")
 

@@ -1,18 +1,32 @@
 from __future__ import annotations
 
+import threading
+
+import numpy as np
+
 from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.tiers.host_memory import HostMemory
+from tierkv.kvcore.ids import Incarnation, NodeId
+from tierkv.kvcore.location import Location
+
+PLACE = Location(NodeId("pool"), Incarnation(1), 0, 0, 1, 64)
 
 
 class MappedNode(MemoryPoolNode):
-    """A node with memory of its own, as ShmPoolNode has."""
+    """A node with two extents of its own, as ShmPoolNode has."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, *sizes: int) -> None:
         super().__init__()
-        self.memory = bytearray(size)
+        self.extents = [memoryview(bytearray(size)) for size in sizes]
 
-    def mapped(self) -> memoryview:
-        return memoryview(self.memory)
+    def extent(self, location: Location) -> memoryview:
+        return self.extents[location.slot]
+
+    def run(self, location: Location, ranges: range) -> memoryview:
+        return self.extents[location.slot]
+
+    def verify(self, locations, ranges: range) -> None:
+        return None
 
 
 class Driver:
@@ -33,23 +47,50 @@ class Driver:
         return 0
 
 
-def test_segments_are_pinned_once_and_let_go_with_their_node() -> None:
+def test_an_extent_is_pinned_once_when_it_is_read_and_let_go_with_its_node() -> None:
     driver = Driver()
     memory = HostMemory(driver.register, driver.unregister)
-    near, other, far = MappedNode(4096), MappedNode(8192), MemoryPoolNode()
+    near, far = MappedNode(4096, 8192), MemoryPoolNode()
     memory.keep([near, far])
-    memory.keep([near, other, far])
+    assert driver.calls == []
+    with memory.reading(near) as kept:
+        assert kept and memory.pin(near, near.extents[0]) and memory.pin(near, near.extents[0])
+        assert memory.pin(near, near.extents[1])
     assert driver.calls == [("register", 4096), ("register", 8192)]
-    memory.keep([other])
-    assert driver.calls[2:] == [("unregister", 4096)]
-    assert list(memory.pinned.values()) == [8192]
+    assert memory.pinned_bytes == 4096 + 8192
+    memory.keep([far])
+    assert driver.calls[2:] == [("unregister", 4096), ("unregister", 8192)]
+    with memory.reading(near) as kept:
+        assert not kept and not memory.pin(near, near.extents[0])
+    assert len(driver.calls) == 4 and memory.pinned_bytes == 0
 
 
 def test_what_the_driver_refuses_is_not_asked_again() -> None:
     driver = Driver(4096)
     memory = HostMemory(driver.register, driver.unregister)
     node = MappedNode(4096)
+    memory.keep([node])
     for _ in range(3):
-        memory.keep([node])
+        with memory.reading(node):
+            assert not memory.pin(node, node.extents[0])
     memory.keep([])
-    assert driver.calls == [("register", 4096)] and not memory.pinned
+    assert driver.calls == [("register", 4096)]
+
+
+def test_memory_stays_pinned_until_the_last_reader_has_left() -> None:
+    driver = Driver()
+    memory = HostMemory(driver.register, driver.unregister)
+    node = MappedNode(4096)
+    memory.keep([node])
+    letting_go = threading.Thread(target=memory.keep, args=([],))
+    with memory.reading(node) as kept:
+        assert kept and memory.pin(node, node.extents[0])
+        letting_go.start()
+        while True:  # Until the thread has taken the node out; then it waits for this reader.
+            with memory.reading(node) as kept:
+                if not kept:
+                    break
+        assert driver.calls == [("register", 4096)]
+    letting_go.join()
+    assert driver.calls[1:] == [("unregister", 4096)]
+    assert np.frombuffer(node.extents[0], np.uint8).nbytes == 4096
