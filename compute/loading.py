@@ -78,6 +78,8 @@ def load_model(config: ComputeConfig) -> LoadedModel:
     pages = _reserve(config, plan, device, calibration)
     decoder = Decoder(found.arch, weights, pages)
     if device.type == "cuda":
+        # cuDNN makes a plan per shape, some tens of milliseconds each, and contexts keep growing.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         attach_decode_graphs(decoder)
     info = ModelInfo(
         name=config.model_name,

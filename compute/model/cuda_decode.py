@@ -2,14 +2,13 @@
 
 The decoder uses graphs on CUDA for steps in which every sequence has one new token. A graph is the
 plain forward pass captured over fixed buffers, so both compute the same function. Graphs are
-compared with the plain pass at load; kernels chosen for other shapes round differently, so rows of
-the plain pass computed alone say how large a difference rounding makes. If a capture fails later,
-the decoder uses the plain pass.
+compared with the plain pass at load. If a capture fails later, the decoder uses the plain pass.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +24,17 @@ _MOST_SEQUENCES = 256
 _MOST_GRAPHS = 96
 _MOST_GATHER_BYTES = 1 << 30
 """Gathered KV of one layer; larger steps are bound by memory, not by launches."""
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-"""Relative to the largest logit; enough for a model of few layers."""
-_OF_ROUNDING = 3.0
-"""Bound of a difference over the difference that rounding makes; deep models amplify rounding. In
-bfloat16 with 32 layers and random weights, graphs differ by 0.031 of the largest logit."""
-_MOST_TOLERATED = 0.2
-"""Upper bound of a tolerated difference, however coarse the rounding."""
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2.5e-3}
+"""Tolerated difference of a logit, relative to the largest logit, for a model of one layer. Padding
+changes the choice of kernels and the order of additions, and rounding adds up from layer to layer:
+in bfloat16, 32 layers of an 8 B model differ by 0.031 from the plain pass, and the plain pass of a
+small model of 32 layers by 0.055 from float32. A mask that is wrong by one key makes 1.05.
+"""
+
+
+def tolerated(dtype: torch.dtype, layers: int) -> float:
+    """Return the tolerated difference for a model: errors of layers add up like random steps."""
+    return _TOLERANCE[dtype] * math.sqrt(layers)
 
 
 class StaticDecode:
@@ -174,8 +177,12 @@ def attach_decode_graphs(decoder: Decoder) -> str:
         return "not on CUDA"
     graphs = DecodeGraphs(decoder)
     with torch.inference_mode():
-        trial = _try(decoder, graphs)
-    graphs.refusal = graphs.refusal or trial.refusal(_TOLERANCE[decoder.pages.kv.dtype])
+        difference = _difference(decoder, graphs)
+    limit = tolerated(decoder.pages.kv.dtype, decoder.arch.layers)
+    if difference is None:
+        graphs.refusal = graphs.refusal or "the pass to compare with does not fit a graph"
+    elif not graphs.refusal and not difference <= limit:
+        graphs.refusal = f"logits differ by {difference:.2g} of the largest, over {limit:.2g}"
     if graphs.refusal:
         _log.warning("decoding without CUDA graphs: %s", graphs.refusal)
     else:
@@ -183,37 +190,15 @@ def attach_decode_graphs(decoder: Decoder) -> str:
     return graphs.refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Differences from the plain pass, each as a share of the largest logit.
+def _difference(decoder: Decoder, graphs: DecodeGraphs) -> float | None:
+    """Compare both passes on random KV in pages that are not in use yet, then clear the pages.
 
-    Attributes:
-        graphed: largest difference of a logit of a graph; None if the graphs computed nothing.
-        rounding: largest difference of a logit of the plain pass over each row alone.
+    Returns:
+        The largest difference of two logits, as a share of the largest logit; None if the graphs
+        computed nothing, so there was nothing to compare.
     """
-
-    graphed: float | None
-    rounding: float
-
-    def refusal(self, tolerance: float) -> str:
-        """Return why graphs must not be used; empty if they may be used.
-
-        Args:
-            tolerance: difference that is tolerated whatever rounding does.
-        """
-        limit = min(max(tolerance, _OF_ROUNDING * self.rounding), _MOST_TOLERATED)
-        if self.graphed is None:
-            return "the pass to compare with does not fit a graph"
-        if not self.graphed <= limit:  # Also true for a difference that is not a number.
-            return f"logits differ by {self.graphed:.2g} of the largest, over {limit:.2g}"
-        return ""
-
-
-def _try(decoder: Decoder, graphs: DecodeGraphs) -> Trial:
-    """Compare passes on random KV in pages that are not in use yet, then clear the pages."""
     layout, usable = decoder.pages.layout, min(decoder.pages.num_pages - 1, 6)
-    device = decoder.pages.kv.device
-    generator = torch.Generator(device=device).manual_seed(1)
+    generator = torch.Generator(device=decoder.pages.kv.device).manual_seed(1)
     pages = list(range(1, usable + 1))
     for page in pages:
         decoder.pages.kv[:, page].normal_(generator=generator)
@@ -221,25 +206,13 @@ def _try(decoder: Decoder, graphs: DecodeGraphs) -> Trial:
     lengths = sorted({usable * layout.block_tokens - 1, 1, layout.block_tokens})
     chunks = [ChunkInput(np.array([i + 1]), length, table, 1) for i, length in enumerate(lengths)]
     chunks = [chunk for chunk in chunks if chunk.start < usable * layout.block_tokens]
-    step = build_batch(chunks, block_tokens=layout.block_tokens, device=device)
-    together = decoder.compute_plainly(step).logits
+    step = build_batch(chunks, block_tokens=layout.block_tokens, device=decoder.pages.kv.device)
+    plain = decoder.compute_plainly(step).logits
     graphed = graphs.run(step)
-    alone = torch.cat(
-        [
-            decoder.compute_plainly(
-                build_batch([chunks[i]], block_tokens=layout.block_tokens, device=device)
-            ).logits
-            for i in step.logit_chunks
-        ]
-    )
     decoder.pages.clear(pages)
-    return Trial(
-        None if graphed is None else _apart(together, graphed.logits), _apart(together, alone)
-    )
-
-
-def _apart(logits: Tensor, others: Tensor) -> float:
-    return float((logits - others).abs().max() / logits.abs().max())
+    if graphed is None:
+        return None
+    return float((plain - graphed.logits).abs().max() / plain.abs().max())
 
 
 def _power_of_two(count: int) -> int:
