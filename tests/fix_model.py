@@ -22,7 +22,7 @@ from tierkv.metaserver.client import MetaClient
 from tierkv.storage.block_store import BlockStore
 from tierkv.storage.modelfiles.model_folder import CALIBRATION_NAME
 
-DEVICE = os.environ.get("TIERKV_TEST_DEVICE", "cpu")
+DEVICE = os.environ.get("KV_TEST_DEVICE", "cpu")
 """Device of all nodes without an explicit device: ``make test-gpu`` runs the numeric tests on CUDA.
 """
 

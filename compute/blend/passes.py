@@ -135,21 +135,23 @@ class CausalSpans:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend with each key head as a separate batch entry, so no kernel has to repeat keys.
+    """Attend with the query heads of a key head as separate batch entries: no kernel repeats keys.
 
-    Fused CUDA kernels that accept a mask don't accept grouped queries.
+    Fused CUDA kernels that accept a mask don't accept grouped queries. Keys repeat over the batch
+    and not over the heads: where keys repeat over the heads, the fused kernel gives the last of 65
+    queries the mask of the first (seen with torch 2.11; pytorch/pytorch, pull request 191984).
     """
     kv_heads = keys.shape[1]
-    grouped = q.view(len(q), kv_heads, -1, q.shape[-1]).permute(1, 2, 0, 3)
-    shape = (*grouped.shape[:2], *keys.shape[::2])
+    grouped = q.view(len(q), kv_heads, -1, q.shape[-1]).permute(2, 1, 0, 3)
+    groups = len(grouped)
     attended = scaled_dot_product_attention(
         grouped,
-        keys.transpose(0, 1)[:, None].expand(shape),
-        values.transpose(0, 1)[:, None].expand(shape),
+        keys.transpose(0, 1).expand(groups, -1, -1, -1),
+        values.transpose(0, 1).expand(groups, -1, -1, -1),
         attn_mask=mask,
         is_causal=mask is None,
     )
-    return attended.permute(2, 0, 1, 3).flatten(1, 2)
+    return attended.permute(2, 1, 0, 3).flatten(1, 2)
 
 
 ASKING_TOKENS = 128
