@@ -19,7 +19,7 @@ ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
 ROOMS := compute costing dbfront dmp integrations kvcore kvwire metaserver policies scheduler simulator sql storage tierkv
 CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
-.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-rdma test-slow check fuzz sql-fuzz sim bench journey quality proto format clean model
+.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-gpu test-rdma test-slow check fuzz sql-fuzz sim bench journey quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -85,6 +85,10 @@ $(ENGINE_VENVS:%=%/.installed): $(STAMP) tests/engines/make-venvs
 test-bench: setup ## Run every benchmark briefly and check what it prints
 	deploy/install-test-packages.sh
 	$(BIN)/pytest -m '$(BENCHES)' $(PARALLEL)
+
+test-gpu: setup ## Run the tests that need a GPU, and the numeric tests on CUDA
+	$(BIN)/pytest tests/gpu tests/hardware/test_codec_gpu.py tests/integration/test_direct_reads.py
+	KV_TEST_DEVICE=cuda $(BIN)/pytest tests/numeric
 
 test-rdma: setup ## Run the RDMA tests, in a guest with Soft-RoCE devices
 	PYTEST_ADDOPTS= tests/hardware/run-rdma

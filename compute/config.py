@@ -83,8 +83,8 @@ class ComputeConfig:
         eviction_policy: name of the policy that picks the unused blocks to evict from L1
             (policies/select.py).
         speculative_tokens: tokens that a greedy answer may guess ahead, from repetitions in the
-            text. 0: no guesses. -1: 8 with float32 on CPU; 0 on CUDA, where guessing is not
-            measured, and 0 with coarser dtypes, where near ties may end differently.
+            text. 0: no guesses. -1: 8 with float32 on CPU; 0 on CUDA, where guesses gain little,
+            and 0 with coarser dtypes, where near ties may end differently.
     """
 
     node_id: NodeId

@@ -13,7 +13,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Executor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
@@ -144,21 +144,24 @@ _LEAST_STEPS: Final = 4
 """A load has at least this many steps, so that computing can begin before the load ends."""
 _STAGED_BYTES: Final = 128 << 20
 """GPU memory for blocks on their way into pages."""
-_VERIFIERS: Final = max(1, min(4, (os.cpu_count() or 1) // 2))
+VERIFIERS: Final = max(1, min(4, (os.cpu_count() or 1) // 2))
 """Threads that compute checksums, for all loads together; 2 and 8 were as fast."""
 
 
 class DirectReader:
     """Reads blocks from mapped pool memory into pages, and verifies the blocks meanwhile."""
 
-    def __init__(self, pages: L1Pages, memory: HostMemory) -> None:
+    def __init__(self, pages: L1Pages, memory: HostMemory, verifiers: Executor) -> None:
+        """Start no thread.
+
+        Args:
+            pages: destination of all reads.
+            memory: registers the memory to read from.
+            verifiers: ``VERIFIERS`` threads that compute checksums.
+        """
         self._pages = pages
         self._memory = memory
-        self._verifiers = ThreadPoolExecutor(_VERIFIERS, thread_name_prefix="tierkv-verify")
-
-    def close(self) -> None:
-        """End all threads; no load may be running."""
-        self._verifiers.shutdown()
+        self._verifiers = verifiers
 
     def serves(self, node: PoolNode, codec: KvCodec) -> bool:
         """Return whether blocks of a node may be read directly."""
@@ -184,7 +187,7 @@ class DirectReader:
                 self._memory.pin(node, node.extent(place)) for place in read.locations
             ):
                 return False
-            step = -(-len(read.locations) // (2 * _VERIFIERS))
+            step = -(-len(read.locations) // (2 * VERIFIERS))
             checks = [
                 self._verifiers.submit(node.verify, read.locations[at : at + step], read.layers)
                 for at in range(0, len(read.locations), step)

@@ -17,7 +17,7 @@ from tierkv.compute.l1.part_index import KnownBlocks
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.chunk_lookup import FoundChunks, PromptChunk, find_chunks
 from tierkv.compute.tiers.finder import Attempt, BlockFinder, Directory, Source
-from tierkv.compute.tiers.host_memory import DirectReader, HostMemory
+from tierkv.compute.tiers.host_memory import VERIFIERS, DirectReader, HostMemory
 from tierkv.compute.tiers.load_decider import LevelPicker, LoadDecider, Wanted, probe
 from tierkv.compute.tiers.load_figures import PROBE_PAUSE_S, LoadFigures
 from tierkv.compute.tiers.load_log import LoadLog
@@ -91,9 +91,13 @@ class Tiers:
         self._clock = clock
         self._locate_s = Rate()
         self._locate_again_s = 0.0
-        self._direct = None if host_memory is None else DirectReader(pages, host_memory)
+        self._verifiers = ThreadPoolExecutor(VERIFIERS, thread_name_prefix="tierkv-verify")
         self._loader = Loader(
-            pages, absorb=self.absorb, clock=clock, figures=self.figures, direct=self._direct
+            pages,
+            absorb=self.absorb,
+            clock=clock,
+            figures=self.figures,
+            direct=DirectReader(pages, host_memory, self._verifiers) if host_memory else None,
         )
         self._workers = ThreadPoolExecutor(config.load_threads, thread_name_prefix="tierkv-load")
 
@@ -101,8 +105,7 @@ class Tiers:
         """Finish queued saves and running loads, and end all threads."""
         self.publisher.stop()
         self._workers.shutdown(wait=True, cancel_futures=True)
-        if self._direct is not None:
-            self._direct.close()
+        self._verifiers.shutdown()
 
     @contextmanager
     def absorb(self) -> Iterator[Attempt]:
