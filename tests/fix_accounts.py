@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tierkv.dbfront.accounts.ended_call import CallCost, CallEnd, EndedCall, EndedRequest
-from tierkv.dbfront.contracts import TextAnswer
+from tests.fix_scheduler import make_model
+from tests.fix_scheduler import make_request as make_generate_request
+from tierkv.dbfront.accounts.ended_call import CallCost, CallEnd, EndedCall, ModelRequest
+from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextCall
 from tierkv.kvcore.errors import RowLevelError
-from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.request import FinishReason, HitTokens, Usage
 
 USAGE = Usage(100, 7, HitTokens(l1=16, l3=32), 48, blended_tokens=5, recomputed_tokens=2)
@@ -41,15 +42,21 @@ def make_failed_call(message: str = "no", **changes: Any) -> EndedCall:
     return make_call(**known | changes)
 
 
-def make_request(**changes: Any) -> EndedRequest:
+def make_request(
+    request_id: str = "req-1",
+    *,
+    model: str = "tiny",
+    origin: str = "",
+    json_schema: str = "",
+    **changes: Any,
+) -> ModelRequest:
+    call = TextCall(tenant="team", origin=origin, json_schema=json_schema)
+    request = make_generate_request(request_id, model=model)
     known: dict[str, Any] = {
-        "request_id": RequestId("req-1"),
-        "model": "tiny",
-        "tenant": "team",
         "end": CallEnd.STOP,
         "usage": USAGE,
         "ttft_s": 0.25,
         "total_s": 1.5,
         "node_id": "n1",
     }
-    return EndedRequest(**known | changes)
+    return ModelRequest(PreparedCall(call, make_model(model), request), 0.0, **known | changes)

@@ -1,10 +1,10 @@
 """The events of the accounts: one value for each request to a model, and for each AI call.
 
-dbfront/generation/generation.py updates a LiveCall with each event of a request, and ``ended``
-creates the EndedRequest; no other code creates EndedRequest. AiStatement
-(dbfront/statement/ai_statement.py) creates the EndedCall of a call in SQL. Each event is published
-once, to reducers that sum up events. A retried request, or a request shared by several calls, is a
-single event, so requests and calls are counted separately. Rows answered from a statement's memo
+dbfront/generation/generation.py updates a ModelRequest with each event of a request; no other code
+creates a ModelRequest. AiStatement (dbfront/statement/ai_statement.py) creates the EndedCall of a
+call in SQL. Both are published once, at their end, to reducers that sum up events and keep neither.
+A retried request, or a request shared by several calls, is a single event, so requests and calls
+are counted separately. Rows answered from a statement's memo
 create no event, because a row may cost no more than a dictionary lookup; their number is counted at
 the end of a round.
 """
@@ -18,7 +18,6 @@ from typing import Final, Protocol
 
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextCall
 from tierkv.kvcore.errors import TierKVError
-from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.request import FinishReason, Usage
 
 _NOTHING: Final = Usage(0, 0)
@@ -123,48 +122,6 @@ class EndedCall:
         return self.end is CallEnd.FAILED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedRequest:
-    """A request to a model that was answered, failed or was cancelled.
-
-    Attributes:
-        request_id: id of the request.
-        model: name of the model.
-        tenant: owner of the request's namespace.
-        kind: kind of answer requested, see ``kind_of``.
-        origin: the REST route; empty for a request of a statement.
-        end: the way the request ended.
-        usage: tokens by source; None if no node reported usage.
-        ttft_s: time to first token; 0.0 without a token.
-        total_s: seconds from the call to the end.
-        node_id: the answering node.
-        error_code: code of the error that ended the request.
-    """
-
-    request_id: RequestId
-    model: str
-    tenant: str
-    end: CallEnd
-    usage: Usage | None
-    ttft_s: float
-    total_s: float
-    kind: str = "text"
-    origin: str = ""
-    node_id: str = ""
-    error_code: str = ""
-
-    def as_call(self) -> EndedCall:
-        """Return the request as an EndedCall, for a call by REST."""
-        cost = CallCost(self.usage or _NOTHING, (self.ttft_s,), self.total_s, (self.node_id,))
-        return EndedCall(
-            statement=self.request_id,
-            function=self.origin,
-            model=self.model,
-            end=self.end,
-            cost=cost,
-        )
-
-
 def kind_of(call: TextCall) -> str:
     """Return the kind of answer requested: ``embedding``, ``label``, ``json`` or ``text``."""
     if call.embed:
@@ -184,8 +141,8 @@ class CallReducer(Protocol):
 
 
 @dataclass(slots=True)
-class LiveCall:
-    """A request in progress.
+class ModelRequest:
+    """A request to a model: updated while in progress, published once at its end.
 
     Attributes:
         prepared: the prepared call.
@@ -193,8 +150,9 @@ class LiveCall:
         completion_tokens: tokens so far.
         ttft_s: 0.0 until the first token. At the end, calls of a statement have the node's
             measurement.
+        total_s: seconds from the call to the end; 0.0 until the end.
         node_id: the answering node; empty until the first token.
-        usage: set at the end.
+        usage: tokens by source, set at the end; None if no node reported usage.
         end: the way the request ended; CANCELLED until known.
         error_code: code of the error that ended the request.
     """
@@ -203,24 +161,24 @@ class LiveCall:
     started_s: float
     completion_tokens: int = 0
     ttft_s: float = 0.0
+    total_s: float = 0.0
     node_id: str = ""
     usage: Usage | None = None
     end: CallEnd = CallEnd.CANCELLED
     error_code: str = ""
 
-    def ended(self, now_s: float) -> EndedRequest:
-        """Return the event for the ended request."""
-        request, call = self.prepared.request, self.prepared.call
-        return EndedRequest(
-            request_id=request.request_id,
-            model=request.model,
-            tenant=call.tenant,
-            kind=kind_of(call),
-            origin=call.origin,
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.prepared.request.model
+
+    def as_call(self) -> EndedCall:
+        """Return the ended request as an EndedCall, for a call by REST."""
+        cost = CallCost(self.usage or _NOTHING, (self.ttft_s,), self.total_s, (self.node_id,))
+        return EndedCall(
+            statement=self.prepared.request.request_id,
+            function=self.prepared.call.origin,
+            model=self.model,
             end=self.end,
-            usage=self.usage,
-            ttft_s=self.ttft_s,
-            total_s=now_s - self.started_s,
-            node_id=self.node_id,
-            error_code=self.error_code,
+            cost=cost,
         )

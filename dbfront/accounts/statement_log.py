@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from tierkv.dbfront.accounts.ended_call import EndedRequest
+from tierkv.dbfront.accounts.ended_call import ModelRequest
 from tierkv.dbfront.accounts.statement_entry import LoggedStatements, StatementEntry, count_call
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.accounts.statistic_tables import GROUPS, QUERY_LOG_GROUP, SCHEDULER
@@ -156,10 +156,11 @@ class StatementLog:
             query_tag=query_tag,
         )
 
-    def take(self, request: EndedRequest) -> None:
+    def take(self, request: ModelRequest) -> None:
         """Count a request by REST; requests of SQL are counted by their statement."""
-        if request.origin:
-            facts = {"user_name": request.tenant, "query_tag": "", "is_completed": 1}
+        call = request.prepared.call
+        if call.origin:
+            facts = {"user_name": call.tenant, "query_tag": "", "is_completed": 1}
             count_call(self.store, request.as_call(), self.clock.wall(), facts)
 
     def _count_scheduling(self) -> None:

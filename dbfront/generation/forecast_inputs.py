@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest, kind_of
+from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest, kind_of
 from tierkv.dbfront.contracts import PreparedCall
 
 ASSUMED_S: Final = 0.001
@@ -80,11 +80,11 @@ class AnswerLengths:
         self._means: dict[tuple[str, str], float] = {}
         self._counts: dict[tuple[str, str], int] = {}
 
-    def take(self, request: EndedRequest) -> None:
+    def take(self, request: ModelRequest) -> None:
         """Update the mean of this kind of request with the length of a complete answer."""
         if request.usage is None or request.end not in (CallEnd.STOP, CallEnd.LENGTH):
             return
-        key = request.model, request.kind
+        key = request.model, kind_of(request.prepared.call)
         count = self._counts[key] = min(self._counts.get(key, 0) + 1, _REMEMBERED)
         mean = self._means.get(key, 0.0)
         self._means[key] = mean + (request.usage.completion_tokens - mean) / count

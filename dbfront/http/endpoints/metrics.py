@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
+from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
 from tierkv.kvcore import errors
 from tierkv.kvcore.location import Tier
 from tierkv.scheduler.routing_stats import SchedulerStats
@@ -76,7 +76,7 @@ class Metrics:
             for histogram in (self._ttft, self._duration):
                 histogram.labels(name)
 
-    def take(self, request: EndedRequest) -> None:
+    def take(self, request: ModelRequest) -> None:
         """Count an ended request; a reducer of the events of dbfront/generation/generation.py."""
         self.register_models((request.model,))
         model = request.model if request.model in self._models else OTHER_MODEL

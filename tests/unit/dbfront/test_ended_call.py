@@ -170,7 +170,7 @@ def test_lengths_are_learned_of_whole_answers_by_kind() -> None:
     lengths.take(make_request(usage=Usage(100, 4), end=CallEnd.LENGTH))
     lengths.take(make_request(usage=Usage(100, 90), end=CallEnd.CANCELLED))
     lengths.take(make_request(usage=None, end=CallEnd.FAILED))
-    lengths.take(make_request(usage=Usage(100, 2), kind="json"))
+    lengths.take(make_request(usage=Usage(100, 2), json_schema="{}"))
     assert lengths.expected(prepared()) == 5.5
     assert lengths.expected(prepared(json_schema="{}")) == 2.0
     assert lengths.expected(prepared(labels=("a", "b"))) is None

@@ -11,7 +11,7 @@ import pytest
 from tests.fix_meta import join, leave
 from tests.fix_scheduler import make_info
 from tests.fix_text import Front, running_front, text_call, text_model, write_model_folder
-from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
+from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
 from tierkv.dbfront.contracts import EncodedAhead, Message, TextAnswer, TextCall
 from tierkv.kvcore.errors import (
     ContextTooLongError,
@@ -185,7 +185,7 @@ async def test_tenants_and_cache_policy_reach_the_node(folder: Path) -> None:
 
 async def test_every_call_leaves_one_record(folder: Path) -> None:
     async with running_front(folder) as front:
-        records: list[EndedRequest] = []
+        records: list[ModelRequest] = []
         front.generation.reducers.append(records.append)
         await answer(front)
         prepared = await front.generation.prepare(text_call(prompt="x", ignore_eos=True))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fix_scheduler import EOS, chances, make_info
 from tests.fix_text import Front, running_front, text_call, text_model, write_model_folder
-from tierkv.dbfront.accounts.ended_call import CallEnd, EndedRequest
+from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
 from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.dbfront.tokens.tokenizer import load_tokenizer
 from tierkv.kvcore import limits
@@ -69,7 +69,7 @@ async def test_the_likeliest_label_and_the_chances_of_all(
 async def test_different_first_tokens_take_one_request(folder: Path) -> None:
     async with running_front(folder) as front:
         front.node.hits = HitTokens(l1=5)
-        records: list[EndedRequest] = []
+        records: list[ModelRequest] = []
         front.generation.reducers.append(records.append)
         got = await answer(front, labels=("yes", "no", "maybe"))
         (request,) = front.node.seen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from tierkv.kvcore.errors import (
     UdfArgumentError,
     UnknownModelError,
 )
-from tierkv.kvcore.ids import RequestId
 from tierkv.sql.views import VIEW_COLUMNS
 
 NOON = 1_700_049_600.0  # 2023-11-15 12:00:00 UTC
@@ -557,10 +555,10 @@ async def test_calls_that_came_by_rest(front: Front) -> None:
     log = front.server.statements
     answered = make_request(origin="chat.completions")
     log.take(answered)
-    log.take(replace(answered, request_id=RequestId("req-2"), ttft_s=0.75))
-    lost = make_request(end=CallEnd.FAILED, usage=None, ttft_s=0.0, total_s=1.0)
-    log.take(replace(lost, origin="completions"))
-    log.take(replace(answered, origin=""))  # Its statement counts it.
+    log.take(make_request("req-2", origin="chat.completions", ttft_s=0.75))
+    failed = {"end": CallEnd.FAILED, "usage": None, "ttft_s": 0.0, "total_s": 1.0}
+    log.take(make_request(origin="completions", **failed))
+    log.take(make_request())  # Its statement counts it.
     names = ("function_name", "calls", "rows", "errors", "prompt_tokens", "cached_tokens")
     rows = await front.view("stat_functions")
     assert counted(rows, *names, "completion_tokens", "total_time", "mean_ttft") == [
