@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.codec.calibration import save_calibration
 from tierkv.compute.codec_calibration import measure_prompts, tables_from
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
@@ -88,6 +89,9 @@ async def running_node(
         node_config(**changes), incarnation=Incarnation(1), meta=meta, archive=archive
     )
     node.set_pool_nodes(pool_nodes)
+    for pool_node in pool_nodes:
+        if isinstance(pool_node, MemoryPoolNode):
+            pool_node.stats()  # Starts it: the first lookup would seem slow, and the next be saved.
     await node.start()
     try:
         yield node

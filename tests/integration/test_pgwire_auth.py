@@ -101,7 +101,7 @@ def test_idle_sessions_end(name: str, begin: bool, sqlstate: str) -> None:
 def test_keys_without_users_close_sql() -> None:
     with (
         running_pgwire(needs_users=True) as server,
-        pytest.raises(psycopg.OperationalError, match=r"set front\.users"),
+        pytest.raises(psycopg.OperationalError, match=r"Set front\.users"),
     ):
         psycopg.connect(server.dsn)
 
