@@ -178,7 +178,8 @@ class AiStatement:
             if self.book.fatal is not None:
                 blame(self.book.fatal, self.plan, [self.book.fatal_form])
                 raise self.book.fatal
-            enough = result is not None and may_stop and rounds.enough()
+            # A cut round may have left out other calls of these rows.
+            enough = may_stop and result is not None and rounds.enough() and not self.book.is_cut
             batch = self.book.next_batch(without_filters=enough)
             if not batch and result is not None and not rounds.behind:
                 self.settled()

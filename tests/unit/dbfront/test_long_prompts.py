@@ -18,6 +18,8 @@ STATEMENTS = [
     "SELECT count(DISTINCT ai_generate(body)), max(length(ai_generate('x' || body))) FROM long",
     "SELECT id FROM long WHERE ai_filter('long?', body) AND ai_generate(body) <> '' ORDER BY id",
     "SELECT max(ai_generate(ai_generate(body) || body)) FROM long",
+    "SELECT id, ai_generate(body) FROM long WHERE ai_filter('long?', body) LIMIT 7",
+    "SELECT id, ai_generate('y' || body) FROM long WHERE ai_filter('z', body) ORDER BY id LIMIT 5",
     "SELECT id % 3, count(ai_classify(body, ['a', 'b'])) FROM long GROUP BY 1 ORDER BY 1",
     "SELECT ai_summarize_agg(body ORDER BY id) FROM long WHERE id < 5",
 ]
