@@ -140,6 +140,7 @@ class AnswerBook:
         self.unanswered = 0
         self.is_cut = False
         self._chars = 0
+        self._may_cut = False
         self.start_round()
 
     def look_up(self, key: int, text: str | None) -> str | None:
@@ -164,9 +165,16 @@ class AnswerBook:
         """Key of the first form; all forms of a statement have keys from one base number."""
         return next(iter(self._forms), None)
 
-    def start_round(self, budget: int | None = None) -> None:
-        """Clear the misses; record at most ``budget`` misses per filtering form in this round."""
+    def start_round(self, budget: int | None = None, *, may_cut: bool = False) -> None:
+        """Clear the misses of the round before.
+
+        Args:
+            budget: most misses to record per filtering form; None is no bound.
+            may_cut: misses may be left out once their texts are long (``is_cut``); the caller runs
+                the statement again.
+        """
         self._budget = budget
+        self._may_cut = may_cut
         self.lookups = dict.fromkeys(self._forms, 0)
         self._missed = {key: {} for key in self._forms}
         self.unmet = {key: set(texts) for key, texts in self.aside.items()}
@@ -263,7 +271,7 @@ class AnswerBook:
         limited = form.filters and self._budget is not None
         if limited and len(self._missed[form.key]) >= (self._budget or 0):
             return None
-        if self._chars > _MOST_CHARS:
+        if self._may_cut and self._chars > _MOST_CHARS:
             self.is_cut = True
             return None
         try:

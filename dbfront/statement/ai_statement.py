@@ -172,7 +172,7 @@ class AiStatement:
         budget = FIRST_BUDGET if may_stop else None
         round_number = 0
         while round_number < limits.MAX_REPLAY_ROUNDS:
-            self.book.start_round(budget)
+            self.book.start_round(budget, may_cut=True)
             result = await self._round(rounds)
             round_number += not self.book.is_cut
             if self.book.fatal is not None:

@@ -10,7 +10,7 @@ from tierkv.compute.blend.passes import CausalSpans
 
 def test_keys_repeat_over_the_batch_and_never_over_the_heads(monkeypatch) -> None:
     """Else a fused CUDA kernel takes a wrong row of the mask for the last of 65 queries."""
-    inner, seen = passes.scaled_dot_product_attention, []
+    inner, seen = torch.nn.functional.scaled_dot_product_attention, []
 
     def attention(q, keys, values, **more):
         seen.append((keys.stride(1), values.stride(1), q.shape))

@@ -6,13 +6,12 @@ import threading
 
 import pytest
 
-from tierkv.dmp.transport import shm
 from tierkv.dmp.transport.shm import in_halves
 
 
 @pytest.fixture
 def many_cores(monkeypatch) -> None:
-    monkeypatch.setattr(shm.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
 
 
 def test_all_items_are_worked_on_once_by_two_threads(many_cores) -> None:
@@ -47,6 +46,6 @@ def test_small_copies_and_small_machines_use_one_thread(monkeypatch, many_cores)
         done.append(tuple(items))
 
     in_halves(work, range(4), (8 << 20) - 1)
-    monkeypatch.setattr(shm.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     in_halves(work, range(4), 8 << 20)
     assert done == [(0, 1, 2, 3)] * 2
