@@ -42,7 +42,19 @@ _PACK_TOKENS = 1 << 20
 
 
 class CallStreamMissing(Exception):
-    """The node runs a version without this stream; nothing was asked of the node."""
+    """The node runs a version without this stream; nothing was asked of the node.
+
+    Attributes:
+        certain: the node said so. False: the stream broke before its first answer, as it may when
+            the node's refusal crosses our first message.
+    """
+
+    def __init__(self, *, certain: bool = True) -> None:
+        super().__init__("the compute node has no stream for all calls")
+        self.certain = certain
+
+    def __copy__(self) -> CallStreamMissing:
+        return CallStreamMissing(certain=self.certain)
 
 
 class CallStream:
@@ -119,6 +131,7 @@ class _OpenStream:
         self._received: dict[int, _Received] = {}
         self._unsent: list[pb.CallFrame] = []
         self._filled = asyncio.Event()
+        self._answered = False
         self._writer = asyncio.create_task(self._write())
         self._reader = asyncio.create_task(self._read())
 
@@ -152,11 +165,14 @@ class _OpenStream:
         failure: Exception = TransportError("the compute node ended the stream of calls")
         try:
             async for pack in self._call:
+                self._answered = True
                 for frame in intact(pack).frames:
                     self._deliver(frame)
         except grpc.aio.AioRpcError as error:
-            missing = error.code() is grpc.StatusCode.UNIMPLEMENTED
-            failure = CallStreamMissing() if missing else self._translated(error)
+            refused = error.code() is grpc.StatusCode.UNIMPLEMENTED
+            crossed = error.code() is grpc.StatusCode.INTERNAL and not self._answered
+            missing = refused or crossed
+            failure = CallStreamMissing(certain=refused) if missing else self._translated(error)
         except TierKVError as error:
             failure = error
         except asyncio.CancelledError:
@@ -218,8 +234,9 @@ class GrpcComputeClient:
                     async for event in events:
                         yield event
                 return
-            except CallStreamMissing:
-                self._calls = None
+            except CallStreamMissing as missing:
+                if missing.certain:
+                    self._calls = None
         async with aclosing(self._generate_alone(request)) as events:
             async for event in events:
                 yield event

@@ -6,10 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
+import grpc
+import grpc.aio
 import pytest
 
 from tests.fix_scheduler import make_request
-from tierkv.compute.grpc_client import _PACK_TOKENS, GrpcComputeClient, _packs
+from tierkv.compute.grpc_client import (
+    _PACK_TOKENS,
+    CallStream,
+    CallStreamMissing,
+    GrpcComputeClient,
+    _packs,
+)
 from tierkv.compute.service import _ServedCalls, serve_calls, serve_node
 from tierkv.kvcore.errors import OverloadedError, TransportError
 from tierkv.kvcore.ids import RequestId
@@ -204,3 +212,48 @@ def test_a_pack_is_far_smaller_than_a_message_may_be() -> None:
     packs = list(_packs([long, small, long, long, small]))
     assert [len(pack.frames) for pack in packs] == [3, 2]
     assert max(pack.ByteSize() for pack in packs) < 6 << 20
+
+
+class BrokenCall:
+    """An RPC that fails after some packs."""
+
+    def __init__(self, code: grpc.StatusCode, packs: int) -> None:
+        self._error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
+        self._packs = packs
+
+    async def write(self, pack: pb.CallPack) -> None:
+        pass
+
+    def __aiter__(self) -> BrokenCall:
+        return self
+
+    async def __anext__(self) -> pb.EventPack:
+        if self._packs:
+            self._packs -= 1
+            return pb.EventPack()
+        raise self._error
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("code", "packs", "missing"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, 0, True),
+        (grpc.StatusCode.INTERNAL, 0, False),  # A refusal that crossed our first message.
+        (grpc.StatusCode.INTERNAL, 1, None),
+        (grpc.StatusCode.UNAVAILABLE, 0, None),
+    ],
+)
+async def test_a_node_without_the_stream_is_told_from_a_lost_one(
+    code: grpc.StatusCode, packs: int, missing: bool | None
+) -> None:
+    calls = CallStream(
+        lambda: BrokenCall(code, packs), translated=lambda error: TransportError(error.code().name)
+    )
+    wanted = TransportError if missing is None else CallStreamMissing
+    with pytest.raises(wanted) as caught:
+        async for _ in calls.generate(asked(1)):
+            pass
+    assert getattr(caught.value, "certain", None) is missing
