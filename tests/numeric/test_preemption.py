@@ -12,7 +12,11 @@ from tierkv.compute.config import LoadPolicy
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, tail_key
 
 BLOCK = 8
-PROMPTS = [[(i * step + 1) % 128 for i in range(30)] for step in (3, 5, 7, 11)]
+PROMPTS = [
+    [(i * step + 1) % 128 for i in range(length)]
+    for step, length in ((3, 27), (5, 29), (7, 31), (11, 34))
+]
+"""Of unequal lengths, so that not all are at the end of a block when pages run out."""
 NEW = 41
 
 
