@@ -70,9 +70,15 @@ def test_many_at_once_equal_one_node_and_both_roles_work(split: Cluster) -> None
     answers = ask_together(split, prompts, "many")
     assert answers == expected
     wait_for(lambda: busy_roles(split) >= {"prefill", "decode"}, what="both roles answered")
-    metrics = scrape(split)
-    assert metrics["tierkv_handoffs_total"] > 0
-    assert metrics["tierkv_prefetches_total"] > 0
+    assert scrape(split)["tierkv_handoffs_total"] > 0
+    # A decode node loads ahead only what is published before the prefill ends: not in every round.
+    for seed in range(40, 60):
+        if scrape(split)["tierkv_prefetches_total"] > 0:
+            break
+        prompts = make_prompts(seed, count=6)
+        assert ask_together(split, prompts, f"more{seed}") == oracle(split, prompts)
+    else:
+        pytest.fail("no decode node loaded anything ahead in twenty rounds")
 
 
 def test_a_second_turn_equals_one_node(split: Cluster) -> None:
