@@ -116,6 +116,7 @@ class Sequence:
         unsaved: committed blocks that the pool refused when the blocks became full.
         tail_saved: the partial last block was saved at the last preemption.
         blend: permission to blend chunks; None once used, abandoned or never given.
+        is_blend_trial: blending is tried against the costs, to learn what passes cost now.
         blended: savings of blending; None if no chunk was blended.
         findable_tokens: blocks ending behind this token never become findable: their KV is
             approximate.
@@ -155,6 +156,7 @@ class Sequence:
     unsaved: list[int] = field(default_factory=list)
     tail_saved: bool = False
     blend: Blend | None = None
+    is_blend_trial: bool = False
     blended: BlendedTokens | None = None
     findable_tokens: int = sys.maxsize
     session: str = ""

@@ -107,7 +107,9 @@ class Blends:
         work = _blend_work(blend, blend.chunks, start, seq.length)
         ahead = self._loads.ahead_of(seq)
         credit = self._tiers.decider.chunk_credit(work, start=start, stop=seq.length, ahead=ahead)
-        return credit > 0.0 or self._tiers.figures.chunks_refused()
+        if not credit:
+            seq.is_blend_trial = self._tiers.figures.chunks_refused()
+        return credit > 0.0 or seq.is_blend_trial
 
     @property
     def ready(self) -> BlendRun | None:
@@ -168,7 +170,7 @@ class Blends:
         credit = self._tiers.decider.chunk_credit(
             work, start=seq.computed, stop=seq.length, ahead=self._loads.ahead_of(seq)
         )
-        if not credit and self._tiers.figures.chunks_refused():
+        if not credit and (seq.is_blend_trial or self._tiers.figures.chunks_refused()):
             return 1.0  # Chunks that are never there teach nothing about passes.
         return credit
 

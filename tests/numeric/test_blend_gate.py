@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.fix_blend import DOCS, doc_request
 from tests.fix_logits import CASES, CPU, LINEAR, Pair
-from tests.fix_model import node_config
+from tests.fix_model import answer, node_config, running_node
 from tierkv.compute.blend.gate import check_model
+from tierkv.compute.config import LoadPolicy
 from tierkv.compute.loading import load_model
 from tierkv.compute.model.architecture import parse_architecture
 from tierkv.compute.model.decoder import Decoder
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.model.weights import random_weights
+from tierkv.compute.tiers.load_figures import BLEND_PROBE_REFUSALS
+from tierkv.kvcore.ids import new_request_id
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 
 torch.set_num_threads(1)
@@ -97,3 +102,19 @@ def test_a_model_that_fails_is_served_and_says_why(tmp_path) -> None:
 def test_stretched_rope_passes() -> None:
     assert LINEAR["factor"] == 4.0
     assert check_model(make_decoder(case="linear-rope")) == ""
+
+
+async def test_one_of_many_prompts_not_worth_a_pass_still_asks_for_its_chunks(monkeypatch) -> None:
+    """Else passes would never be tried again after the costs have changed."""
+    async with running_node(load_policy=LoadPolicy.AUTO) as node:
+        engine = node._engine
+        credits: list[float] = []
+        monkeypatch.setattr(engine.tiers.decider, "chunk_credit", lambda *work, **facts: 0.0)
+        monkeypatch.setattr(
+            engine.isolation, "want", lambda request, chunk, credit: credits.append(credit)
+        )
+        asked = doc_request(DOCS[:2])
+        for _ in range(BLEND_PROBE_REFUSALS):
+            await node.drop_cache()
+            await answer(node, replace(asked, request_id=new_request_id()))
+        assert set(credits) == {1.0} and len(credits) == 2, credits
