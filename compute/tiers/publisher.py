@@ -54,7 +54,7 @@ class Publisher:
     """The write-behind thread.
 
     Attributes:
-        dropped_blocks: blocks not published because too many were in flight.
+        dropped_blocks: blocks turned away because too many were in flight.
         written_bytes: bytes written into slots.
         write_time_s: seconds spent writing.
     """
@@ -65,15 +65,29 @@ class Publisher:
         finder: BlockFinder,
         *,
         queue_blocks: int,
+        alone_blocks: int = 0,
         absorb: Absorb,
         clock: Clock,
     ) -> None:
+        """Make it; ``start`` starts the thread.
+
+        Args:
+            pages: where blocks are read.
+            finder: says to which pool node a block goes.
+            queue_blocks: most blocks in flight.
+            alone_blocks: most blocks in flight if they come at a time without any in flight; by
+                default ``queue_blocks``. A small L1 holds few blocks for the pool, and a prompt
+                of more blocks than that would otherwise never be saved.
+            absorb: guards cache work.
+            clock: measures the writes.
+        """
         self.dropped_blocks = 0
         self.written_bytes = 0
         self.write_time_s = 0.0
         self._pages = pages
         self._finder = finder
         self._queue_blocks = queue_blocks
+        self._alone_blocks = max(queue_blocks, alone_blocks)
         self._absorb = absorb
         self._clock = clock
         self._done: SaveDone | None = None
@@ -147,7 +161,7 @@ class Publisher:
     @property
     def spare_blocks(self) -> int:
         """Number of blocks that can be queued before ``is_behind``."""
-        return max(0, self._queue_blocks // 2 - self._pending_blocks)
+        return max(0, max(1, self._queue_blocks // 2) - self._pending_blocks)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all blocks offered so far are published or given up; False on timeout."""
@@ -173,7 +187,8 @@ class Publisher:
 
     def _admit(self, job: PublishJob) -> bool:
         with self._idle:
-            full = self._pending_blocks + len(job.blocks) > self._queue_blocks
+            bound = self._queue_blocks if self._pending_blocks else self._alone_blocks
+            full = self._pending_blocks + len(job.blocks) > bound
             if full and not job.must:
                 self.dropped_blocks += len(job.blocks)
                 return False

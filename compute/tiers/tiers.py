@@ -78,6 +78,7 @@ class Tiers:
             pages,
             self.finder,
             queue_blocks=min(config.publish_queue_blocks, max(1, pages.num_pages // 4)),
+            alone_blocks=min(config.publish_queue_blocks, pages.num_pages // 2),
             absorb=self.absorb,
             clock=clock,
         )

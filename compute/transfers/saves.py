@@ -1,9 +1,9 @@
 """Which blocks of a step go to the pool, and when: layer by layer behind a pass, or after the pass.
 
 Used by the engine only, in the engine's thread. The publisher moves the bytes; saves keep pages
-alive for the publisher and tell handoffs about progress. A full block refused by the pool is
-*owed*: the save is tried again until the pool has the block or L1 has evicted the block. An owed
-block takes no memory of its own.
+alive for the publisher and tell handoffs about progress. A full block refused by the pool, or by a
+publisher with too much to do, is *owed*: the save is tried again until the pool has the block or
+L1 has evicted the block. An owed block takes no memory of its own.
 """
 
 from __future__ import annotations
@@ -200,6 +200,7 @@ class Saves:
             seq.published_tokens += len(blocks) * seq.block_tokens
         else:
             seq.unsaved.extend(range(seq.committed - len(blocks), seq.committed))
+            self._owed.note(job, blocks)
 
     def _patience_s(self, job: PublishJob, context_tokens: int) -> float:
         """Return how long a job may wait for room: the time to compute the blocks again."""
@@ -270,9 +271,10 @@ class Saves:
         """Offer owed blocks, as many as leave the publisher room for new blocks."""
         if not len(self._owed) or not self._tiers.finder.nodes:
             return
-        if self._clock.now() < self._retry_at:
+        spare = self._tiers.publisher.spare_blocks
+        if not spare or self._clock.now() < self._retry_at:
             return
-        for job in self._owed.take(self._tiers.publisher.spare_blocks, self._page_of):
+        for job in self._owed.take(spare, self._page_of):
             if self._tiers.publisher.offer(job):
                 self._taken(job, 0)
 

@@ -175,3 +175,36 @@ async def test_saving_behind_a_load_ends_as_its_request_does(end: str) -> None:
         assert await node.flush()
         saved = pool.sealed_keys - first_blocks
         assert bool(saved) is (end == "whole") and not pool.has_open_puts
+
+
+class SlowPoolNode(WatchedPoolNode):
+    """Seals nothing until ``gate`` opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def seal(self, grants: Sequence[PutGrant]) -> list[Location | None]:
+        assert self.gate.wait(DEADLINE_S)
+        return super().seal(grants)
+
+
+async def test_a_prompt_of_half_a_small_l1_is_saved() -> None:
+    pool = WatchedPoolNode()
+    async with running_node(pool, l1_pages=16) as node:
+        await answer(node, make_request(PROMPT, sampling={"max_tokens": 1}))
+        assert await node.flush()
+    assert len(pool.sealed_keys) == 7, "the queue's quarter of the pages would be four"
+
+
+async def test_blocks_that_found_the_queue_full_are_saved_once_it_is_not() -> None:
+    pool = SlowPoolNode()
+    prompts = [[(token + n) % 128 for token in PROMPT] for n in range(3)]
+    async with running_node(pool, l1_pages=40, publish_queue_blocks=10) as node:
+        for prompt in prompts:
+            await answer(node, make_request(prompt, sampling={"max_tokens": 1}))
+        assert not pool.sealed_keys and node.report().tiers[0].alloc_failures > 0
+        pool.gate.set()
+        while len(pool.sealed_keys) < 21:
+            assert await node.flush()
+            await node.check_invariants()  # The engine has taken the ends of saves.

@@ -52,6 +52,7 @@ class Rig:
             L1Pages(LAYOUT, 9, device=torch.device("cpu")),
             finder,
             queue_blocks=2,
+            alone_blocks=3,
             absorb=self.absorb,
             clock=SystemClock(),
         )
@@ -60,10 +61,10 @@ class Rig:
     def absorb(self) -> Iterator[Attempt]:
         yield Attempt()
 
-    def offer(self, name: str, patience_s: float = 0.0) -> bool:
+    def offer(self, name: str, patience_s: float = 0.0, *, count: int = 2) -> bool:
         blocks = tuple(
             FullBlock(BlockSpec(block_key(f"{name}{i}"), ROOT_PARENT, 64), page=1 + i)
-            for i in range(2)
+            for i in range(count)
         )
         job = PublishJob(1, blocks, KvCodec.NONE)
         return self.publisher.offer(job, patience_s=patience_s)
@@ -117,3 +118,12 @@ def test_blocks_of_a_pass_that_goes_on_are_not_waited_for(rig: Rig) -> None:
     assert not rig.offer("behind it", LONG_S)
     publication.end([])
     assert rig.publisher.flush(LONG_S) and rig.offer("after it")
+
+
+def test_a_prompt_longer_than_the_queue_is_taken_when_nothing_is_in_flight(rig: Rig) -> None:
+    assert not rig.offer("long", count=3)
+    rig.pool.gate.set()
+    assert rig.publisher.flush(LONG_S)
+    assert rig.offer("long", count=3) and rig.publisher.flush(LONG_S)
+    assert not rig.offer("longer", count=4)
+    assert rig.publisher.dropped_blocks == 3 + 4
