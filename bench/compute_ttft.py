@@ -2,7 +2,9 @@
 
 Called by bench.compute. Each round adds a question and its answer. Each tier below L1 has a
 separate pool. The pool starts with the history's blocks and receives the blocks computed in the
-tier's rounds, so no tier profits from another. The tokens must equal the tokens with the cache off.
+tier's rounds, so no tier profits from another. The tokens must equal the tokens with the cache off,
+which is measured before and after the tiers, one half of its rounds each. Pools check their blocks
+in the background, as in production.
 """
 
 from __future__ import annotations
@@ -52,7 +54,6 @@ class Pool:
         self._config = DmpConfig(
             NodeId(name), host, str(Path("/dev/shm") / f"{folder.name}-{name}"),
             capacity_bytes=capacity_bytes, demote_above=0.0, remove_on_stop=True,
-            scrub_rate_bytes_per_s=0,
         )  # fmt: skip
         self._disk = folder / name
         self._open()
@@ -104,13 +105,15 @@ async def measure(history_tokens: int, rounds: int, off_rounds: set[int], seed: 
                 _copy_blocks(node, history, pools["L2"].client, pools[name].client)
             node.set_pool_nodes([])
             answers, tiers = await _play(node, history, questions, "L1", None)
+            early = set(sorted(off_rounds)[::2])
+            off = await _off(node, history, questions, answers, early)
             for name, pool in pools.items():
                 got, tiers_of = await _play(node, history, questions, name, pool)
                 if got != answers:
                     raise AssertionError(f"{name}: other tokens than from L1")
                 tiers |= tiers_of
             node.set_pool_nodes([])
-        off = await _off(node, history, questions, answers, off_rounds)
+        off |= await _off(node, history, questions, answers, off_rounds - early)
     finally:
         await node.stop()
     return History(history_tokens, off, tiers)

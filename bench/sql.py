@@ -1,7 +1,8 @@
 """SQL with AI calls: savings from cache, prompt order and plan, and the cost of the front.
 
 Run ``python -m bench.sql``. Three workloads run on a small model in four ways each: without cache,
-with cache in written order, sorted by prefix, and by the plan with reordered fields. A replay round
+with cache in written order, sorted by prefix, and by the plan with reordered fields. Ways take
+turns in random order, each time on a new cluster; ratios are medians of the turns. A replay round
 then covers many rows with few distinct prompts. A last part measures the front's cost of each
 distinct call. ``--relay`` compares the relay with PostgreSQL alone (needs a PostgreSQL server and
 pgbench).
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from bench import front_overhead
 from bench.plan_cluster import MODEL, ClusterShape, plan_cluster
@@ -44,13 +47,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = Report("sql")
     rng = random.Random(arguments.seed)
     rows = 48 if arguments.quick else 240
+    turns = 1 if arguments.quick else 3
     for workload in workloads(rng, rows):
-        asyncio.run(_workload(report, workload))
+        asyncio.run(_workload(report, workload, turns, rng))
     asyncio.run(_replay(report, 100_000 if arguments.quick else 1_000_000))
     asyncio.run(front_overhead.measure(report, 2_000 if arguments.quick else 10_000))
     report.note(
         f"{rows} rows a workload, L1 of {L1_PAGES} blocks of 16 tokens, 8 calls in flight; "
-        "times and calls are of one run each, the cluster starts anew for every way"
+        f"medians of {turns} turns, the cluster starts anew for every way and turn"
     )
     if arguments.relay:
         from bench import sql_relay  # Needs a PostgreSQL server.
@@ -59,34 +63,56 @@ def main(argv: Sequence[str] | None = None) -> None:
     finish(report, arguments.format)
 
 
-async def _workload(report: Report, workload: Workload) -> None:
+async def _workload(report: Report, workload: Workload, turns: int, rng: random.Random) -> None:
     results: dict[str, StatementResult] = {}
-    times: dict[str, float] = {}
-    for way, settings in WAYS.items():
-        shape = ClusterShape(MODEL, 1, l1_pages=L1_PAGES, pool_bytes=1)
-        async with plan_cluster(shape) as cluster:
-            server = DuckDbSqlServer(
-                DuckDbConfig(), cluster.generation, session_defaults=SHARED | settings
-            )
-            session = await _filled(server, workload)
-            started = time.perf_counter()
-            results[way] = await session.execute(workload.statement)
-            times[way] = time.perf_counter() - started
-            stats = session.last_ai_stats
-            if way == "planned":
-                await _add_calls(report, workload, session, stats)
-            await server.close()
-        name = f"{workload.name}_{way}"
-        report.add(f"{name}_s", times[way])
-        report.add(f"{name}_rows_per_s", len(results[way].rows) / times[way])
-        report.add(f"{name}_hit_ratio", stats.hit_ratio)
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    hit_ratios: dict[str, float] = {}
+    for turn in range(turns):
+        for way in rng.sample(list(WAYS), len(WAYS)):
+            async with _asked(workload, WAYS[way]) as (session, result, seconds):
+                stats = session.last_ai_stats
+                _check_equal(workload, way, result, results.setdefault(way, result))
+                times[way].append(seconds)
+                hit_ratios[way] = stats.hit_ratio
+                if way == "planned" and not turn:
+                    await _add_calls(report, workload, session, stats)
     for way in WAYS:
-        if workload.name != "join" and results[way].rows != results["cache_off"].rows:
-            raise AssertionError(f"{workload.name}: {way} changed an answer")
-    if results["sorted"].rows != results["cache_off"].rows:
-        raise AssertionError(f"{workload.name}: sorting changed an answer")
+        if workload.name != "join" or way == "sorted":
+            _check_equal(workload, way, results[way], results["cache_off"])
+        name = f"{workload.name}_{way}"
+        report.add(f"{name}_s", statistics.median(times[way]))
+        rows_per_s = len(results[way].rows) / statistics.median(times[way])
+        report.add(f"{name}_rows_per_s", rows_per_s)
+        report.add(f"{name}_hit_ratio", hit_ratios[way])
     for way in ("written", "sorted", "planned"):
-        report.add(f"{workload.name}_{way}_of_cache_off", times[way] / times["cache_off"])
+        pairs = zip(times[way], times["cache_off"], strict=True)
+        report.add(
+            f"{workload.name}_{way}_of_cache_off", statistics.median(s / off for s, off in pairs)
+        )
+
+
+@asynccontextmanager
+async def _asked(
+    workload: Workload, settings: Mapping[str, str]
+) -> AsyncIterator[tuple[DuckDbSession, StatementResult, float]]:
+    """Run the workload's statement on a new cluster; yield session, result and seconds."""
+    shape = ClusterShape(MODEL, 1, l1_pages=L1_PAGES, pool_bytes=1)
+    async with plan_cluster(shape) as cluster:
+        server = DuckDbSqlServer(
+            DuckDbConfig(), cluster.generation, session_defaults=SHARED | settings
+        )
+        session = await _filled(server, workload)
+        started = time.perf_counter()
+        result = await session.execute(workload.statement)
+        yield session, result, time.perf_counter() - started
+        await server.close()
+
+
+def _check_equal(
+    workload: Workload, way: str, result: StatementResult, known: StatementResult
+) -> None:
+    if result.rows != known.rows:
+        raise AssertionError(f"{workload.name}: {way} changed an answer")
 
 
 async def _filled(server: DuckDbSqlServer, workload: Workload) -> DuckDbSession:
@@ -114,7 +140,7 @@ async def _add_calls(
 
 
 async def _replay(report: Report, rows: int) -> None:
-    """Time the last round of a statement over many rows and 20,000 distinct prompts."""
+    """Time a mean round of a statement over many rows and 20,000 distinct prompts."""
     prompts = min(20_000, rows // 5)
     async with front_overhead.instant_server() as server:
         session = await server.open_session(ClientInfo(user="bench"))
