@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
@@ -57,6 +58,10 @@ class CallStreamMissing(Exception):
         return CallStreamMissing(certain=self.certain)
 
 
+AskAlone = Callable[[GenerateRequest, CallStreamMissing], AsyncGenerator[GenerateEvent, None]]
+"""Asks with an RPC for this request alone."""
+
+
 class CallStream:
     """The front's end; all methods run in one event loop.
 
@@ -79,11 +84,17 @@ class CallStream:
         self._translated = translated
         self._opened: _OpenStream | None = None
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+    async def generate(
+        self, request: GenerateRequest, *, otherwise: AskAlone | None = None
+    ) -> AsyncGenerator[GenerateEvent, None]:
         """Answer a request with a stream of events; closing the generator cancels the call.
 
+        Args:
+            request: the request.
+            otherwise: asks a node that has no such stream.
+
         Raises:
-            CallStreamMissing: the node has no such stream.
+            CallStreamMissing: the node has no such stream, and ``otherwise`` is not given.
             TransportError: the stream was lost.
             TierKVError: the error of the node for this request.
         """
@@ -101,8 +112,16 @@ class CallStream:
                 event = generate_event_from_proto(received)
                 ended = event.finish_reason is not None
                 yield event
+            return
+        except CallStreamMissing as missing:
+            if otherwise is None:
+                raise
+            events_alone = otherwise(request, missing)
         finally:
             stream.end(number, cancel=not ended)
+        async with aclosing(events_alone) as alone:
+            async for event in alone:
+                yield event
 
     async def close(self) -> None:
         """End the stream; its calls end with TransportError."""
@@ -110,8 +129,30 @@ class CallStream:
             await self._opened.close()
 
 
-_Received = asyncio.Queue[pb.GenerateEvent | Exception]
-"""Unread events of one call, at most as many as the answer has tokens."""
+class _Received:
+    """Unread events of one call, at most as many as the answer has tokens; for one reader.
+
+    A queue of asyncio costs each call six times as long.
+    """
+
+    __slots__ = ("_unread", "_waiting")
+
+    def __init__(self) -> None:
+        self._unread: deque[pb.GenerateEvent | Exception] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put(self, event: pb.GenerateEvent | Exception) -> None:
+        """Add an event, or the error that ends the call."""
+        self._unread.append(event)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def get(self) -> pb.GenerateEvent | Exception:
+        """Wait for the next event or error."""
+        while not self._unread:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self._unread.popleft()
 
 
 class _OpenStream:
@@ -138,7 +179,7 @@ class _OpenStream:
     def begin(self, request: pb.GenerateRequest) -> tuple[int, _Received]:
         """Send a request with the next pack; return the number of the call and its events."""
         number = next(self._numbers)
-        received = self._received[number] = asyncio.Queue()
+        received = self._received[number] = _Received()
         self._send(pb.CallFrame(call=number, request=request))
         return number, received
 
@@ -182,16 +223,16 @@ class _OpenStream:
             self._writer.cancel()
             self._call.cancel()
             for received in self._received.values():
-                received.put_nowait(copy.copy(failure))  # A raised error keeps its traceback.
+                received.put(copy.copy(failure))  # A raised error keeps its traceback.
 
     def _deliver(self, frame: pb.EventFrame) -> None:
         received = self._received.get(frame.call)
         if received is None:
             return  # The reader has left.
         if frame.HasField("error"):
-            received.put_nowait(error_from_proto(frame.error, default=TransportError))
+            received.put(error_from_proto(frame.error, default=TransportError))
         else:
-            received.put_nowait(frame.event)
+            received.put(frame.event)
 
     async def close(self) -> None:
         """End the stream and wait for its tasks."""
@@ -224,27 +265,20 @@ class GrpcComputeClient:
             lambda: self._stub.Exchange(metadata=metadata), translated=self._translated
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         """Answer a request with a stream of events; closing the stream cancels the request."""
         if self._closed:
             raise TransportError("this client of the compute node is closed")
-        if self._calls is not None:
-            try:
-                async with aclosing(self._calls.generate(request)) as events:
-                    async for event in events:
-                        yield event
-                return
-            except CallStreamMissing as missing:
-                if missing.certain:
-                    self._calls = None
-        async with aclosing(self._generate_alone(request)) as events:
-            async for event in events:
-                yield event
+        if self._calls is None:
+            return self._generate_alone(request)
+        return self._calls.generate(request, otherwise=self._generate_alone)
 
     async def _generate_alone(
-        self, request: GenerateRequest
+        self, request: GenerateRequest, missing: CallStreamMissing | None = None
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Ask a node of a version without a stream for all calls."""
+        if missing is not None and missing.certain:
+            self._calls = None
         call = self._stub.Generate(generate_request_to_proto(request))
         finished = False
         try:

@@ -71,6 +71,10 @@ class TextCall:
     request_id: RequestId | None = None
     origin: str = ""
 
+    def __hash__(self) -> int:
+        """Hash what differs from row to row: a call is looked up several times on its way."""
+        return hash((self.messages, self.prompt, self.prompt_token_ids, self.labels))
+
 
 @dataclass(frozen=True, slots=True)
 class CallDefaults:

@@ -6,7 +6,7 @@ time ids are plain str, int and bytes without behaviour.
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from typing import Final, NewType
 
 NodeId = NewType("NodeId", str)
@@ -33,4 +33,4 @@ NAMESPACE_KEY_BYTES: Final = 32
 
 def new_request_id(prefix: str = "req") -> RequestId:
     """Return a fresh random request id, for example ``req-1f0c...`` (unique, not guessable)."""
-    return RequestId(f"{prefix}-{uuid.uuid4().hex}")
+    return RequestId(f"{prefix}-{secrets.token_hex(16)}")

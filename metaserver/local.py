@@ -234,10 +234,11 @@ class LocalMeta:
 
     def locate_chains(self, chains: Sequence[bytes], *, reserve_s: float) -> list[LocateReply]:
         """Count the blocks found of several chains of concatenated keys; see ``locate_many``."""
-        return [
-            self.locate_chain(chain, reader=None, max_replicas=0, reserve_s=reserve_s)
-            for chain in chains
-        ]
+        with self._open():
+            found = self.state.locate_many(chains, self._clock.now(), reserve_s=reserve_s)
+            for located in found:
+                self.streams.send(located.orders)
+            return [located.reply for located in found]
 
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
         with self._open():

@@ -7,6 +7,7 @@ blocks: it returns dead nodes, and ``MetaState`` drops their blocks. Nothing her
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -26,7 +27,7 @@ from tierkv.metaserver.client import (
     ReportReply,
 )
 from tierkv.metaserver.config import MetaConfig
-from tierkv.metaserver.directory.directory import Directory
+from tierkv.metaserver.directory.directory import Directory, Found
 from tierkv.metaserver.directory.leases import Asked, LeaseChange, Leases
 
 Orders = tuple[Asked, ...]
@@ -233,6 +234,17 @@ class MetaState:
         found = self.directory.find(
             chain, now, reader=reader, max_replicas=max_replicas, use=not reserve_s
         )
+        return self._reserved(found, reserve_s, now)
+
+    def locate_many(
+        self, chains: Sequence[bytes], now: float, *, reserve_s: float = 0.0
+    ) -> list[Located]:
+        """Find several chains; see MetaClient.locate_many."""
+        self._expire(now)
+        found = self.directory.find_many(chains, now, use=not reserve_s)
+        return [self._reserved(each, reserve_s, now) for each in found]
+
+    def _reserved(self, found: Found, reserve_s: float, now: float) -> Located:
         if not reserve_s or not found.chain:
             return Located(found.reply)
         held = self.directory.holders(found)

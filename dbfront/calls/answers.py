@@ -8,6 +8,7 @@ the function's type. This module never calls a model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -104,6 +105,14 @@ _UNKNOWN: Final = "\0 no answer yet"
 """Sentinel for a missing memo entry, compared by identity, so no answer can equal the sentinel."""
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A call without an answer: its stand-in, and the forms and texts of the rows that wait."""
+
+    identity: AiCall | bytes
+    texts: list[tuple[int, str]] = field(default_factory=list)
+
+
 class AnswerBook:
     """Answers and misses of one statement.
 
@@ -132,7 +141,7 @@ class AnswerBook:
         self.answered: dict[int, int] = dict.fromkeys(self._forms, 0)
         self._missed: dict[int, dict[str, AiCall]] = {}
         self._values: dict[AiCall | bytes, Any] = {}
-        self._texts: dict[AiCall, list[tuple[int, str]]] = {}
+        self._waiting: dict[AiCall, _Waiting] = {}
         self._gathered: dict[AiCall, AiCall] = {}
         self._budget: int | None = None
         self.aside: dict[int, frozenset[str | bytes]] = {}
@@ -249,13 +258,19 @@ class AnswerBook:
         The first form is the reason for the call. A form of a higher stage may have made the same
         call only because the answer to another call was missing.
         """
-        keys = dict.fromkeys(key for key, _ in self._texts.get(call, ()))
+        waiting = self._waiting.get(call)
+        if waiting is None:
+            return ()
+        if len(waiting.texts) == 1:
+            return (waiting.texts[0][0],)
+        keys = dict.fromkeys(key for key, _ in waiting.texts)
         return tuple(sorted(keys, key=lambda key: self._forms[key].stage))
 
     def add(self, call: AiCall, value: Any) -> None:
         """Record an answer as a Python value; None is NULL."""
-        self._values[_identity(call)] = value
-        for key, text in self._texts.pop(call, ()):
+        waiting = self._waiting.pop(call, None)
+        self._values[_identity(call) if waiting is None else waiting.identity] = value
+        for key, text in () if waiting is None else waiting.texts:
             self._memos[key][_brief(text)] = self._text(key, value)
             self.answered[key] += 1
 
@@ -283,17 +298,23 @@ class AnswerBook:
         if call is not None and form.unordered:
             # The engine may gather the same rows in another order in each round.
             call = self._gathered.setdefault(call.with_sorted_rows(), call)
-        found = None if call is None else self._values.get(_identity(call), _UNKNOWN)
-        if call is None or found is not _UNKNOWN:
-            answer = None if call is None else self._text(form.key, found)
-            self.answered[form.key] += call is not None
-            self._memos[form.key][_brief(text)] = answer
-            return answer
+        if call is None:
+            self._memos[form.key][_brief(text)] = None
+            return None
+        waiting = self._waiting.get(call)
+        if waiting is None:
+            identity = _identity(call)
+            found = self._values.get(identity, _UNKNOWN)
+            if found is not _UNKNOWN:
+                answer = self._text(form.key, found)
+                self.answered[form.key] += 1
+                self._memos[form.key][_brief(text)] = answer
+                return answer
+            waiting = self._waiting[call] = _Waiting(identity)
         self._chars += len(text)
         self._missed[form.key][text] = call
-        waiting = self._texts.setdefault(call, [])
-        if (form.key, text) not in waiting:
-            waiting.append((form.key, text))
+        if (form.key, text) not in waiting.texts:
+            waiting.texts.append((form.key, text))
         return None
 
     def _text(self, key: int, value: Any) -> str | None:

@@ -79,13 +79,13 @@ def ask_model(
         messages = (Message("system", system), *messages)
     asked = order.options
     # Equal questions of several calls are asked once, even if their timeouts differ.
-    options = replace(
-        asked, max_tokens=1 if labels else asked.max_tokens, timeout_s=None, retries=None
-    )
+    if labels or asked.timeout_s is not None or asked.retries is not None:
+        most = 1 if labels else asked.max_tokens
+        asked = replace(asked, max_tokens=most, timeout_s=None, retries=None)
     return TextCall(
         messages=messages,
         model=call.model or defaults.model,
-        options=options,
+        options=asked,
         tenant=defaults.tenant,
         documents=call.texts("documents"),
         json_schema=json_schema,

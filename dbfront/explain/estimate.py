@@ -263,7 +263,7 @@ def _times(tokens: HitTokens, factor: float) -> HitTokens:
     return HitTokens(*(round(factor * n) for n in (tokens.l1, tokens.l2, tokens.l3, tokens.l4)))
 
 
-MOST_SAMPLED: Final = 200
+MOST_SAMPLED: Final = 64
 """Maximum number of calls prepared for the NOTICE; the remaining calls are assumed to be alike."""
 
 _HINT: Final = (

@@ -17,6 +17,7 @@ chains. A wrong reply costs a miss, never a wrong token, because owners check re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -164,7 +165,39 @@ class Directory:
         self, chain: bytes, now: float, *, reader: HostId | None, max_replicas: int, use: bool
     ) -> Found:
         """Locate a chain, for a caller that may reserve the blocks found."""
-        low, rows, lines = self._rows_of(chain)
+        return self._found(chain, *self._rows_of(chain), now, reader, max_replicas, use=use)
+
+    def find_many(self, chains: Sequence[bytes], now: float, *, use: bool) -> list[Found]:
+        """Locate several chains without listing copies; the keys are looked up all at once."""
+        low, rows, lines = self._rows_of(b"".join(chains))
+        known = rows.astype(bool).tolist()
+        found: list[Found] = []
+        begin = 0
+        for chain in chains:
+            end = begin + len(chain) // BLOCK_KEY_BYTES
+            if begin == end or not known[begin]:
+                found.append(_NOTHING)
+            elif use:  # Each use of a shared block counts, so its row is read again.
+                found.append(self.find(chain, now, reader=None, max_replicas=0, use=True))
+            else:
+                part = slice(begin, end)
+                columns = low[part], rows[part], lines[part]
+                found.append(self._found(chain, *columns, now, None, 0, use=False))
+            begin = end
+        return found
+
+    def _found(
+        self,
+        chain: bytes,
+        low: U8,
+        rows: Ints,
+        lines: U8,
+        now: float,
+        reader: HostId | None,
+        max_replicas: int,
+        *,
+        use: bool,
+    ) -> Found:
         view = self._view(rows, lines)
         if not view.blocks:
             return _NOTHING

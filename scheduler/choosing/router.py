@@ -151,7 +151,9 @@ class Router:
     def choice_exists(self, event: RequestArrived, now: float) -> bool:
         """Return whether the location of the chain could change the decision."""
         serving = self._fleet.candidates(event.model, Stage.WHOLE, refused=(), now=now)
-        return len({id(r) for r in (*serving, *self.decoders(event, now))}) > 1
+        if len(serving) > 1:
+            return True
+        return any(record not in serving for record in self.decoders(event, now))
 
     def decoders(
         self, event: RequestArrived, now: float, refused: Collection[NodeId] = ()

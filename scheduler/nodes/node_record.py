@@ -216,6 +216,7 @@ class NodeRecord:
     probe: RequestId | None = None
     last_chosen: int = 0
     _work: dict[RequestId, tuple[Work, float]] = field(default_factory=dict)
+    _compute_s: float = 0.0
     _bytes: tuple[float, float, float] = _NO_BYTES
     _peaks: deque[Peak] = field(default_factory=lambda: deque([NOTHING], maxlen=LOOKS_COMPARED))
 
@@ -257,9 +258,22 @@ class NodeRecord:
         self.in_flight += 1
         self.waiting_tokens += work.tokens
         self._work[request_id] = (work, now)
+        self._compute_s += work.compute_s
         self._move_bytes(work, 1.0)
-        self._peaks[-1] = max_of((self._peaks[-1], self._now()))
+        self._raise_peak()
         self._note()
+
+    def _raise_peak(self) -> None:
+        """Raise the maximum since the last refresh to the present work."""
+        peak = self._peaks[-1]
+        if self._bytes != _NO_BYTES:
+            self._peaks[-1] = max_of((peak, self._now()))
+        elif self.in_flight > peak.in_flight or self.waiting_tokens > peak.waiting_tokens:
+            self._peaks[-1] = Peak(
+                max(self.in_flight, peak.in_flight),
+                max(self.waiting_tokens, peak.waiting_tokens),
+                peak.load_bytes,
+            )
 
     def _now(self) -> Peak:
         return Peak(self.in_flight, self.waiting_tokens, self._bytes)
@@ -282,6 +296,7 @@ class NodeRecord:
         if request_id in self._work:
             work, _ = self._work.pop(request_id)
             self.waiting_tokens -= work.tokens
+            self._compute_s = self._compute_s - work.compute_s if self._work else 0.0
             self._move_bytes(work, -1.0)
 
     def _move_bytes(self, work: Work, sign: float) -> None:
@@ -307,14 +322,14 @@ class NodeRecord:
             self.table.note(self)
 
     def account(self) -> Account:
-        """Return the pending work of the node; O(its requests)."""
+        """Return the pending work of the node."""
         head_s, head_end_s = 0.0, math.inf
         for work, sent_s in self._work.values():
             head_s, head_end_s = work.compute_s, sent_s + work.corrected_s
             break
         return Account(
             *self.queued_bytes,
-            sum(work.compute_s for work, _ in self._work.values()),
+            max(self._compute_s, head_s),
             head_s,
             head_end_s,
             self.others_waiting_tokens,
