@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.tokens.template_form import Copies, Skeleton, copies_contents, skeleton
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ModelFolderError, UdfArgumentError
 
@@ -28,6 +29,10 @@ PLAIN_TEMPLATE = (
 """Template for models without a template: one line ``role: content`` per message, then
 ``assistant:``.
 """
+
+_LONGEST_KEPT = 8
+_MOST_KEPT = 64
+"""Longest conversation, in messages, whose rendering is kept; and most renderings kept."""
 
 
 class _GenerationTag(Extension):
@@ -67,8 +72,11 @@ class ChatTemplate:
         """
         self.source = PLAIN_TEMPLATE if source is None else source
         self._special_tokens = dict(special_tokens)
+        self._skeletons: dict[tuple[bool, tuple[str, ...]], Skeleton] = {}
         try:
-            self._template = _environment(clock or SystemClock()).from_string(self.source)
+            environment = _environment(clock or SystemClock())
+            self._template = environment.from_string(self.source)
+            self._copies = copies_contents(environment.parse(self.source))
         except jinja2.TemplateError as error:
             raise ModelFolderError(
                 f"the model's chat template can't be compiled: {error}"
@@ -77,16 +85,40 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Render the conversation in the format used to train the model.
 
+        A template that only copies the messages is rendered once per sequence of roles.
+
         Raises:
             UdfArgumentError: the template refuses these messages; the error has the reason.
         """
-        values = [{"role": m.role, "content": m.content} for m in messages]
+        roles = tuple([m.role for m in messages])
+        contents = [m.content for m in messages]
+        copies = self._copies is Copies.ALWAYS or (
+            self._copies is Copies.NOT_EMPTY and all(contents)
+        )
+        if not copies or len(messages) > _LONGEST_KEPT:
+            return self._render(roles, contents, add_generation_prompt)
+        key = (add_generation_prompt, roles)
+        known = self._skeletons.get(key)
+        if known is not None:
+            return known.filled(contents)
+        text = self._render(roles, contents, add_generation_prompt)
+        made = skeleton(
+            lambda others: self._render(roles, others, add_generation_prompt), len(messages)
+        )
+        if made is None or made.filled(contents) != text:
+            self._copies = Copies.NEVER
+        elif len(self._skeletons) < _MOST_KEPT:
+            self._skeletons[key] = made
+        return text
+
+    def _render(self, roles: Sequence[str], contents: Sequence[str], prompts: bool) -> str:
+        values = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
         try:
             return self._template.render(
                 messages=values,
                 tools=None,
                 documents=None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=prompts,
                 **self._special_tokens,
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
