@@ -241,6 +241,8 @@ class HitTokens:
         return self.l1 + self.l2 + self.l3 + self.l4
 
     def __add__(self, other: HitTokens) -> HitTokens:
+        if not other.total:  # Most answers of a cold statement.
+            return self
         return HitTokens(
             self.l1 + other.l1, self.l2 + other.l2, self.l3 + other.l3, self.l4 + other.l4
         )

@@ -286,8 +286,12 @@ def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
         queue_s=checked_amount(message.queue_s, "queue_s"),
         ttft_s=checked_amount(message.ttft_s, "ttft_s"),
         published_tokens=message.published_tokens,
-        scores=checked_numbers(message.scores, limits.MAX_SCORED_TOKENS, "scores"),
-        embedding=checked_numbers(message.embedding, limits.MAX_HIDDEN, "embedding"),
+        scores=checked_numbers(message.scores, limits.MAX_SCORED_TOKENS, "scores")
+        if message.scores
+        else (),
+        embedding=checked_numbers(message.embedding, limits.MAX_HIDDEN, "embedding")
+        if message.embedding
+        else (),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from tierkv.dbfront.contracts import CallDefaults, Message, TextAnswer, TextCall, TokenCounts
@@ -77,20 +78,25 @@ def ask_model(
     messages: tuple[Message, ...] = (Message("user", _user_text(order, prompt, question)),)
     if system:
         messages = (Message("system", system), *messages)
-    asked = order.options
-    # Equal questions of several calls are asked once, even if their timeouts differ.
-    if labels or asked.timeout_s is not None or asked.retries is not None:
-        most = 1 if labels else asked.max_tokens
-        asked = replace(asked, max_tokens=most, timeout_s=None, retries=None)
     return TextCall(
         messages=messages,
         model=call.model or defaults.model,
-        options=asked,
+        options=_question_options(order.options, bool(labels)),
         tenant=defaults.tenant,
         documents=call.texts("documents"),
         json_schema=json_schema,
         labels=labels,
     )
+
+
+@lru_cache(maxsize=256)
+def _question_options(options: CallOptions, labelled: bool) -> CallOptions:
+    """Return a call's options as its question has them; the calls of a form share one value.
+
+    Equal questions of several calls are asked once, even if their timeouts differ.
+    """
+    most = 1 if labelled else options.max_tokens
+    return replace(options, max_tokens=most, timeout_s=None, retries=None)
 
 
 def embed_text(order: CallOrder, text: str) -> TextCall:
