@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tierkv.dbfront.contracts import Message
-from tierkv.dbfront.tokens.template_form import Copies, Skeleton, copies_contents, skeleton
+from tierkv.dbfront.tokens.template_form import Skeleton, TextCopies, copies_contents, skeleton
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ModelFolderError, UdfArgumentError
 
@@ -92,8 +92,8 @@ class ChatTemplate:
         """
         roles = tuple([m.role for m in messages])
         contents = [m.content for m in messages]
-        copies = self._copies is Copies.ALWAYS or (
-            self._copies is Copies.NOT_EMPTY and all(contents)
+        copies = self._copies is TextCopies.ALWAYS or (
+            self._copies is TextCopies.NOT_EMPTY and all(contents)
         )
         if not copies or len(messages) > _LONGEST_KEPT:
             return self._render(roles, contents, add_generation_prompt)
@@ -106,7 +106,7 @@ class ChatTemplate:
             lambda others: self._render(roles, others, add_generation_prompt), len(messages)
         )
         if made is None or made.filled(contents) != text:
-            self._copies = Copies.NEVER
+            self._copies = TextCopies.NEVER
         elif len(self._skeletons) < _MOST_KEPT:
             self._skeletons[key] = made
         return text

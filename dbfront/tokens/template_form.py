@@ -76,7 +76,7 @@ def skeleton(render: Callable[[Sequence[str]], str], count: int) -> Skeleton | N
     return Skeleton(tuple(literals), tuple(gaps))
 
 
-class Copies(Enum):
+class TextCopies(Enum):
     """Whether a template does nothing with the texts of messages but copy or strip them."""
 
     NEVER = auto()
@@ -85,7 +85,7 @@ class Copies(Enum):
     ALWAYS = auto()
 
 
-def copies_contents(template: nodes.Template) -> Copies:
+def copies_contents(template: nodes.Template) -> TextCopies:
     """Return whether a template only copies or strips the texts of messages."""
     names = _Names()
     while True:
@@ -93,9 +93,9 @@ def copies_contents(template: nodes.Template) -> Copies:
         try:
             names.follow(template.body)
         except _Depends:
-            return Copies.NEVER
+            return TextCopies.NEVER
         if before == (len(names.lists), len(names.texts)):
-            return Copies.NOT_EMPTY if names.asks_for_text else Copies.ALWAYS
+            return TextCopies.NOT_EMPTY if names.asks_for_text else TextCopies.ALWAYS
 
 
 class _Depends(Exception):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.dbfront.test_tokenizer import LLAMA3, LOOPS, QWEN
 from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.tokens.chat_template import PLAIN_TEMPLATE, ChatTemplate
-from tierkv.dbfront.tokens.template_form import Copies
+from tierkv.dbfront.tokens.template_form import TextCopies
 
 MISTRAL = """{{ bos_token }}{% for message in messages %}
 {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
@@ -24,12 +24,12 @@ GEMMA = """{% set first = '' %}{% if messages[0].role == 'system' %}
 EMPTIES = """{% for m in messages %}{% if m.content and not m.tool_calls %}
 {{ m.content }}{% endif %};{% endfor %}"""
 COPYING = {
-    "plain": (PLAIN_TEMPLATE, Copies.ALWAYS),
-    "llama": (LLAMA3, Copies.ALWAYS),
-    "qwen": (QWEN, Copies.ALWAYS),
-    "mistral": (MISTRAL, Copies.ALWAYS),
-    "gemma": (GEMMA, Copies.ALWAYS),
-    "empties": (EMPTIES, Copies.NOT_EMPTY),
+    "plain": (PLAIN_TEMPLATE, TextCopies.ALWAYS),
+    "llama": (LLAMA3, TextCopies.ALWAYS),
+    "qwen": (QWEN, TextCopies.ALWAYS),
+    "mistral": (MISTRAL, TextCopies.ALWAYS),
+    "gemma": (GEMMA, TextCopies.ALWAYS),
+    "empties": (EMPTIES, TextCopies.NOT_EMPTY),
 }
 DEPENDING = {
     "json": LOOPS,
@@ -71,7 +71,7 @@ def test_a_kept_rendering_equals_jinjas(
 
 
 @pytest.mark.parametrize(("source", "copies"), COPYING.values(), ids=list(COPYING))
-def test_templates_of_known_families_are_rendered_once(source: str, copies: Copies) -> None:
+def test_templates_of_known_families_are_rendered_once(source: str, copies: TextCopies) -> None:
     template = ChatTemplate(source, special_tokens=SPECIALS)
     talk = [Message("user", " a "), Message("assistant", "b"), Message("user", "c")]
     text = template.render(talk)
@@ -82,4 +82,4 @@ def test_templates_of_known_families_are_rendered_once(source: str, copies: Copi
 
 @pytest.mark.parametrize("source", DEPENDING.values(), ids=list(DEPENDING))
 def test_templates_that_look_at_a_text_are_rendered_each_time(source: str) -> None:
-    assert ChatTemplate(source, special_tokens=SPECIALS)._copies is Copies.NEVER
+    assert ChatTemplate(source, special_tokens=SPECIALS)._copies is TextCopies.NEVER

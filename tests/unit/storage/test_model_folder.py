@@ -10,8 +10,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from tierkv.kvcore.errors import ModelFolderError
-from tierkv.storage.modelfiles.model_folder import FULL_DIGEST_BYTES, inspect_model_folder
-from tierkv.storage.modelfiles.safetensors_header import read_tensor_index
+from tierkv.storage.modelfiles.model_folder import (
+    FULL_DIGEST_BYTES,
+    inspect_model_folder,
+    read_tensor_index,
+)
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
