@@ -1,10 +1,10 @@
 """The directory under load: locates from other processes, events, memory, and a restart.
 
-Run ``python -m bench.meta``. The meta server and each client run in separate processes and
-communicate over gRPC. The directory has 1 M blocks on 100 hosts (and 10 M without --quick), each
+Run ``python -m bench.meta``. The meta server and each client run in separate processes; locates
+go over the stream of frames and, named ``grpc``, over gRPC. The directory has 1 M blocks on 100 hosts (and 10 M without --quick), each
 host with a pool node and a compute node. ``counted`` locates return only counts, as for the
 scheduler; ``listed`` locates return the replicas of all blocks. Locates of 0 blocks show the cost
-of gRPC. If Redis is installed, the same lookups run as pipelined EXISTS in Redis.
+of the carrier. If Redis is installed, the same lookups run as pipelined EXISTS in Redis.
 """
 
 from __future__ import annotations
@@ -116,11 +116,14 @@ def _measure(report: Report, load: Load, *, quick: bool) -> None:
     report.add(f"{name}_rss_bytes_per_block_beyond_key", grown / blocks - BLOCK_KEY_BYTES)
     report.add(f"{name}_table_bytes_per_block_beyond_key", nbytes / blocks - BLOCK_KEY_BYTES)
     report.add(f"{name}_copies_per_block", copies / blocks)
-    _locates(report, server, load, name, 0, 1, 0, quick)
-    for length in LENGTHS:
-        for clients in CLIENTS:
-            for max_replicas in (0, 4):
-                _locates(report, server, load, name, length, clients, max_replicas, quick)
+    for stream in (True, False):
+        _locates(report, server, load, name, 0, 1, 0, quick, stream)
+        for length in LENGTHS:
+            for clients in CLIENTS:
+                for max_replicas in (0, 4):
+                    _locates(
+                        report, server, load, name, length, clients, max_replicas, quick, stream
+                    )
     server.close()
     again = Server()
     seconds, _ = _fill(again, load)
@@ -142,19 +145,23 @@ def _fill(server: Server, load: Load) -> tuple[float, int]:
 
 def _locates(
     report: Report, server: Server, load: Load, name: str, length: int, clients: int,
-    max_replicas: int, quick: bool,
+    max_replicas: int, quick: bool, stream: bool,
 ) -> None:  # fmt: skip
     if length > load.per_host:
         return
     rounds = (200 if quick else 1_000) // clients + 30
     tasks = [
-        Task("locate", server.address, load.seed, load.blocks, (), length, max_replicas, rounds, n)
+        Task(
+            "locate", server.address, load.seed, load.blocks, (), length, max_replicas, rounds, n,
+            stream,
+        )  # fmt: skip
         for n in range(clients)
     ]
     began = server.cpu_s()
     times = sorted(t for result in _run(tasks) for t in result)
     taken = server.cpu_s() - began
     what = "counted" if not max_replicas else "listed"
+    what += "" if stream else "_grpc"
     for label, q in (("p50", 0.5), ("p99", 0.99)):
         metric = f"{name}_{what}_{length}_x{clients}_{label}_ms"
         report.add(metric, float(np.quantile(times, q)) * 1e3)
@@ -175,9 +182,10 @@ def _redis(report: Report, load: Load, name: str) -> None:
         for way, ask in (("exists", redis.exists), ("mget", redis.mget)):
             times = [ask(load.chain(host, 0, length)) for host in range(HOSTS)]
             report.add(f"{name}_redis_{way}_{length}_x1_p50_ms", statistics.median(times) * 1e3)
-        ours_ms = report.metrics[f"{name}_counted_{length}_x1_p50_ms"]
         mget_ms = report.metrics[f"{name}_redis_mget_{length}_x1_p50_ms"]
-        report.add(f"{name}_counted_{length}_of_redis_mget", ours_ms / mget_ms)
+        for what in ("counted", "listed", "counted_grpc", "listed_grpc"):
+            ours_ms = report.metrics[f"{name}_{what}_{length}_x1_p50_ms"]
+            report.add(f"{name}_{what}_{length}_of_redis_mget", ours_ms / mget_ms)
     redis.close()
 
 

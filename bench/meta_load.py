@@ -122,6 +122,7 @@ class Task:
         max_replicas: for ``locate``.
         rounds: for ``locate``: number of timed calls.
         number: distinguishes the clients.
+        stream: for ``locate``: ask over the stream, not over gRPC.
     """
 
     kind: str
@@ -133,6 +134,7 @@ class Task:
     max_replicas: int = 0
     rounds: int = 0
     number: int = 0
+    stream: bool = True
 
     @property
     def load(self) -> Load:
@@ -144,7 +146,7 @@ class Task:
         return json.dumps(asdict(self))
 
 
-async def _locate(meta: MetaClient, task: Task) -> list[float]:
+async def _locate(meta: GrpcMeta, task: Task) -> list[float]:
     """Time locates of different chains, one after the other."""
     rng = np.random.default_rng((task.seed, 7, task.number))
     load, chains = task.load, []
@@ -152,6 +154,7 @@ async def _locate(meta: MetaClient, task: Task) -> list[float]:
         start = int(rng.integers(0, load.per_host - task.blocks + 1))
         chains.append(load.chain(int(rng.integers(HOSTS)), start, task.blocks))
     times = []
+    assert await meta.open_stream() is task.stream
     await meta.locate(chains[0], max_replicas=task.max_replicas)
     print(json.dumps("ready"), flush=True)
     sys.stdin.readline()
@@ -189,7 +192,7 @@ async def _report(meta: MetaClient, task: Task) -> list[float]:
 async def _client() -> None:
     for line in sys.stdin:
         task = Task(**json.loads(line))
-        meta = GrpcMeta(task.address, timeout_s=60.0)
+        meta = GrpcMeta(task.address, timeout_s=60.0, use_stream=task.stream)
         times = await (_locate if task.kind == "locate" else _report)(meta, task)
         await meta.close()
         print(json.dumps(times), flush=True)

@@ -18,6 +18,8 @@ class MetaConfig:
 
     Attributes:
         address: ``host:port`` to listen on; port 0 lets the system choose.
+        stream_port: port of the stream of locates, on the same host; 0 lets the system choose, -1
+            has no stream.
         token: cluster token that every caller must send; required on a public address.
         database: file of the durable state (namespaces, cluster secret); ``:memory:`` keeps no
             state.
@@ -31,6 +33,7 @@ class MetaConfig:
     """
 
     address: str = "127.0.0.1:7400"
+    stream_port: int = 0
     token: str | None = field(default=None, repr=False)
     database: str = ":memory:"
     cluster_secret: bytes | None = field(default=None, repr=False)

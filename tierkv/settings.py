@@ -199,6 +199,12 @@ class MetaSettings(Section):
 
     bind: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0: any")
+    stream_port: int = Field(
+        default=0,
+        ge=-1,
+        le=65535,
+        description="port for locates in frames, which are faster than over gRPC; 0: any, -1: none",
+    )
     database: str = Field(
         default="", description="SQLite file of namespaces; empty: in run_dir (up) or in memory"
     )

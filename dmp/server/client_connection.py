@@ -41,6 +41,7 @@ PUT_DEADLINE_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S: Final = 0.2
+_NO_HEADER: Final = FrameHeader(FrameType.ERROR, 0, 0, 0)
 MAX_LEAVE_BYTES: Final = 1 << 20
 
 
@@ -252,7 +253,7 @@ class Session:
             discard(self._wire, MAX_LEAVE_BYTES, began=time.monotonic())
 
     def _serve_one(self) -> bool:
-        header = FrameHeader(FrameType.ERROR, 0, 0, 0)
+        header = _NO_HEADER
         try:
             found = self._reader.next()
             if found is None:

@@ -17,20 +17,13 @@ from typing import Final
 
 import xxhash
 
-from tierkv.dmp.wire.frame import (
-    HEADER,
-    HEADER_BYTES,
-    MAGIC,
-    PROTOCOL_VERSION,
-    FrameHeader,
-    FrameType,
-    pack_header,
-)
+from tierkv.dmp.wire.frame import MAGIC, PROTOCOL_VERSION, FrameHeader, FrameType, pack_header
 from tierkv.dmp.wire.messages import Put
 from tierkv.dmp.wire.range_codec import ONE_RANGE_BYTES, Ref, pack_ranges, pack_sums, unpack_sums
 from tierkv.dmp.wire.socket_io import Buffer, Wire
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.kvwire.frames import HEADER, HEADER_BYTES
 
 _REQUEST: Final = struct.Struct("<4sBBHIIIIQIQQIQ")
 _READ: Final = int(FrameType.READ)

@@ -16,7 +16,7 @@ from typing import Final
 from tierkv.dmp.tls import TlsFiles, client_context
 from tierkv.dmp.transport.ask import Ask, SingleRead
 from tierkv.dmp.wire import messages as m
-from tierkv.dmp.wire.frame import HEADER_BYTES, FrameHeader, FrameType, parse_header
+from tierkv.dmp.wire.frame import FrameHeader, FrameType, parse_header
 from tierkv.dmp.wire.range_codec import Ref
 from tierkv.dmp.wire.socket_io import TlsWire, Wire
 from tierkv.kvcore.errors import (
@@ -31,6 +31,7 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import NodeId
+from tierkv.kvwire.frames import HEADER_BYTES
 
 _BY_CODE: Final[dict[str, type[CacheError]]] = {
     kind.code: kind

@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from tierkv.dmp.wire.frame import HEADER_BYTES, FrameHeader, parse_header
+from tierkv.dmp.wire.frame import FrameHeader, parse_header
 from tierkv.dmp.wire.range_codec import ONE_RANGE_BYTES, Ref, unpack_one
 from tierkv.dmp.wire.socket_io import Wire, discard
+from tierkv.kvwire.frames import HEADER_BYTES
 
 _AHEAD_BYTES: Final = 4096
 

@@ -495,6 +495,7 @@ class LocateReply(_message.Message):
     PREFIX_BLOCKS_FIELD_NUMBER: _builtins.int
     MEMORY_BLOCKS_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     replica_counts: _builtins.bytes
     """uint16 per block of that prefix, unless none were asked for"""
     holder: _builtins.bytes
@@ -519,6 +520,10 @@ class LocateReply(_message.Message):
     def coverage(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCoverage]:
         """compute nodes with at least one block"""
 
+    @_builtins.property
+    def stream(self) -> Global___StreamOffer:
+        """only over gRPC, and not inside LocateManyReply"""
+
     def __init__(
         self,
         *,
@@ -533,10 +538,11 @@ class LocateReply(_message.Message):
         prefix_blocks: _builtins.int = ...,
         memory_blocks: _builtins.int = ...,
         lease: _builtins.int = ...,
+        stream: Global___StreamOffer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "generation", b"generation", "holder", b"holder", "holders", b"holders", "lease", b"lease", "length", b"length", "memory_blocks", b"memory_blocks", "prefix_blocks", b"prefix_blocks", "replica_counts", b"replica_counts", "segment", b"segment", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "generation", b"generation", "holder", b"holder", "holders", b"holders", "lease", b"lease", "length", b"length", "memory_blocks", b"memory_blocks", "prefix_blocks", b"prefix_blocks", "replica_counts", b"replica_counts", "segment", b"segment", "slot", b"slot", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -547,20 +553,85 @@ class LocateManyReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLIES_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LocateReply]: ...
+    def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LocateReply]:
+        """in the order of the chains"""
+
+    @_builtins.property
+    def stream(self) -> Global___StreamOffer:
+        """only over gRPC"""
+
     def __init__(
         self,
         *,
         replies: _abc.Iterable[Global___LocateReply] | None = ...,
+        stream: Global___StreamOffer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LocateManyReply: _TypeAlias = LocateManyReply  # noqa: Y015
+
+@_typing.final
+class StreamOffer(_message.Message):
+    """Where the same server takes locates in frames (metaserver/rpc/locate_frames.py), which are faster than gRPC.
+    Without a port: nowhere, as a server that does not know this message.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    version: _builtins.int
+    """of the frames"""
+    id: _builtins.int
+    """of this life of the server; the HELLO repeats it"""
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        version: _builtins.int = ...,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "port", b"port", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamOffer: _TypeAlias = StreamOffer  # noqa: Y015
+
+@_typing.final
+class StreamHello(_message.Message):
+    """The first frame's message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """of the offer: the port may be another server's by now"""
+    token: _builtins.str
+    """of the cluster; may be empty"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamHello: _TypeAlias = StreamHello  # noqa: Y015
 
 @_typing.final
 class ResolveNamespaceRequest(_message.Message):

@@ -1,7 +1,8 @@
 """A MetaClient over gRPC, for a meta server in another process.
 
-Every failure of the server or of the connection becomes DirectoryUnavailableError, which means "no
-hits". Only errors that the caller must act on (UserError, StaleEpochError) are raised unchanged.
+Locates go over a stream (metaserver/rpc/locate_stream.py) where the server offers one. Every
+failure of the server or of the connection becomes DirectoryUnavailableError, which means "no hits".
+Only errors that the caller must act on (UserError, StaleEpochError) are raised unchanged.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ from tierkv.metaserver.client import (
 )
 from tierkv.metaserver.directory.locate_reply import chain_of, checked_question
 from tierkv.metaserver.rpc import wire
+from tierkv.metaserver.rpc.locate_frames import LocateFrame
+from tierkv.metaserver.rpc.locate_stream import LocateStream
 
 _Value = TypeVar("_Value")
+_Located = TypeVar("_Located", pb.LocateReply, pb.LocateManyReply)
 
 
 class GrpcMeta:
@@ -54,11 +58,18 @@ class GrpcMeta:
 
     Attributes:
         _home: home of the registering node.
+        _stream: the stream of locates; None for a client that only uses gRPC.
         _channel: made at the first call, inside the call's event loop; None before.
     """
 
     def __init__(
-        self, address: str, *, token: str | None = None, home: str = "", timeout_s: float = 2.0
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        home: str = "",
+        timeout_s: float = 2.0,
+        use_stream: bool = True,
     ) -> None:
         self._address = address
         self._home = home
@@ -66,6 +77,7 @@ class GrpcMeta:
         self._timeout_s = timeout_s
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
+        self._stream = LocateStream(address, token=token) if use_stream else None
         self._closed = False
 
     async def register(self, info: NodeInfo) -> Registration:
@@ -116,18 +128,31 @@ class GrpcMeta:
             max_replicas=max_replicas,
             reserve_s=reserve_s,
         )
-        return await self._call(
-            "Locate", request, lambda reply: wire.locate_reply_from_proto(reply, chain)
-        )
+        reply = await self._locate(LocateFrame.LOCATE, "Locate", request, pb.LocateReply)
+        with self._translating("Locate"):
+            return wire.locate_reply_from_proto(reply, chain)
 
     async def locate_many(
         self, chains: Sequence[Sequence[BlockKey]], *, reserve_s: float = 0.0
     ) -> list[LocateReply]:
         asked = checked_question(map(chain_of, chains))
         request = pb.LocateManyRequest(chains=asked, reserve_s=reserve_s)
-        return await self._call(
-            "LocateMany", request, lambda reply: wire.locate_replies_from_proto(reply, asked)
+        reply = await self._locate(
+            LocateFrame.LOCATE_MANY, "LocateMany", request, pb.LocateManyReply
         )
+        with self._translating("LocateMany"):
+            return wire.locate_replies_from_proto(reply, asked)
+
+    async def open_stream(self) -> bool:
+        """Ask where the stream of locates is and wait for it; return whether it is open.
+
+        Locates open the stream in the background too; this is for callers that need it at once.
+
+        Raises:
+            DirectoryUnavailableError: as every method.
+        """
+        await self.locate((), max_replicas=0)
+        return self._stream is not None and await self._stream.settled()
 
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
         request = pb.ExtendLeaseRequest(lease=lease, ttl_s=ttl_s)
@@ -195,9 +220,24 @@ class GrpcMeta:
 
     async def close(self) -> None:
         self._closed = True
+        if self._stream is not None:
+            await self._stream.close()
         if self._channel is not None:
             channel, self._channel, self._stub = self._channel, None, None
             await channel.close(None)
+
+    async def _locate(
+        self, frame: LocateFrame, method: str, request: Any, reply_kind: type[_Located]
+    ) -> _Located:
+        """Ask over the stream, or else over gRPC."""
+        if self._stream is not None:
+            answer = await self._stream.ask(frame, request, reply_kind)
+            if answer is not None:
+                return answer
+        reply: _Located = await self._call(method, request, lambda message: message)
+        if self._stream is not None:
+            self._stream.offered(reply.stream)
+        return reply
 
     async def _call(
         self, method: str, request: Any, convert_reply: Callable[[Any], _Value]

@@ -1,8 +1,9 @@
 """The meta server on the network: the gRPC service, and binding, serving and stopping.
 
 Made by the composition root (``tierkv serve meta``, ``tierkv up``); also answers the standard gRPC
-health service. The service translates calls to the LocalMeta of this process and back; it holds no
-state and decides nothing. Errors become status codes in tierkv.kvwire.status.
+health service, and locates over a stream (metaserver/rpc/locate_door.py). The service translates
+calls to the LocalMeta of this process and back; it holds no state and decides nothing. Errors
+become status codes in tierkv.kvwire.status.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tierkv.kvcore.block_event import LeaseId
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvwire import convert
-from tierkv.kvwire.channels import BoundServer, bind_server
+from tierkv.kvwire.channels import BoundServer, bind_server, split_address
 from tierkv.kvwire.codec import checked_name
 from tierkv.kvwire.status import answering
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.kvwire.v1 import meta_pb2_grpc as rpc
 from tierkv.metaserver.config import MetaConfig
-from tierkv.metaserver.directory.locate_reply import checked_question
 from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.rpc import wire
+from tierkv.metaserver.rpc.locate_door import LocateDoor, answer_locate, answer_locate_many
 
 _SERVICES = ("", "tierkv.v1.Meta")
 
@@ -33,8 +34,9 @@ _SERVICES = ("", "tierkv.v1.Meta")
 class _MetaService(rpc.MetaServicer):
     """Serves ``meta``; one method per RPC of kvwire/v1/meta.proto."""
 
-    def __init__(self, meta: LocalMeta) -> None:
+    def __init__(self, meta: LocalMeta, door: LocateDoor) -> None:
         self._meta = meta
+        self._door = door
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
         async with answering(context):
@@ -67,19 +69,15 @@ class _MetaService(rpc.MetaServicer):
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:
         async with answering(context):
-            reply = self._meta.locate_chain(
-                wire.checked_chain(request.keys),
-                reader=HostId(request.reader) if request.reader else None,
-                max_replicas=request.max_replicas,
-                reserve_s=request.reserve_s,
-            )
-            return wire.locate_reply_to_proto(reply)
+            reply = answer_locate(self._meta, request)
+            reply.stream.CopyFrom(self._door.offer)
+            return reply
 
     async def LocateMany(self, request: pb.LocateManyRequest, context: Any) -> pb.LocateManyReply:
         async with answering(context):
-            chains = checked_question(map(wire.checked_chain, request.chains))
-            replies = self._meta.locate_chains(chains, reserve_s=request.reserve_s)
-            return pb.LocateManyReply(replies=map(wire.locate_reply_to_proto, replies))
+            reply = answer_locate_many(self._meta, request)
+            reply.stream.CopyFrom(self._door.offer)
+            return reply
 
     async def ExtendLease(
         self, request: pb.ExtendLeaseRequest, context: Any
@@ -143,7 +141,7 @@ class _MetaService(rpc.MetaServicer):
 
 
 class MetaServer:
-    """One meta server on one port.
+    """One meta server, on one port for gRPC and one for the stream of locates.
 
     Attributes:
         local: the same server for callers in this process; None before ``start``.
@@ -153,6 +151,7 @@ class MetaServer:
         self._config = config
         self._clock = clock
         self._bound: BoundServer | None = None
+        self._door: LocateDoor | None = None
         self._health = health.aio.HealthServicer()
         self.local: LocalMeta | None = None
 
@@ -167,16 +166,22 @@ class MetaServer:
         Raises:
             ConfigError: port in use, public address without token, unusable database.
         """
-        local = LocalMeta(self._config, clock=self._clock)
+        config = self._config
+        local = LocalMeta(config, clock=self._clock)
+        door = LocateDoor(local, token=config.token)
         try:
-            bound = bind_server(
-                self._config.address, token=self._config.token, setting="meta.address"
-            )
+            bound = bind_server(config.address, token=config.token, setting="meta.address")
         except ConfigError:
             await local.close()
             raise
-        self.local = local
-        rpc.add_MetaServicer_to_server(_MetaService(local), bound.server)
+        try:
+            await door.start(split_address(config.address)[0], config.stream_port)
+        except ConfigError:
+            await bound.server.stop(None)
+            await local.close()
+            raise
+        self.local, self._door = local, door
+        rpc.add_MetaServicer_to_server(_MetaService(local, door), bound.server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, bound.server)
         for service in _SERVICES:
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -186,6 +191,9 @@ class MetaServer:
 
     async def stop(self, *, grace_s: float = 1.0) -> None:
         """Let running calls end for ``grace_s``, then close; may be called twice."""
+        if self._door is not None:
+            await self._door.stop()
+            self._door = None
         if self._bound is not None:
             await self._health.enter_graceful_shutdown()
             if self.local is not None:

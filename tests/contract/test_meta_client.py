@@ -1,4 +1,5 @@
-"""The MetaClient contract, on every implementation: in process, and over a real gRPC server.
+"""The MetaClient contract, on every implementation: in process, and over a real server, with
+locates over gRPC and over the stream.
 
 The tests' own meta server (tests/fix_meta.py) passes too: on an open path it adds nothing.
 """
@@ -102,7 +103,9 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["local", "local of the tests", "grpc", "grpc with token"])
+@pytest.fixture(
+    params=["local", "local of the tests", "grpc", "grpc with token", "stream", "stream with token"]
+)
 async def meta(request: pytest.FixtureRequest, clock: ManualClock) -> AsyncIterator[MetaClient]:
     if request.param.startswith("local"):
         make = LocalMeta if request.param == "local" else BreakableMeta
@@ -112,7 +115,9 @@ async def meta(request: pytest.FixtureRequest, clock: ManualClock) -> AsyncItera
         return
     token = "secret-of-the-cluster" if "token" in request.param else None
     server = MetaServer(MetaConfig(address="127.0.0.1:0", token=token), clock=clock)
-    client = GrpcMeta(await server.start(), token=token, timeout_s=30.0)
+    stream = request.param.startswith("stream")
+    client = GrpcMeta(await server.start(), token=token, timeout_s=30.0, use_stream=stream)
+    assert await client.open_stream() is stream
     yield client
     await client.close()
     assert server.local is not None

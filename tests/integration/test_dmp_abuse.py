@@ -18,10 +18,11 @@ from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.wire import messages as m
-from tierkv.dmp.wire.frame import HEADER_BYTES, FrameType, pack_header, parse_header
+from tierkv.dmp.wire.frame import FrameType, pack_header, parse_header
 from tierkv.dmp.wire.range_codec import pack_ranges
 from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.location import Location
+from tierkv.kvwire.frames import HEADER_BYTES
 
 pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]

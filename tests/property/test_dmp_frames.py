@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fix_dmp import spec_of
 from tierkv.dmp.pool_node import PoolNodeStats
 from tierkv.dmp.wire import messages as m
-from tierkv.dmp.wire.frame import HEADER_BYTES, parse_header
+from tierkv.dmp.wire.frame import parse_header
 from tierkv.dmp.wire.packing import Packer
 from tierkv.dmp.wire.range_codec import (
     MAX_RANGES,
@@ -29,6 +29,7 @@ from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import TierStats
+from tierkv.kvwire.frames import HEADER_BYTES
 
 NODE = NodeId("dmp-a")
 u64 = st.integers(0, 2**64 - 1)

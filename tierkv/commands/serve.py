@@ -90,6 +90,7 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
     server = MetaServer(
         MetaConfig(
             address=f"{settings.meta.bind}:{settings.meta.port}",
+            stream_port=settings.meta.stream_port,
             token=settings.cluster.token or None,
             database=settings.meta.database or ":memory:",
             cluster_secret=settings.cluster.secret.encode() or None,

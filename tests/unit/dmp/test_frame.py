@@ -4,20 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from tierkv.dmp.wire.frame import (
-    HEADER,
-    HEADER_BYTES,
-    MAGIC,
-    MAX_HEAD_BYTES,
-    FrameType,
-    pack_header,
-)
+from tierkv.dmp.wire.frame import MAGIC, MAX_HEAD_BYTES, FrameType, pack_header
 from tierkv.dmp.wire.frame import parse_header as parse
 from tierkv.dmp.wire.messages import Put
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, RangeShape
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey
+from tierkv.kvwire.frames import HEADER, HEADER_BYTES
 
 
 def raw(**changes: object) -> bytes:
