@@ -1,10 +1,11 @@
 """The directory under load: locates from other processes, events, memory, and a restart.
 
 Run ``python -m bench.meta``. The meta server and each client run in separate processes; locates
-go over the stream of frames and, named ``grpc``, over gRPC. The directory has 1 M blocks on 100 hosts (and 10 M without --quick), each
-host with a pool node and a compute node. ``counted`` locates return only counts, as for the
-scheduler; ``listed`` locates return the replicas of all blocks. Locates of 0 blocks show the cost
-of the carrier. If Redis is installed, the same lookups run as pipelined EXISTS in Redis.
+go over the stream of frames and, named ``grpc``, over gRPC. The directory has 1 M blocks on 100
+hosts (and 10 M without --quick), each host with a pool node and a compute node. ``counted``
+locates return only counts, as for the scheduler; ``listed`` locates return the replicas of all
+blocks. Locates of 0 blocks show the cost of the carrier. If Redis is installed, the same lookups
+run there as pipelined EXISTS and as MGET.
 """
 
 from __future__ import annotations
@@ -152,9 +153,17 @@ def _locates(
     rounds = (200 if quick else 1_000) // clients + 30
     tasks = [
         Task(
-            "locate", server.address, load.seed, load.blocks, (), length, max_replicas, rounds, n,
+            "locate",
+            server.address,
+            load.seed,
+            load.blocks,
+            (),
+            length,
+            max_replicas,
+            rounds,
+            n,
             stream,
-        )  # fmt: skip
+        )
         for n in range(clients)
     ]
     began = server.cpu_s()

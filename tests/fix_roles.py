@@ -36,7 +36,8 @@ class Roles:
     """Meta, one pool node, two compute nodes and a front.
 
     Attributes:
-        to_meta: between the front and the meta server.
+        to_meta: between the front and the meta server's gRPC.
+        to_stream: between the front and the meta server's stream of locates.
         to_compute: between the front and each compute node.
         to_pool: between the compute nodes and the pool node; all its bytes travel there.
     """
@@ -52,9 +53,9 @@ class Roles:
         self._environment = {**os.environ, **(environment or {})}
         self._values = count()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports = {name: free_port() for name in ("meta", "dmp-0", *COMPUTE)}
+        self._ports = {name: free_port() for name in ("meta", "stream", "dmp-0", *COMPUTE)}
         self.pg_port, self.http_port = free_port(), free_port()
-        self.to_meta = ChaosProxy(f"127.0.0.1:{self._ports['meta']}")
+        self.to_meta, self.to_stream = self._proxy("meta"), self._proxy("stream")
         self.to_compute = {name: self._proxy(name) for name in COMPUTE}
         self.to_pool = self._proxy("dmp-0")
 
@@ -127,6 +128,7 @@ class Roles:
         yield "cluster.token=roles"
         if name == "meta":
             yield f"meta.port={self._ports['meta']}"
+            yield f"meta.stream_port={self._ports['stream']}"
             yield f"meta.database={self._folder / 'meta.sqlite'}"
         elif name == "front":
             yield f"front.pg_port={self.pg_port}"
@@ -245,7 +247,7 @@ class Roles:
             proxy.heal()
 
     def _proxies(self) -> list[ChaosProxy]:
-        return [self.to_meta, self.to_pool, *self.to_compute.values()]
+        return [self.to_meta, self.to_stream, self.to_pool, *self.to_compute.values()]
 
     def stop(self) -> None:
         """End everything, the front first."""

@@ -22,8 +22,7 @@ from typing import Final
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.server.rdma_door import RdmaGuest
 from tierkv.dmp.wire import messages as m
-from tierkv.dmp.wire.frame import FrameHeader, FrameType, pack_header
-from tierkv.dmp.wire.frame_reader import FrameReader
+from tierkv.dmp.wire.frame import FrameHeader, FrameReader, FrameType, pack_header
 from tierkv.dmp.wire.range_codec import Ref, pack_stored, pack_sums, unpack_ranges, unpack_sums
 from tierkv.dmp.wire.socket_io import Wire, discard
 from tierkv.kvcore import limits

@@ -46,8 +46,7 @@ from tierkv.metaserver.client import (
 )
 from tierkv.metaserver.directory.locate_reply import chain_of, checked_question
 from tierkv.metaserver.rpc import wire
-from tierkv.metaserver.rpc.locate_frames import LocateFrame
-from tierkv.metaserver.rpc.locate_stream import LocateStream
+from tierkv.metaserver.rpc.locate_stream import LocateFrame, LocateStream
 
 _Value = TypeVar("_Value")
 _Located = TypeVar("_Located", pb.LocateReply, pb.LocateManyReply)

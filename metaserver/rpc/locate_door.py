@@ -17,16 +17,18 @@ from typing import Final
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError, RemoteProtocolError, TierKVError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, HostId
+from tierkv.kvwire.frames import FrameConnection
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.metaserver.directory.locate_reply import checked_question
 from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.rpc import wire
-from tierkv.metaserver.rpc.locate_frames import (
+from tierkv.metaserver.rpc.locate_stream import (
+    FRAMES,
     MAX_HELLO_BYTES,
     VERSION,
-    FrameConnection,
     Header,
     LocateFrame,
+    head_of,
     message_of,
 )
 
@@ -130,11 +132,11 @@ class LocateDoor:
             self._server = None
 
 
-class _Guest(FrameConnection):
+class _Guest(FrameConnection[LocateFrame]):
     """One client's connection."""
 
     def __init__(self, door: LocateDoor) -> None:
-        super().__init__(most_bytes=MAX_HELLO_BYTES)
+        super().__init__(FRAMES, most_bytes=MAX_HELLO_BYTES)
         self._door = door
         self._trusted = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -161,10 +163,10 @@ class _Guest(FrameConnection):
         try:
             if header.type is LocateFrame.LOCATE:
                 one = answer_locate(self._door.meta, message_of(head, pb.LocateRequest))
-                self.send(LocateFrame.REPLY, header.request_id, one)
+                self.send(LocateFrame.REPLY, header.request_id, head_of(one))
             elif header.type is LocateFrame.LOCATE_MANY:
                 many = answer_locate_many(self._door.meta, message_of(head, pb.LocateManyRequest))
-                self.send(LocateFrame.REPLY, header.request_id, many)
+                self.send(LocateFrame.REPLY, header.request_id, head_of(many))
             else:
                 self.send(LocateFrame.REFUSED, header.request_id)
         except TierKVError as error:

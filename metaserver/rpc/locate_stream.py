@@ -1,8 +1,18 @@
-"""The client's side of the stream of locates: a faster way to ask what can also be asked over gRPC.
+"""The stream of locates: its frames, and the client's side.
 
-Used by metaserver/rpc/grpc_client.py, in one event loop. The stream connects by itself once an
+A faster way to ask what can also be asked over gRPC. Used by metaserver/rpc/grpc_client.py, in one
+event loop; metaserver/rpc/locate_door.py is the other side. The stream connects by itself once an
 answer over gRPC has offered it. A stream that is missing, lost, silent, full or refuses answers
 None, which means: ask over gRPC. The stream therefore never fails a call.
+
+    client                                     server
+    HELLO  StreamHello  ------------------->   checks token and id
+           <-------------------  REPLY (empty)
+    LOCATE LocateRequest  ----------------->
+           <-------------------  REPLY LocateReply, or REFUSED (empty): ask over gRPC
+
+The head of a frame is a message of kvwire/v1/meta.proto; there are no payloads. Requests may be
+pipelined; replies keep their order.
 """
 
 from __future__ import annotations
@@ -11,21 +21,18 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from enum import IntEnum
 from typing import Final, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError, RemoteProtocolError
 from tierkv.kvwire.channels import split_address
+from tierkv.kvwire.checksums import sealed, unsealed
+from tierkv.kvwire.frames import FrameConnection, FrameFormat, FrameHeader
 from tierkv.kvwire.v1 import meta_pb2 as pb
-from tierkv.metaserver.rpc.locate_frames import (
-    VERSION,
-    FrameConnection,
-    Header,
-    LocateFrame,
-    message_of,
-)
 
 log = logging.getLogger(__name__)
 SILENT_S: Final = 0.2
@@ -37,7 +44,41 @@ FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 """Pause before the next attempt to connect; doubles with each failure in a row."""
 
-_Reply = TypeVar("_Reply", bound=Message)
+_Message = TypeVar("_Message", bound=Message)
+
+VERSION: Final = 1
+MAX_HELLO_BYTES: Final = 4096
+"""Longest first frame, from a peer that has not shown its token yet."""
+
+
+class LocateFrame(IntEnum):
+    """Kind of a request or reply."""
+
+    HELLO = 1
+    LOCATE = 2
+    LOCATE_MANY = 3
+    REPLY = 64
+    REFUSED = 65
+
+
+FRAMES: Final = FrameFormat(
+    "locate", b"TKVM", VERSION, LocateFrame, max_head_bytes=limits.MAX_GRPC_MESSAGE_BYTES
+)
+Header = FrameHeader[LocateFrame]
+
+
+def head_of(message: Message) -> bytes:
+    """Return a message with its checksum, as over gRPC."""
+    return sealed(message.SerializeToString())
+
+
+def message_of(head: bytes, kind: type[_Message]) -> _Message:
+    """Return the message of a head; RemoteProtocolError if the bytes are damaged."""
+    whole = unsealed(head)
+    if whole is not None:
+        with suppress(DecodeError):
+            return kind.FromString(whole)
+    raise RemoteProtocolError("a frame was damaged on its way")
 
 
 class LocateStream:
@@ -66,7 +107,9 @@ class LocateStream:
         """True if the next locate goes over the stream."""
         return self._connection is not None
 
-    async def ask(self, kind: LocateFrame, question: Message, reply: type[_Reply]) -> _Reply | None:
+    async def ask(
+        self, kind: LocateFrame, question: Message, reply: type[_Message]
+    ) -> _Message | None:
         """Ask one question; None if it must be asked over gRPC."""
         connection = self._connection
         if connection is None or connection.is_full:
@@ -145,11 +188,11 @@ class LocateStream:
         )
 
 
-class _Connection(FrameConnection):
+class _Connection(FrameConnection[LocateFrame]):
     """An open stream: questions in flight, by request id."""
 
     def __init__(self, lost: Callable[[_Connection], None]) -> None:
-        super().__init__(most_bytes=limits.MAX_GRPC_MESSAGE_BYTES)
+        super().__init__(FRAMES, most_bytes=limits.MAX_GRPC_MESSAGE_BYTES)
         self._lost = lost
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes | None]] = {}
@@ -164,7 +207,7 @@ class _Connection(FrameConnection):
         self._waiting[request_id] = answer
         patience = loop.call_later(patience_s, self.close)
         try:
-            self.send(kind, request_id, question)
+            self.send(kind, request_id, head_of(question))
             return await answer
         finally:
             patience.cancel()

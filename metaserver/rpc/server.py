@@ -160,6 +160,11 @@ class MetaServer:
         """Return the ``host:port`` for clients; empty before ``start``."""
         return self._bound.address if self._bound else ""
 
+    @property
+    def stream(self) -> pb.StreamOffer | None:
+        """Return where locates are taken in frames; None before ``start``, and without a stream."""
+        return self._door.offer if self._door and self._door.offer.port else None
+
     async def start(self) -> str:
         """Open the database, bind and serve; return the address.
 

@@ -240,10 +240,12 @@ def test_a_damaged_state_of_the_meta_server(cluster: Roles, expected: list[str])
 
 def test_a_hole_between_front_and_meta(cluster: Roles, expected: list[str]) -> None:
     cluster.to_meta.both(HOLE)
+    cluster.to_stream.both(HOLE)
     assert answers(cluster) == expected
     status, body = cluster.readiness()
     assert (status, body["status"]) == (200, "degraded") and "directory" in body["degraded"]
     cluster.to_meta.heal()
+    cluster.to_stream.heal()
     cluster.wait_whole()
 
 
