@@ -41,7 +41,7 @@ from bench.report import make_parser
 
 parser = make_parser(__doc__)
 parser.add_argument("--peers", action="store_true", help="one table of ratios to peers and floors")
-if parser.parse_args().peers:
+if parser.parse_known_args()[0].peers:
     peers.main(sys.argv[1:])
     sys.exit()
 _SCRIPTS = [

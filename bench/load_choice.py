@@ -7,7 +7,8 @@ machine. A cell is a tier, a model, how many calls are in flight, and how much o
 L1. Tokens must be the same with every policy.
 
 Printed are a question's seconds with ``auto`` as a multiple of the better of the other two, the
-same multiple for the two equal nodes, and the error of the predicted times to the first token.
+same multiple for the two equal nodes, and the error of the predicted times to the first token. The
+first rounds, in which a node learns its costs, do not count.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ async def _measure(report: Report, cell: Cell, most_s: float, rng: random.Random
             if not await node.flush():
                 raise AssertionError("the rows' KV was not published")
         rounds: list[dict[str, float]] = []
+        warm_s = time.monotonic()
         while not _enough(rounds, most_s):
             question = [rng.randrange(10, vocabulary) for _ in range(QUESTION_TOKENS)]
             answers, seconds = [], {}
@@ -141,7 +143,9 @@ async def _measure(report: Report, cell: Cell, most_s: float, rng: random.Random
                 answers.append(tokens)
             _check_equal(answers, cell)
             rounds.append(seconds)
-        error = _prediction_error(nodes[AUTO])
+            if len(rounds) == _COLD_ROUNDS:
+                warm_s = time.monotonic()
+        error = _prediction_error(nodes[AUTO], warm_s)
     rounds = rounds[_COLD_ROUNDS:]
     better = ALWAYS if _ratio(rounds, ALWAYS, NEVER) < 1.0 else NEVER
     ratio = _ratio(rounds, AUTO, better)
@@ -171,9 +175,16 @@ def _ratio(rounds: list[dict[str, float]], one: str, other: str) -> float:
     return statistics.median(seconds[one] / seconds[other] for seconds in rounds)
 
 
-def _prediction_error(node: ComputeNode) -> float:
-    """Return the mean error of the predictions as a share of the mean time they took."""
-    known = [r for r in node.load_decisions() if r.predicted_s > 0.0 and r.actual_s > 0.0]
+def _prediction_error(node: ComputeNode, warm_s: float) -> float:
+    """Return the mean error of the predictions as a share of the mean time they took.
+
+    As for all figures of a cell, the rounds in which the node learns its costs do not count.
+    """
+    known = [
+        record
+        for record in node.load_decisions()
+        if record.decided_at_s > warm_s and record.predicted_s > 0.0 and record.actual_s > 0.0
+    ]
     if not known:
         return 0.0
     errors = [abs(record.predicted_s - record.actual_s) for record in known]

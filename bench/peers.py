@@ -4,7 +4,8 @@ Runs the benchmarks that have a peer or a floor beside them, each in a process o
 collects the ratios. A peer is another program that does the same (Redis, Mooncake, transformers); a
 floor is the least that the machine allows (a raw socket, memcpy, the SQL engine alone). Every ratio
 is measured in one run, in turn with the other. What a benchmark leaves out, and which peers are
-missing on this machine, it says on standard error.
+missing on this machine, it says on standard error. ``--into docs/performance.md`` puts the table
+between the marks of that file, with the ratios that stood there before beside the new ones.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ _RATIO: Final = re.compile(
 )
 
 
+_HEAD: Final = "| bench | figure | of | before | ratio |"
+_BEGIN: Final = "<!-- peers:begin -->"
+_END: Final = "<!-- peers:end -->"
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One ratio: what was measured, and the peer or the floor it is a multiple of."""
@@ -60,25 +66,64 @@ def compared(bench: str, metrics: Mapping[str, float]) -> Iterator[Compared]:
             yield Compared(bench, what, found["other"], value)
 
 
-def table(rows: Sequence[Compared]) -> str:
-    """Return a Markdown table; peers first, then floors."""
-    lines = ["| bench | figure | of | ratio |", "|---|---|---|--:|"]
+def table(rows: Sequence[Compared], before: Mapping[str, str]) -> str:
+    """Return a Markdown table; peers first, then floors.
+
+    Args:
+        rows: the ratios.
+        before: earlier ratios by the beginning of their line (``ratios_in``).
+    """
+    lines = [_HEAD, "|---|---|---|--:|--:|"]
     for row in sorted(rows, key=lambda row: not row.is_peer):
         kind = "" if row.is_peer else " (floor)"
-        lines.append(
-            f"| `bench.{row.bench}` | {row.what} | {row.other}{kind} | {render_number(row.ratio)} |"
-        )
+        begin = f"| `bench.{row.bench}` | {row.what} | {row.other}{kind} |"
+        lines.append(f"{begin} {before.get(begin, '')} | {render_number(row.ratio)} |")
     return "\n".join(lines)
+
+
+def ratios_in(text: str) -> dict[str, str]:
+    """Return the ratios of a table in Markdown, by the beginning of each line."""
+    found = {}
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) == len(_HEAD.split("|")) and line != _HEAD:
+            found["|".join(cells[:4]) + "|"] = cells[5].strip()
+    return found
+
+
+def put_into(text: str, rows: Sequence[Compared]) -> str:
+    """Return a page with the table between its marks, the ratios of the page beside the new ones.
+
+    Lines of benchmarks without a row stay as they are.
+
+    Raises:
+        ValueError: the page has no marks.
+    """
+    before, begin, rest = text.partition(_BEGIN)
+    old, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"the page has no marks {_BEGIN} and {_END}")
+    run = {f"| `bench.{row.bench}` " for row in rows}
+    kept = [
+        line
+        for line in old.splitlines()
+        if line.startswith("| `bench.") and not line.startswith(tuple(run))
+    ]
+    return "\n".join([before + _BEGIN, table(rows, ratios_in(old)), *kept, _END + after])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run and print."""
     parser = make_parser(__doc__ or "")
     parser.add_argument("--peers", action="store_true", help="this table")
+    parser.add_argument("--into", type=Path, help="page that takes the table between its marks")
+    parser.add_argument("--only", nargs="*", help="modules to run, all by default")
     arguments = parser.parse_args(argv)
     rows: list[Compared] = []
     failed: list[str] = []
     for module, *options in RUNS:
+        if arguments.only and module not in arguments.only:
+            continue
         command = [sys.executable, "-m", f"bench.{module}", *options, "--format", "json"]
         command += ["--seed", str(arguments.seed), *(["--quick"] if arguments.quick else [])]
         print(f"{module} ...", file=sys.stderr, flush=True)
@@ -103,7 +148,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.format == "json":
         finish(report, "json")
         return
-    print(table(rows), *report.notes, sep="\n")
+    if arguments.into is not None:
+        page = arguments.into.read_text(encoding="utf-8")
+        arguments.into.write_text(put_into(page, rows), encoding="utf-8")
+    print(table(rows, {}), *report.notes, sep="\n")
 
 
 if __name__ == "__main__":

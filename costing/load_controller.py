@@ -11,8 +11,13 @@ seconds             promote, then layers overlap with   follow it
                     |<---- pipeline, costing/service_time.py ---->|<- sum ->|
 ```
 
-The makespan over k is the largest of three sums of concave pieces. Therefore only the ends of each
-piece can be best, and the depths where the largest sum changes: O(runs) depths, found by bisection.
+A plan also delays others: each second of the engine delays the prompts that wait for the engine,
+each second of a loader the loads that wait for loaders. The plan with the smallest sum of makespan
+and delays is chosen; without waiting prompts that is the smallest makespan.
+
+The makespan over k is the largest of three sums of concave pieces, and the delays are concave.
+Therefore only the ends of each piece can be best, and the depths where the largest sum changes:
+O(runs) depths, found by bisection.
 The calling node measured the cost of a read and of a token (compute/tiers/load_decider.py).
 compute/transfers/loads.py carries out the decision. If a chain is stored at two levels side by
 side, ``choose_levels`` picks the blocks to load at the fine level.
@@ -118,6 +123,8 @@ class Prompt:
         load_from_s: when a loader begins to load for this prompt.
         shares_steps: True if tokens of further prompts fill the prompt's steps, so the prompt is
             charged a share of a step, not a whole step.
+        computing_delays: other prompts that wait while the engine computes this prompt.
+        loading_delays: other loads that wait while a loader loads for this prompt.
     """
 
     start: int
@@ -129,6 +136,8 @@ class Prompt:
     compute_from_s: float = 0.0
     load_from_s: float = 0.0
     shares_steps: bool = False
+    computing_delays: float = 0.0
+    loading_delays: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +249,15 @@ def choose(
             only the smallest makespan counts.
     """
     compute_s = compute_all_s(prompt)
-    plans = [_Depths(prompt, Chain(runs, level, prompt.layers)).best() for level in levels if runs]
-    known = [(COMPUTE, compute_s), *((plan.choice, plan.predicted_s) for plan in plans)]
+    found = [_Depths(prompt, Chain(runs, level, prompt.layers)).best() for level in levels if runs]
+    known = [(COMPUTE, compute_s), *((plan.choice, plan.predicted_s) for _, plan in found)]
     alternatives = tuple(sorted(known, key=lambda pair: pair[1]))
-    useful = [plan for plan in plans if plan.predicted_s < compute_s]
+    all_s = compute_s + prompt.computing_delays * sum(_computing(prompt, prompt.start))
+    useful = [(cost_s, plan) for cost_s, plan in found if cost_s < all_s]
     if not useful:
         return LoadDecision(0, None, compute_s, compute_s, alternatives=alternatives)
-    timely = [plan for plan in useful if plan.predicted_s <= budget_s]
-    best = timely[0] if timely else min(useful, key=lambda plan: plan.predicted_s)
+    timely = [plan for _, plan in useful if plan.predicted_s <= budget_s]
+    best = timely[0] if timely else min(useful, key=lambda pair: pair[0])[1]
     return replace(best, compute_s=compute_s, alternatives=alternatives)
 
 
@@ -302,10 +312,23 @@ class _Depths:
         first_s: float = ends.latest()
         return first_s + later_s
 
-    def best(self) -> LoadDecision:
-        """Return the plan with the smallest makespan, the shallower one of equals."""
-        seconds, depth = min((self.seconds(depth), depth) for depth in self._candidates())
-        return self._plan(depth, seconds, math.inf)
+    def best(self) -> tuple[float, LoadDecision]:
+        """Return the plan with the smallest sum of makespan and delays, and this sum.
+
+        The shallower one of equals.
+        """
+        cost_s, depth = min((self._cost_s(depth), depth) for depth in self._candidates())
+        return cost_s, self._plan(depth, self.seconds(depth), math.inf)
+
+    def _cost_s(self, depth: int) -> float:
+        seconds = self.seconds(depth)
+        prompt = self._prompt
+        if prompt.computing_delays:
+            computing_s = sum(_computing(prompt, _loaded_to(prompt, depth)))
+            seconds += prompt.computing_delays * computing_s
+        if prompt.loading_delays:
+            seconds += prompt.loading_delays * self._chain.seconds(depth).total_s
+        return seconds
 
     def plan(self, depth: int, compute_s: float) -> LoadDecision:
         """Return the plan that loads ``depth`` blocks."""

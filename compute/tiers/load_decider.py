@@ -104,12 +104,14 @@ class Ahead:
         sequences: of so many prompts.
         after: prompts that come after it, but soon enough to share its forward pass.
         load_s: seconds until a loader is free for it.
+        loads: loads under way.
     """
 
     tokens: int = 0
     sequences: int = 0
     after: int = 0
     load_s: float = 0.0
+    loads: int = 0
 
 
 class LoadDecider:
@@ -270,6 +272,9 @@ class LoadDecider:
             ),
             load_from_s=ahead.load_s,
             shares_steps=ahead.tokens > 0,
+            # As many will wait behind this prompt as wait now.
+            computing_delays=ahead.sequences + ahead.after,
+            loading_delays=ahead.loads / self._threads,
         )
 
 

@@ -255,7 +255,8 @@ class Loads:
         now = self._clock.now()
         busy = [x.expected_s - now for x in self.behind.values() if not x.job.ended.is_set()]
         tokens, sequences, after = self._batcher.ahead_of(seq)
-        return Ahead(tokens, sequences, after, self._tiers.decider.load_wait_s(busy))
+        wait_s = self._tiers.decider.load_wait_s(busy)
+        return Ahead(tokens, sequences, after, wait_s, len(busy))
 
     def decided(
         self, seq: Sequence, decision: LoadDecision | BlendDecision, *, found: int, kind: str

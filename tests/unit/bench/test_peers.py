@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench import peers
 from bench.peers import Compared
 
@@ -25,9 +27,21 @@ def test_ratios_to_peers_and_floors_are_found_by_name() -> None:
     ]
 
 
-def test_peers_stand_before_floors() -> None:
+def test_peers_stand_before_floors_and_old_ratios_beside_new_ones() -> None:
     rows = [Compared("pool", "a", "raw", 0.5), Compared("meta", "b", "redis_mget", 2.0)]
-    assert peers.table(rows).splitlines()[2:] == [
-        "| `bench.meta` | b | redis_mget | 2 |",
-        "| `bench.pool` | a | raw (floor) | 0.5 |",
+    page = "text\n<!-- peers:begin -->\nanything\n<!-- peers:end -->\nmore"
+    page = peers.put_into(page, rows)
+    new = [Compared("pool", "a", "raw", 0.75), Compared("pool", "c", "raw", 1.0)]
+    assert peers.put_into(page, new).splitlines() == [
+        "text",
+        "<!-- peers:begin -->",
+        "| bench | figure | of | before | ratio |",
+        "|---|---|---|--:|--:|",
+        "| `bench.pool` | a | raw (floor) | 0.5 | 0.75 |",
+        "| `bench.pool` | c | raw (floor) |  | 1 |",
+        "| `bench.meta` | b | redis_mget |  | 2 |",
+        "<!-- peers:end -->",
+        "more",
     ]
+    with pytest.raises(ValueError, match="marks"):
+        peers.put_into("text", rows)
