@@ -13,7 +13,7 @@ seconds             promote, then layers overlap with   follow it
 
 A plan also delays others: each second of the engine delays the prompts that wait for the engine,
 each second of a loader the loads that wait for loaders. The plan with the smallest sum of makespan
-and delays is chosen; without waiting prompts that is the smallest makespan.
+and delays is chosen; for a prompt alone that is the smallest makespan.
 
 The makespan over k is the largest of three sums of concave pieces, and the delays are concave.
 Therefore only the ends of each piece can be best, and the depths where the largest sum changes:
@@ -45,6 +45,8 @@ from tierkv.kvcore.location import Tier
 
 _TRIED_ALL = 8
 """Trying this many depths costs less than finding the depths that can be best."""
+_MOST_SLOWER = 2.0
+"""A plan that spares others may take so many times as long as computing."""
 COMPUTE = "compute"
 """Name of the alternative that loads nothing."""
 
@@ -123,7 +125,7 @@ class Prompt:
         load_from_s: when a loader begins to load for this prompt.
         shares_steps: True if tokens of further prompts fill the prompt's steps, so the prompt is
             charged a share of a step, not a whole step.
-        computing_delays: other prompts that wait while the engine computes this prompt.
+        computing_delays: other prompts, which wait while the engine computes this prompt.
         loading_delays: other loads that wait while a loader loads for this prompt.
     """
 
@@ -253,7 +255,8 @@ def choose(
     known = [(COMPUTE, compute_s), *((plan.choice, plan.predicted_s) for _, plan in found)]
     alternatives = tuple(sorted(known, key=lambda pair: pair[1]))
     all_s = compute_s + prompt.computing_delays * sum(_computing(prompt, prompt.start))
-    useful = [(cost_s, plan) for cost_s, plan in found if cost_s < all_s]
+    most_s = _MOST_SLOWER * compute_s
+    useful = [pair for pair in found if pair[0] < all_s and pair[1].predicted_s < most_s]
     if not useful:
         return LoadDecision(0, None, compute_s, compute_s, alternatives=alternatives)
     timely = [plan for _, plan in useful if plan.predicted_s <= budget_s]

@@ -1,7 +1,7 @@
 """Applies the load policy and the figures of this node to one prompt, and probes avoided paths.
 
 Runs in the tiers' worker threads. Translates the engine's words (sources, tokens ahead) to the
-controller's (runs, lines, costs). With policy ``auto`` the smallest predicted makespan wins;
+controller's (runs, lines, costs). With policy ``auto`` the plan wins that costs this prompt and all others the least;
 ``always`` and ``never`` only predict. A probe reads a little from a path that loads avoid, so that
 a path that became fast again is noticed; its bytes are thrown away, and both bytes and predicted
 time are bounded (compute/tiers/load_figures.py).
@@ -105,6 +105,7 @@ class Ahead:
         after: prompts that come after it, but soon enough to share its forward pass.
         load_s: seconds until a loader is free for it.
         loads: loads under way.
+        others: other prompts at the node, in any state.
     """
 
     tokens: int = 0
@@ -112,6 +113,7 @@ class Ahead:
     after: int = 0
     load_s: float = 0.0
     loads: int = 0
+    others: int = 0
 
 
 class LoadDecider:
@@ -272,8 +274,7 @@ class LoadDecider:
             ),
             load_from_s=ahead.load_s,
             shares_steps=ahead.tokens > 0,
-            # As many will wait behind this prompt as wait now.
-            computing_delays=ahead.sequences + ahead.after,
+            computing_delays=ahead.others,
             loading_delays=ahead.loads / self._threads,
         )
 

@@ -256,7 +256,8 @@ class Loads:
         busy = [x.expected_s - now for x in self.behind.values() if not x.job.ended.is_set()]
         tokens, sequences, after = self._batcher.ahead_of(seq)
         wait_s = self._tiers.decider.load_wait_s(busy)
-        return Ahead(tokens, sequences, after, wait_s, len(busy))
+        others = max(0, self._batcher.active + self._batcher.waiting - 1)
+        return Ahead(tokens, sequences, after, wait_s, len(busy), others)
 
     def decided(
         self, seq: Sequence, decision: LoadDecision | BlendDecision, *, found: int, kind: str

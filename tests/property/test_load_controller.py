@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.costing.blend_controller import BlendWork, choose_ratio
-from tierkv.costing.load_controller import Chain, Level, Prompt, Run, choose, makespan
+from tierkv.costing.load_controller import (
+    Chain,
+    Level,
+    Prompt,
+    Run,
+    _computing,
+    _loaded_to,
+    choose,
+    makespan,
+)
 from tierkv.costing.service_time import Line, StepCost
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.location import Tier
@@ -83,6 +93,28 @@ def test_no_depth_at_any_level_is_predicted_faster(data, chain, forms) -> None:
     assert decision.predicted_s <= decision.compute_s
     assert decision.predicted_s == pytest.approx(min([decision.compute_s, *tried]), rel=1e-9)
     assert dict(decision.alternatives)[decision.choice] == decision.predicted_s
+
+
+@given(st.data(), runs, levels, st.integers(0, 100), st.floats(0, 25))
+def test_no_depth_costs_a_batch_less(data, chain, forms, prompts_waiting, loads_waiting) -> None:
+    alone = data.draw(prompts(chain))
+    prompt = replace(alone, computing_delays=prompts_waiting, loading_delays=loads_waiting)
+    decision = choose(prompt, chain, forms[:1])
+    loads = Chain(chain, forms[0], prompt.layers)
+
+    def cost_s(depth: int) -> float:
+        at = _loaded_to(prompt, depth) if depth else prompt.start
+        own_s = makespan(prompt, loads, depth) if depth else decision.compute_s
+        load_s = loads.seconds(depth).total_s if depth else 0.0
+        delays_s = prompts_waiting * sum(_computing(prompt, at)) + loads_waiting * load_s
+        return own_s + delays_s
+
+    best = min(range(sum(run.blocks for run in chain) + 1), key=cost_s)
+    if decision.depth:
+        assert decision.predicted_s < 2.0 * decision.compute_s
+        assert cost_s(decision.depth) == pytest.approx(cost_s(best), rel=1e-9)
+    elif cost_s(best) < cost_s(0) * (1 - 1e-9):
+        assert makespan(prompt, loads, best) >= 2.0 * decision.compute_s * (1 - 1e-9)
 
 
 @given(st.data(), runs, levels, st.floats(0, 10))
