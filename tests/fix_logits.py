@@ -86,7 +86,7 @@ class Pair:
 
 
 def close(ours, theirs) -> None:
-    # float32; matrix products of other shapes, and on other processors, round differently in the last
-    # digits. A small logit is a sum of large terms, so its error grows with the largest logit.
+    # float32; matrix products of other shapes, and on other processors, round differently in the
+    # last digits. A small logit is a sum of large terms: its error grows with the largest logit.
     most = max([1.0, *theirs.abs().flatten().tolist()])
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5 * most)
