@@ -173,14 +173,22 @@ def _descriptor_limit() -> int:
     return soft - min(max(32, soft // 8), soft // 2)
 
 
-async def _bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Bind every address of a host, as asyncio's servers do.
+async def bound_sockets(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
+    """Bind every address of a host, as asyncio's servers do; nothing listens yet.
+
+    Args:
+        host: name or address.
+        port: 0 lets the system choose.
+        reuse_port: other processes of the same user may bind the port, too; the kernel gives each
+            connection to one of those that listen.
 
     Raises:
         OSError: the port is in use, or the host does not belong to this machine.
     """
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    server = await loop.create_server(
+        asyncio.Protocol, host, port, start_serving=False, reuse_port=reuse_port
+    )
     try:
         return [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
     finally:
@@ -222,14 +230,15 @@ async def accept_clients(
     make_protocol: Callable[[], asyncio.Protocol],
     *,
     has_room: Callable[[], bool],
+    reuse_port: bool = False,
 ) -> Acceptor:
-    """Listen for SQL clients.
+    """Listen for SQL clients; ``reuse_port`` as in ``bound_sockets``.
 
     Raises:
         ConfigError: the port is not available.
     """
     try:
-        listeners = await _bound_sockets(bind, port)
+        listeners = await bound_sockets(bind, port, reuse_port=reuse_port)
         acceptor = Acceptor(listeners, make_protocol, door="SQL", has_room=has_room)
         acceptor.start()
     except OSError as error:

@@ -152,6 +152,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "completion_tokens": "BIGINT",
         "query_start": "TIMESTAMP",
         "query": "VARCHAR",
+        "worker": "BIGINT",
     },
     "stat_statements": {
         "queryid": "BIGINT",
@@ -292,6 +293,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "waited_s": "DOUBLE",
         "predicted_ttft_s": "DOUBLE",
         "node_id": "VARCHAR",
+        "worker": "BIGINT",
     },
     "routing_log": {
         "request_id": "VARCHAR",
@@ -305,6 +307,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "predicted_ttft_s": "DOUBLE",
         "actual_ttft_s": "DOUBLE",
         "error_s": "DOUBLE",
+        "worker": "BIGINT",
     },
     "routing_errors": {
         "node_id": "VARCHAR",
@@ -321,6 +324,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "p50_ratio": "DOUBLE",
         "p90_ratio": "DOUBLE",
         "p99_ratio": "DOUBLE",
+        "worker": "BIGINT",
     },
     "node_costs": {
         "node_id": "VARCHAR",
@@ -345,6 +349,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "decode_step_s": "DOUBLE",
         "overhead_s": "DOUBLE",
         "factor": "DOUBLE",
+        "worker": "BIGINT",
     },
     "settings": {
         "name": "VARCHAR",

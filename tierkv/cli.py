@@ -24,6 +24,7 @@ from tierkv.commands.options import (
     Role,
     SetOption,
     Switch,
+    WorkersOption,
     engine_flags,
     is_on,
     load,
@@ -126,6 +127,7 @@ def up(
     dmp: Annotated[
         int, typer.Option(min=0, help="Memory pool nodes; each acts as a separate host.")
     ] = 1,
+    workers: WorkersOption = None,
     keep: Annotated[bool, typer.Option(help="Keep the pool's KV in memory after a stop.")] = True,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -143,6 +145,7 @@ def up(
         front__pg_port=pg_port,
         front__http_port=http_port,
         front__postgres=postgres,
+        front__workers=workers,
         **model_flags(models),
         dmp__remove_on_stop=None if keep else True,
     )
@@ -175,6 +178,10 @@ def serve(
         Path | None, typer.Option(help="File with the engine's API key.")
     ] = None,
     model: ModelOption = None,
+    workers: WorkersOption = None,
+    worker: Annotated[
+        int | None, typer.Option("--worker", hidden=True, help="Number of this worker.")
+    ] = None,
     supervised: Annotated[
         bool, typer.Option("--supervised", hidden=True, help="End when standard input closes.")
     ] = False,
@@ -194,12 +201,14 @@ def serve(
     """
     from tierkv.commands.serve import serve_role
 
-    flags = role_flags(role, port, capacity, postgres)
+    flags = role_flags(role, port, capacity, postgres, workers)
     flags |= engine_flags(role, engine, url, api_key_file, model)
     loaded = load(config, settings, **flags)
     name = node_id or ""
     raise typer.Exit(
-        asyncio.run(serve_role(loaded, role.value, node_id=name, supervised=supervised))
+        asyncio.run(
+            serve_role(loaded, role.value, node_id=name, supervised=supervised, worker=worker)
+        )
     )
 
 

@@ -86,6 +86,12 @@ def load_config(
     return LoadedConfig(settings=_validate(values, sources), sources=sources)
 
 
+def plain_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment without settings, for a child that has them all in a file."""
+    env = os.environ if environ is None else environ  # noqa: TID251 - the one place
+    return {name: value for name, value in env.items() if not name.startswith(ENV_PREFIX)}
+
+
 def state_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of a user's own files: ``$XDG_STATE_HOME/tierkv``."""
     env = os.environ if environ is None else environ  # noqa: TID251 - the one place

@@ -17,6 +17,8 @@ from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 
 GIB = 1 << 30
+IN_MEMORY = ":memory:"
+"""Value of ``front.database`` for tables in memory, where an empty value means a file."""
 
 
 class Section(BaseModel):
@@ -67,10 +69,18 @@ class FrontSettings(Section):
     """The front: the SQL and the REST port."""
 
     bind: str = Field(default="127.0.0.1", description="listen address of the SQL and REST ports")
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="processes that serve the two ports; more than one need front.postgres, or "
+        "tables in memory (front.database = :memory:)",
+    )
     pg_port: int = Field(default=5433, ge=0, le=65535, description="PostgreSQL wire port; 0: any")
     http_port: int = Field(default=8000, ge=0, le=65535, description="REST port; 0: any")
     database: str = Field(
-        default="", description="DuckDB file; empty: in memory (sql) or in run_dir (up)"
+        default="",
+        description="DuckDB file, or :memory:; empty: in memory (sql) or in run_dir (up)",
     )
     postgres: str = Field(
         default="",

@@ -85,6 +85,7 @@ class StatisticStore:
         path: path of the file; empty for memory.
         keep_s: age at which usage and log rows are deleted.
         _pending: pending changes; guarded by ``_lock``.
+        _file_number: number of the open file; other processes may have the file open, too.
         _database: guarded by ``_writing``, which is acquired before ``_lock``.
     """
 
@@ -104,6 +105,7 @@ class StatisticStore:
         self._changes_since_prune = 0
         self._failing = False
         self._closed = False
+        self._file_number = 0
         self._database = self._open(now_s)
 
     # -- adding
@@ -199,6 +201,9 @@ class StatisticStore:
                 self._closed = True
 
     def _flush(self, now_s: float) -> None:
+        if self._file_number and self._number_of_file() != self._file_number:
+            self._database.close()  # Another process has replaced the file.
+            self._database = self._open(now_s)
         with self._lock:
             pending, self._pending = self._pending, _UnwrittenRows()
         try:
@@ -258,10 +263,14 @@ class StatisticStore:
     # -- the file
 
     def _failed(self, error: sqlite3.Error, now_s: float) -> None:
-        """Replace a damaged file; any other error, for example a full disk, may be temporary."""
+        """Replace a damaged file; any other error, for example a full disk, may be temporary.
+
+        Another process that shares the file may have replaced the file already.
+        """
         if is_damage(error):
             self._database.close()
-            self._set_aside(error)
+            if self._number_of_file() == self._file_number:
+                self._set_aside(error)
             self._database = self._open(now_s)
         elif not self._failing:
             self._failing = True
@@ -269,7 +278,7 @@ class StatisticStore:
 
     def _open(self, now_s: float) -> sqlite3.Connection:
         try:
-            return open_database(self.path or MEMORY, now_s)
+            return self._opened(now_s)
         except sqlite3.DatabaseError as error:
             if is_damage(error):
                 self._set_aside(error)
@@ -278,9 +287,21 @@ class StatisticStore:
         except OSError as error:
             self._warn_unusable(error)
         try:
-            return open_database(self.path or MEMORY, now_s)
+            return self._opened(now_s)
         except (sqlite3.Error, OSError):
             return open_database(MEMORY, now_s)
+
+    def _opened(self, now_s: float) -> sqlite3.Connection:
+        database = open_database(self.path or MEMORY, now_s)
+        self._file_number = self._number_of_file()
+        return database
+
+    def _number_of_file(self) -> int:
+        """Return the number of the file that has the path now; 0 without a file."""
+        try:
+            return os.stat(self.path).st_ino if self.path else 0
+        except OSError:
+            return 0
 
     def _warn_unusable(self, error: Exception) -> None:
         _log.warning(

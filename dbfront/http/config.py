@@ -51,6 +51,7 @@ class HttpConfig:
         drain_timeout_s: maximum time that ``stop`` waits for running requests.
         failed_login_delay_s: delay of the answer to a wrong key, against trying keys in bulk.
         default_temperature: temperature of requests without a temperature; OpenAI documents 1.0.
+        reuse_port: other workers of the front listen on the port, too.
     """
 
     host: str = "127.0.0.1"
@@ -68,6 +69,7 @@ class HttpConfig:
     drain_timeout_s: float = 5.0
     failed_login_delay_s: float = 0.5
     default_temperature: float = 1.0
+    reuse_port: bool = False
 
     def check(self) -> None:
         """Refuse a public address without keys, and malformed values.

@@ -15,7 +15,7 @@ import logging
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import h11
 import uvicorn
@@ -28,8 +28,9 @@ from tierkv.dbfront.accepting import BACKLOG, Acceptor
 from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.app import make_app
 from tierkv.dbfront.http.config import HttpConfig
-from tierkv.dbfront.http.endpoints.metrics import Metrics
+from tierkv.dbfront.http.endpoints.metrics import Family, Metrics
 from tierkv.dbfront.http.services import ReadinessCheck
+from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -197,6 +198,7 @@ class HttpServer:
         checks: Mapping[str, ReadinessCheck] | None = None,
         sql: SqlServer | None = None,
         clock: Clock | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         """Create a server; the server does not listen yet.
 
@@ -217,6 +219,9 @@ class HttpServer:
             sql=sql,
             clock=self._clock,
         )
+        if siblings is not None:
+            self._services.siblings = siblings
+            siblings.answers["metrics"] = self._tell_metrics
         self._server: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -259,6 +264,9 @@ class HttpServer:
             ready.cancel()
             await self._task
         return self.port
+
+    async def _tell_metrics(self, _: Mapping[str, Any]) -> list[Family]:
+        return self.metrics.families()
 
     async def stop(self) -> None:
         """Report "not ready", let running requests end for a while, then close the connections."""
@@ -307,6 +315,8 @@ def _listen(config: HttpConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if config.reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, config.port))
         listener.listen(BACKLOG)
     except OSError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Metrics
+from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError, UserError
@@ -43,6 +44,7 @@ class Services:
         clock: wall time for ``created``.
         error_body: writes the body of an error inside a stream.
         draining: set when the server is stopping; readiness is then false.
+        siblings: the other workers of the front.
     """
 
     config: HttpConfig
@@ -53,6 +55,7 @@ class Services:
     clock: Clock
     error_body: ErrorBody
     draining: bool = False
+    siblings: Siblings = field(default_factory=Siblings)
 
     def created(self) -> int:
         """Return the seconds since the epoch, by the wall clock."""

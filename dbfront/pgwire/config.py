@@ -36,6 +36,7 @@ class PgWireConfig:
         failed_login_delay_s: delay of the answer to a wrong password, against trying passwords in
             bulk.
         shutdown_grace_s: maximum time that ``stop`` waits for connections to end.
+        reuse_port: other workers of the front listen on the port, too.
     """
 
     bind: str = "127.0.0.1"
@@ -51,6 +52,7 @@ class PgWireConfig:
     auth_timeout_s: float = 60.0
     failed_login_delay_s: float = 0.5
     shutdown_grace_s: float = 5.0
+    reuse_port: bool = False
 
     @property
     def tls(self) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from tierkv.dbfront.accepting import (
     Acceptor,
@@ -18,10 +20,12 @@ from tierkv.dbfront.accepting import (
 )
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.conversation.handler import ClientHandler, Lobby
+from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol.auth import Authenticator
 from tierkv.dbfront.pgwire.protocol.errors import AdminShutdownError
 from tierkv.dbfront.pgwire.protocol.stream import PgStream
 from tierkv.dbfront.postgres_dialect.server import DialectServer
+from tierkv.dbfront.siblings import Siblings
 from tierkv.kvcore.clock import Clock
 
 _LOG = logging.getLogger(__name__)
@@ -30,8 +34,16 @@ _LOG = logging.getLogger(__name__)
 class PgWireServer:
     """A PostgreSQL listener in front of a DialectServer; ``stop`` leaves the DialectServer open."""
 
-    def __init__(self, config: PgWireConfig, sql_server: DialectServer, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: PgWireConfig,
+        sql_server: DialectServer,
+        clock: Clock,
+        siblings: Siblings | None = None,
+    ) -> None:
         self._config = config
+        self._siblings = siblings or Siblings()
+        self._siblings.answers["cancel"] = self._cancel_asked
         self._sql_server = sql_server
         self._clock = clock
         self._acceptor: Acceptor | None = None
@@ -60,6 +72,7 @@ class PgWireServer:
             self._sql_server,
             Authenticator(config.users),
             client_tls(config.tls_cert_file, config.tls_key_file),
+            siblings=self._siblings,
         )
         self._stopping = False
         self._acceptor = await accept_clients(
@@ -67,6 +80,7 @@ class PgWireServer:
             config.port,
             lambda: PgStream(self._accept),
             has_room=lambda: len(self._clients) < most_sockets(config.max_connections),
+            reuse_port=config.reuse_port,
         )
         port = self._acceptor.port
         _LOG.info("pgwire listens on %s:%d", config.bind, port)
@@ -82,6 +96,10 @@ class PgWireServer:
             handler.shut_down(goodbye)
         await wait_for_clients(self._clients, self._config.shutdown_grace_s)
         self._acceptor = None
+
+    async def _cancel_asked(self, details: Mapping[str, Any]) -> bool:
+        request = m.CancelRequest.of_details(details)
+        return self._lobby is not None and self._lobby.cancel_here(request)
 
     def _accept(self, stream: PgStream) -> None:
         assert self._lobby is not None

@@ -27,7 +27,7 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange
 from tierkv.dbfront.postgres.wire.messages import decoded
 from tierkv.dbfront.postgres_values.parameters import declared_types, without_void
-from tierkv.dbfront.views.admin import to_json
+from tierkv.dbfront.views.admin import joined_rows, to_json
 from tierkv.dbfront.views.statistics import Activity, activity_row
 from tierkv.kvcore.errors import TierKVError
 from tierkv.sql.views import Row
@@ -244,7 +244,9 @@ class AiAttendant:
         if view == RESETS:
             return []
         if view == "stat_activity":
-            return [session.activity_row(self._client.user) for session in services.sessions]
+            return await joined_rows(
+                services.siblings, services.activity(self._client.user), user=self._client.user
+            )
         rows = [] if services.view_rows is None else await services.view_rows(view)
         if view in _NOT_TOLD:
             return [row | dict.fromkeys(_NOT_TOLD[view]) for row in rows]

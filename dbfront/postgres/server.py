@@ -14,6 +14,7 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tierkv.dbfront.accepting import (
     Acceptor,
@@ -34,6 +35,7 @@ from tierkv.dbfront.postgres.relay import Attendant, Relay
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.endpoint import Endpoint
 from tierkv.dbfront.postgres.wire.login import LoggedIn, Login, Target, connect, parse_dsn
+from tierkv.dbfront.siblings import Siblings
 from tierkv.kvcore.errors import ConfigError, TierKVError
 
 
@@ -54,6 +56,7 @@ class RelayConfig:
         login_timeout_s: maximum time until login; the connection is then closed.
         shutdown_grace_s: maximum wait of ``stop`` for the end of connections.
         session_defaults: defaults of ``tierkv.*`` settings, by full name.
+        reuse_port: other workers of the front listen on the port, too.
     """
 
     dsn: str = field(repr=False)
@@ -66,6 +69,7 @@ class RelayConfig:
     login_timeout_s: float = 60.0
     shutdown_grace_s: float = 5.0
     session_defaults: Mapping[str, str] = field(default_factory=dict)
+    reuse_port: bool = False
 
     def check(self) -> None:
         """Refuse settings that could not work.
@@ -92,12 +96,18 @@ MakeAttendant = Callable[[Relay], Attendant]
 class RelayServer:
     """A listener in front of a PostgreSQL server."""
 
-    def __init__(self, config: RelayConfig, make_attendant: MakeAttendant | None = None) -> None:
+    def __init__(
+        self,
+        config: RelayConfig,
+        make_attendant: MakeAttendant | None = None,
+        siblings: Siblings | None = None,
+    ) -> None:
         """Read the settings; nothing is opened before ``start``.
 
         Args:
             config: the listening address and the PostgreSQL server.
             make_attendant: creates the attendant of a session; with None all messages pass.
+            siblings: the other workers of the front, which may have the session of a CancelRequest.
 
         Raises:
             ConfigError: settings that can't work.
@@ -111,6 +121,8 @@ class RelayServer:
         self._clients: dict[asyncio.Task[None], Endpoint] = {}
         self._sessions: dict[int, Relay] = {}
         self._stopping = False
+        self._siblings = siblings or Siblings()
+        self._siblings.answers["cancel"] = self._cancel_asked
 
     @property
     def connections(self) -> int:
@@ -135,6 +147,7 @@ class RelayServer:
             config.port,
             lambda: Endpoint(self._accept),
             has_room=lambda: len(self._clients) < most_sockets(config.max_connections),
+            reuse_port=config.reuse_port,
         )
         port = self._acceptor.port
         _LOG.info("relay listens on %s:%d for %s", config.bind, port, self._target.address)
@@ -209,13 +222,26 @@ class RelayServer:
                 del self._sessions[login.pid]
 
     async def _cancel(self, request: frontend.CancelRequest) -> None:
-        """Cancel the named session's work if the secret is right; PostgreSQL checks it again."""
+        """Cancel the named session's work, here or at another worker."""
+        if not await self._cancel_here(request):
+            await self._siblings.any_does("cancel", **request.details())
+
+    async def _cancel_asked(self, details: Mapping[str, Any]) -> bool:
+        return await self._cancel_here(frontend.CancelRequest.of_details(details))
+
+    async def _cancel_here(self, request: frontend.CancelRequest) -> bool:
+        """Cancel a session's work if the secret is right; PostgreSQL checks the secret again.
+
+        Returns:
+            known: False if the session is not a session of this process.
+        """
         relay = self._sessions.get(request.pid)
         if relay is None or not hmac.compare_digest(relay.login.secret, request.secret):
-            return
+            return relay is not None
         if relay.cancel():
-            return
+            return True
         backend, _ = await connect(self._target)
         backend.write(messages.cancel_request(request.pid, request.secret))
         await backend.read()
         await backend.finish()
+        return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
@@ -17,9 +18,16 @@ from tierkv.dbfront.contracts import (
     TextGenerator,
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
+from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.statement.settings import SessionSettings
-from tierkv.dbfront.views.admin import ClusterSource, cluster_rows
+from tierkv.dbfront.views.admin import (
+    WORKER_VIEWS,
+    ClusterSource,
+    cluster_rows,
+    joined_rows,
+    of_worker,
+)
 from tierkv.dbfront.views.kvcache import baseline_of
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import activity_row, statistic_rows
@@ -35,6 +43,7 @@ class DuckDbSqlServer:
         clock: clock for statistics and views.
         statements: statement statistics; stopped when the server closes.
         tenant_of: maps a client to the owner of its KV namespace.
+        siblings: the other workers of the front.
     """
 
     def __init__(
@@ -47,6 +56,7 @@ class DuckDbSqlServer:
         clock: Clock | None = None,
         statements: StatementLog | None = None,
         tenant_of: Callable[[ClientInfo], str] = lambda client: client.user,
+        siblings: Siblings | None = None,
     ) -> None:
         """Open the database.
 
@@ -58,6 +68,7 @@ class DuckDbSqlServer:
             clock: the system clock by default.
             statements: statement statistics; in memory by default.
             tenant_of: maps a client to its tenant; by default the user name is the tenant.
+            siblings: the other workers of the front; none by default.
 
         Raises:
             ConfigError: the database cannot be opened.
@@ -77,7 +88,15 @@ class DuckDbSqlServer:
         self._engine.reset_statistics = self._reset_statistics
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions: dict[int, DuckDbSession] = {}
-        self._pids = itertools.count(1)
+        self.siblings = siblings or Siblings()
+        # Each worker of a front counts in steps, so that a pid is unique.
+        self._pids = itertools.count(1 + self.siblings.index, self.siblings.count)
+        self.siblings.answers |= {
+            "activity": self._tell_activity,
+            "rows": self._tell_rows,
+            "cancel_backend": self._tell_cancelled,
+            "flush": self._flush,
+        }
 
     async def open_session(self, client: ClientInfo) -> DuckDbSession:
         """Open a session; ``client.options`` may contain ``tierkv.*`` settings.
@@ -97,11 +116,19 @@ class DuckDbSqlServer:
 
     def _cancel_session(self, pid: int) -> bool:
         """Cancel a session's statement, from an engine thread; False for an unknown session."""
+        assert self._loop is not None, "a session asks"
         session = self._sessions.get(pid)
-        if session is None or self._loop is None:
-            return False
+        if session is None:
+            asked = self.siblings.any_does("cancel_backend", pid=pid)
+            return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
         asyncio.run_coroutine_threadsafe(session.cancel(), self._loop)
         return True
+
+    async def _tell_cancelled(self, details: Mapping[str, Any]) -> bool:
+        session = self._sessions.get(details["pid"])
+        if session is not None:
+            await session.cancel()
+        return session is not None
 
     def _reset_statistics(self, what: str | None) -> str:
         """Reset statistics, from an engine thread; return the time of the reset."""
@@ -115,6 +142,7 @@ class DuckDbSqlServer:
         Raises:
             UserError: unknown group.
         """
+        await self.siblings.ask_all("flush")
         nodes = None
         if self._cluster is not None and what in (None, "kvcache"):
             nodes = baseline_of(await self._cluster.nodes())
@@ -138,21 +166,39 @@ class DuckDbSqlServer:
 
     async def _view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
         if view == "stat_activity":
-            return [
-                activity_row(
-                    session.pid, session.client, session.activity, asking=asking.client.user
-                )
-                for session in self._sessions.values()
-            ]
+            return await joined_rows(
+                self.siblings, self._activity(asking.client.user), user=asking.client.user
+            )
         if view in STATISTIC_VIEWS:
+            await self.siblings.ask_all("flush")
             return await statistic_rows(view, self.statements)
         rows: list[Row] = []
         if self._cluster is not None:
             rows = await self._cluster_rows(view, self._cluster)
+        if view in WORKER_VIEWS:
+            rows = await joined_rows(self.siblings, rows, view=view)
         if view == "settings":
             names = ("name", "setting", "source", "description")
             rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
         return rows
+
+    def _activity(self, user: str) -> list[Row]:
+        """Return the rows of this process's sessions, as visible to a user."""
+        return [
+            activity_row(session.pid, session.client, session.activity, asking=user)
+            for session in self._sessions.values()
+        ]
+
+    async def _tell_activity(self, details: Mapping[str, Any]) -> list[Row]:
+        return of_worker(self.siblings, self._activity(details["user"]))
+
+    async def _tell_rows(self, details: Mapping[str, Any]) -> list[Row]:
+        if self._cluster is None:
+            return []
+        return of_worker(self.siblings, await self._cluster_rows(details["view"], self._cluster))
+
+    async def _flush(self, _: Mapping[str, Any]) -> None:
+        await self.statements.flush()
 
     async def _cluster_rows(self, view: str, cluster: ClusterSource) -> list[Row]:
         now_s = self.clock.wall()

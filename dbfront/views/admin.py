@@ -11,8 +11,10 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
+from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.views.kvcache import (
     Baseline,
     as_of,
@@ -31,6 +33,9 @@ from tierkv.scheduler.routing_stats import Decision, ErrorSummary, NodeCosts, Ro
 from tierkv.sql.views import Row, timestamp
 
 ROUTING_VIEWS = frozenset({"routing_log", "routing_errors", "node_costs"})
+WORKER_VIEWS = ROUTING_VIEWS | {"queue"}
+"""The views about the scheduler, of which each worker of a front has its own."""
+
 _DIGITS = 7
 
 
@@ -220,6 +225,29 @@ async def cluster_rows(
     if view == "stat_kvcache":
         return tier_rows(nodes, baseline, now_s)
     return node_rows(nodes, baseline, now_s)
+
+
+async def joined_rows(
+    siblings: Siblings, rows: list[Row], *, view: str = "", user: str = ""
+) -> list[Row]:
+    """Return rows of this worker and of the others, each with the number of its worker.
+
+    Args:
+        siblings: the other workers.
+        rows: rows of this worker.
+        view: one of ``WORKER_VIEWS``; empty for ``stat_activity``.
+        user: with ``stat_activity``, the user who reads the view.
+    """
+    if view:
+        told = await siblings.ask_all("rows", view=view)
+    else:
+        told = await siblings.ask_all("activity", user=user)
+    return [*of_worker(siblings, rows), *chain.from_iterable(told)]
+
+
+def of_worker(siblings: Siblings, rows: Sequence[Row]) -> list[Row]:
+    """Add the number of this worker to its rows."""
+    return [row | {"worker": siblings.index} for row in rows]
 
 
 def to_json(rows: Sequence[Row]) -> str:

@@ -37,6 +37,9 @@ ModelsOption = Annotated[
         "--model", help="Model folder; may be repeated. Calls that name no model use the first."
     ),
 ]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Processes of the front, on the same ports.")
+]
 AddressOption = Annotated[
     str, typer.Argument(help="HOST:PORT of one or more pool nodes, separated by commas.")
 ]
@@ -93,11 +96,17 @@ def model_flags(models: list[str] | None) -> dict[str, Any]:
 
 
 def role_flags(
-    role: Role, port: int | None, capacity: str | None, postgres: str | None
+    role: Role,
+    port: int | None,
+    capacity: str | None,
+    postgres: str | None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
-    """Convert --port, --capacity and --postgres to settings of the role's section."""
+    """Convert --port, --capacity, --postgres and --workers to settings of the role's section."""
     if postgres is not None and role is not Role.FRONT:
         raise typer.BadParameter("--postgres applies only to fronts")
+    if workers is not None and role is not Role.FRONT:
+        raise typer.BadParameter("--workers applies only to fronts")
     if capacity is not None and role is not Role.DMP:
         raise typer.BadParameter("--capacity applies only to dmp nodes")
     if port is not None and role is Role.FRONT:
@@ -105,7 +114,8 @@ def role_flags(
             "a front has two ports: use --set front.pg_port=PORT and --set front.http_port=PORT"
         )
     section = role.value if role in (Role.META, Role.DMP) else "compute"
-    flags = {"dmp__capacity": capacity, "front__postgres": postgres}
+    flags: dict[str, Any] = {"dmp__capacity": capacity}
+    flags |= {"front__postgres": postgres, "front__workers": workers}
     return flags | ({f"{section}__port": port} if port is not None else {})
 
 

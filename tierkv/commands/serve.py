@@ -21,6 +21,7 @@ from pathlib import Path
 import structlog
 
 from tierkv.config import LoadedConfig
+from tierkv.dbfront.siblings import Siblings
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.tls import TlsFiles
 from tierkv.kvcore import limits
@@ -35,21 +36,35 @@ from tierkv.parts.served_models import compute_config
 from tierkv.processes.cluster_files import claim_home, segment_home, segment_prefix
 from tierkv.processes.own_process import keep_files_private, raise_descriptor_limit
 from tierkv.processes.start_order import await_cluster, import_role
+from tierkv.processes.worker_group import WorkerGroup, siblings
 from tierkv.settings import name_list
 
 log = structlog.get_logger(__name__)
 
 
 async def serve_role(
-    config: LoadedConfig, role: str, *, node_id: str = "", supervised: bool = False
+    config: LoadedConfig,
+    role: str,
+    *,
+    node_id: str = "",
+    supervised: bool = False,
+    worker: int | None = None,
 ) -> int:
     """Run one role until stopped; return the exit status.
+
+    Args:
+        config: the process's configuration.
+        role: see ``tierkv serve``.
+        node_id: the node's name; empty: the role and the machine.
+        supervised: end when standard input closes.
+        worker: number of this process among the workers of a front; None: no worker.
 
     Raises:
         ConfigError: a setting can't be used; the message names the setting and the cure.
     """
     settings = config.settings
-    name = NodeId(node_id or f"{role}-{socket.gethostname()}")
+    front = NodeId(node_id or f"{role}-{socket.gethostname()}")
+    name = front if worker is None else NodeId(f"{front}.{worker}")
     _configure_logging(settings.cluster.log_level, node=name)
     raise_descriptor_limit()
     keep_files_private()
@@ -60,14 +75,43 @@ async def serve_role(
     if supervised:
         loop.add_reader(sys.stdin.fileno(), _stop_at_end, stop)
     async with AsyncExitStack() as stack:
+        if role == "front" and worker is None and settings.front.workers > 1:
+            return await _serve_group(config, front, stop, stack)
         await asyncio.to_thread(import_role, settings, role)
         await await_cluster(settings.cluster, role, stop)
         if stop.is_set():
             return 0
-        told = await _START[role](config, name, stack)
-        told["pid"] = str(os.getpid())
-        print(json.dumps({"event": "ready", "node": name, **told}), flush=True)
+        if worker is None:
+            told = await _START[role](config, name, stack)
+        else:
+            others = siblings(settings, front, worker)
+            told = await _start_front(config, name, stack, others)
+        _tell_ready(name, told)
         await stop.wait()
+    return 0
+
+
+def _tell_ready(name: NodeId, told: dict[str, str]) -> None:
+    told["pid"] = str(os.getpid())
+    print(json.dumps({"event": "ready", "node": name, **told}), flush=True)
+
+
+async def _serve_group(
+    config: LoadedConfig, name: NodeId, stop: asyncio.Event, stack: AsyncExitStack
+) -> int:
+    """Run the workers of a front until stopped, also while they start."""
+    group = WorkerGroup(config, name)
+    stack.push_async_callback(group.stop)
+    starting = asyncio.create_task(group.start())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            _tell_ready(name, starting.result())
+            await stopping
+    finally:
+        starting.cancel()
+        stopping.cancel()
     return 0
 
 
@@ -212,7 +256,9 @@ async def _start_decode(
     return await _start_compute(config, name, stack, NodeRole.DECODE)
 
 
-async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) -> dict[str, str]:
+async def _start_front(
+    config: LoadedConfig, name: NodeId, stack: AsyncExitStack, others: Siblings | None = None
+) -> dict[str, str]:
     from tierkv.parts.front_part import FrontPart  # DuckDB, FastAPI: only this role
     from tierkv.parts.known_nodes import NodeFile  # protobuf: only this role too
 
@@ -220,7 +266,7 @@ async def _start_front(config: LoadedConfig, name: NodeId, stack: AsyncExitStack
     cluster = config.settings.cluster
     path = cluster.run_dir.expanduser() / f"{name}.nodes.json"
     memory = NodeFile(path, meta_address=cluster.meta_address)
-    part = FrontPart(config, meta, memory=memory, external_access=False)
+    part = FrontPart(config, meta, memory=memory, external_access=False, siblings=others)
     await part.start()
     stack.push_async_callback(part.stop)
     told = await part.open_doors()

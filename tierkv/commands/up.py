@@ -46,6 +46,7 @@ from tierkv.processes.cluster_files import (
 )
 from tierkv.processes.own_process import keep_files_private
 from tierkv.processes.supervisor import ChildSpec, Supervisor, exit_text
+from tierkv.processes.worker_group import require_shareable
 from tierkv.settings import ComputeSettings, Settings
 from tierkv.storage.modelfiles.model_folder import read_model_config
 
@@ -126,6 +127,7 @@ async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
     with ExitStack() as stack:
         stack.enter_context(_own(run_dir))
         settings = _complete(settings, run_dir)
+        require_shareable(settings.front)
         require_memory(settings, shape.dmp)
         hostname = settings.cluster.host or socket.gethostname()
         plans = plan_nodes(shape, hostname, models)
@@ -306,7 +308,10 @@ def _tell_ready(settings: Settings, ready: dict[str, dict[str, Any]], run_dir: P
     user, database, password = sql_login(settings)
     file = keep_passwords(run_dir, {user: password}) if password else None
     url, psql = sql_words(user, database, (pg_host, pg_port), file)
-    typer.echo(f"\nTierKV is up: {len(ready)} processes, logs in {run_dir / 'logs'}")
+    workers = settings.front.workers
+    shared = f", {workers} of the front" if workers > 1 else ""
+    count = len(ready) + (workers if workers > 1 else 0)  # And the process that starts them.
+    typer.echo(f"\nTierKV is up: {count} processes{shared}, logs in {run_dir / 'logs'}")
     typer.echo(f"  SQL   {url}")
     typer.echo(f"  REST  http://{http_host}:{http_port}/v1")
     if len(models := [model_name(each) for each in split_by_model(settings.compute)]) > 1:

@@ -7,7 +7,7 @@ cluster uses the same part with a compute node in the process and opens no door.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tierkv.compute.client import ComputeClient, connect_compute
 from tierkv.config import LoadedConfig
@@ -17,6 +17,7 @@ from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.postgres_dialect.server import DialectServer
+from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.node import NodeInfo
@@ -25,13 +26,17 @@ from tierkv.parts.front_source import MetaSource, front_checks
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView, NodeMemory, StartNodes
-from tierkv.settings import FrontSettings, name_list
+from tierkv.settings import IN_MEMORY, FrontSettings, name_list
 
 if TYPE_CHECKING:
     from tierkv.dbfront.http.server import HttpServer
     from tierkv.dbfront.pgwire.config import PgWireConfig
     from tierkv.dbfront.pgwire.server import PgWireServer
     from tierkv.dbfront.postgres.server import RelayServer
+
+
+_ENGINE_SHARE: Final = 80
+"""DuckDB's own limit, in percent of the machine's memory."""
 
 
 def statement_log(settings: FrontSettings) -> StatementLog:
@@ -61,6 +66,7 @@ class FrontPart:
         sql: opens SQL sessions over ``database``, for every door.
         source: content of the admin views.
         statements: statistics of statements; closed with ``sql``.
+        siblings: the other workers of this front.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class FrontPart:
         start_nodes: StartNodes | None = None,
         memory: NodeMemory | None = None,
         external_access: bool,
+        siblings: Siblings | None = None,
     ) -> None:
         """Create the parts; nothing runs before ``start``.
 
@@ -81,11 +88,13 @@ class FrontPart:
                 the directory.
             memory: the nodes of the last run, for a start without a meta server.
             external_access: the meaning of ``front.external_access = auto`` here.
+            siblings: the other workers of this front; none by default.
 
         Raises:
             ConfigError: the database can't be opened.
         """
         settings = config.settings.front
+        self.siblings = siblings or Siblings()
         token = config.settings.cluster.token or None
 
         def connect(info: NodeInfo) -> ComputeClient:
@@ -100,18 +109,19 @@ class FrontPart:
         self.source = MetaSource(meta, self.generation, self.dispatcher, config)
         self.database = DuckDbSqlServer(
             DuckDbConfig(
-                path="" if settings.postgres else settings.database,
+                path=_database(settings),
                 sandbox=not _is_open(settings, external_access),
                 trace_dir=settings.trace_dir,
                 threads=settings.threads,
-                memory_limit=f"{int(settings.memory_limit)}B" if settings.memory_limit else "",
+                memory_limit=_memory_limit(settings, self.siblings.count),
             ),
             self.generation,
             cluster=self.source,
             session_defaults={"tierkv.max_calls": str(settings.max_calls)},
             statements=self.statements,
+            siblings=self.siblings,
         )
-        self.sql = DialectServer(self.database, keeps_tables=bool(settings.database))
+        self.sql = DialectServer(self.database, keeps_tables=bool(_database(settings)))
         self._config = config
         self._meta = meta
         self._pg: PgWireServer | RelayServer | None = None
@@ -135,6 +145,7 @@ class FrontPart:
         self._pg = await self._sql_door(settings)
         pg_port = await self._pg.start()
         http_port = await self.open_http(sql_port=pg_port)
+        await self.siblings.start()
         return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}
 
     async def _sql_door(self, settings: FrontSettings) -> PgWireServer | RelayServer:
@@ -145,7 +156,9 @@ class FrontPart:
             return await relay_door(settings, self.generation, self.database)
         from tierkv.dbfront.pgwire.server import PgWireServer
 
-        return PgWireServer(_pg_config(settings), self.sql, SystemClock())
+        return PgWireServer(
+            _pg_config(settings, self.siblings), self.sql, SystemClock(), self.siblings
+        )
 
     async def open_http(self, *, sql_port: int = 0) -> int:
         """Listen for REST clients only; return the port.
@@ -172,12 +185,14 @@ class FrontPart:
                 has_users=bool(settings.users),
                 allowed_hosts=name_list(settings.allowed_hosts.lower()),
                 own_hosts=[self._config.settings.cluster.advertise],
+                reuse_port=self.siblings.shared,
             ),
             self.generation,
             metrics=metrics,
             checks=front_checks(self._meta, self.dispatcher, folder=_folder(settings)),
             # With a PostgreSQL server behind, SQL over REST would show another database's tables.
             sql=None if settings.postgres else self.sql,
+            siblings=self.siblings,
         )
         return await self._http.start()
 
@@ -187,14 +202,28 @@ class FrontPart:
             await self._pg.stop()
         if self._http is not None:
             await self._http.stop()
+        await self.siblings.stop()
         await self.sql.close()
         await self.dispatcher.stop()
 
 
 def _folder(settings: FrontSettings) -> Path | None:
     """Return the folder of this front's tables or statistics; None if both are in memory."""
-    path = ("" if settings.postgres else settings.database) or settings.stats_path
+    path = _database(settings) or settings.stats_path
     return Path(path).expanduser().absolute().parent if path else None
+
+
+def _database(settings: FrontSettings) -> str:
+    """Return the file of DuckDB's tables; empty for memory."""
+    in_memory = settings.postgres or settings.database == IN_MEMORY
+    return "" if in_memory else settings.database
+
+
+def _memory_limit(settings: FrontSettings, workers: int) -> str:
+    """Return the limit of this process's engine: its share of the front's."""
+    if settings.memory_limit:
+        return f"{int(settings.memory_limit) // workers}B"
+    return f"{_ENGINE_SHARE // workers}%" if workers > 1 else ""
 
 
 def _is_open(settings: FrontSettings, auto: bool) -> bool:
@@ -211,7 +240,7 @@ def _scheduler_config(settings: FrontSettings) -> SchedulerConfig:
     )
 
 
-def _pg_config(settings: FrontSettings) -> PgWireConfig:
+def _pg_config(settings: FrontSettings, siblings: Siblings) -> PgWireConfig:
     from tierkv.dbfront.pgwire.config import PgWireConfig
 
     return PgWireConfig(
@@ -229,4 +258,5 @@ def _pg_config(settings: FrontSettings) -> PgWireConfig:
             "idle_session_timeout": f"{settings.idle_session_timeout_s}s",
             "idle_in_transaction_session_timeout": f"{settings.idle_in_transaction_timeout_s}s",
         },
+        reuse_port=siblings.shared,
     )

@@ -6,6 +6,8 @@ SQL for the schema.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tierkv.dbfront.contracts import ClientInfo, TextGenerator
 from tierkv.dbfront.postgres.attendant import AiAttendant
 from tierkv.dbfront.postgres.install import install
@@ -13,6 +15,7 @@ from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.server import RelayConfig, RelayServer
 from tierkv.dbfront.postgres.statements.ai_run import AiServices
 from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.dbfront.views.admin import of_worker
 from tierkv.kvcore.clock import SystemClock
 from tierkv.settings import FrontSettings
 from tierkv.sql.views import Row
@@ -37,8 +40,18 @@ async def relay_door(
         return await sql.view_rows(view, viewer)
 
     services = AiServices(
-        generator, SystemClock(), statements=sql.statements, view_rows=view_rows, reset=sql.reset
+        generator,
+        SystemClock(),
+        statements=sql.statements,
+        view_rows=view_rows,
+        reset=sql.reset,
+        siblings=sql.siblings,
     )
+
+    async def tell_activity(details: dict[str, Any]) -> list[Row]:
+        return of_worker(sql.siblings, services.activity(details["user"]))
+
+    sql.siblings.answers["activity"] = tell_activity
 
     def attendant(relay: Relay) -> AiAttendant:
         return AiAttendant(relay, services)
@@ -53,8 +66,10 @@ async def relay_door(
             require_tls=settings.require_tls,
             max_connections=settings.max_connections,
             session_defaults={"tierkv.max_calls": str(settings.max_calls)},
+            reuse_port=sql.siblings.shared,
         ),
         attendant,
+        sql.siblings,
     )
     await install(settings.postgres)
     return server

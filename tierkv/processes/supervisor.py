@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final
@@ -76,16 +76,18 @@ class ChildSpec:
     Attributes:
         name: name in messages and of the log file.
         argv: command line.
-        log_path: file for standard error (appended).
+        log_path: file for standard error (appended); None: the parent's standard error.
         stop_timeout_s: time from SIGTERM to SIGKILL.
         first: more arguments, for the first start only.
+        environment: the whole environment; None: the parent's.
     """
 
     name: str
     argv: tuple[str, ...]
-    log_path: Path
+    log_path: Path | None
     stop_timeout_s: float = 10.0
     first: tuple[str, ...] = ()
+    environment: Mapping[str, str] | None = None
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ class Supervisor:
         child = Child(spec)
         self.children[spec.name] = child
         self._log_keeper = self._log_keeper or asyncio.create_task(self._keep_logs_short())
-        earlier = spec.log_path.stat().st_size if spec.log_path.exists() else 0
+        earlier = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
         await self._spawn(child, *spec.first)
         watcher = asyncio.create_task(self._watch(child, first=True), name=f"watch-{spec.name}")
         self._watchers[spec.name] = watcher
@@ -148,36 +150,48 @@ class Supervisor:
         if not child.is_ready.is_set():
             raise NoNodeError(
                 f"{spec.name} did not start: {_why_not(child, earlier)}",
-                hint=f"See the log {spec.log_path}.",
+                hint=f"See the log {spec.log_path}." if spec.log_path else "See the log.",
             )
         return child.ready
 
-    async def stop(self) -> None:
-        """Stop all children, the last started first, and wait for them."""
+    async def stop(self, *, together: bool = False) -> None:
+        """Stop all children, the last started first or all at once, and wait for them."""
         self._stopping = True
         if self._log_keeper is not None:
             self._log_keeper.cancel()
+        if together:
+            await asyncio.gather(*(self._stop_child(name) for name in self.children))
+            return
         for name in reversed(list(self.children)):
-            self._watchers[name].cancel()
+            await self._stop_child(name)
+
+    async def _stop_child(self, name: str) -> None:
+        # A child whose start was cut short has no watcher yet.
+        if (watcher := self._watchers.get(name)) is not None:
+            watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watchers[name]
-            await self._terminate(self.children[name])
+                await watcher
+        await self._terminate(self.children[name])
 
     async def _keep_logs_short(self) -> None:
         while True:
             await asyncio.sleep(LOG_LOOK_S)
-            for child in list(self.children.values()):
+            for spec in [child.spec for child in self.children.values()]:
                 try:
-                    await asyncio.to_thread(keep_short, child.spec.log_path)
+                    if spec.log_path is not None:
+                        await asyncio.to_thread(keep_short, spec.log_path)
                 except OSError as error:
-                    log.warning("can't shorten the log of %s: %s", child.spec.name, error)
+                    log.warning("can't shorten the log of %s: %s", spec.name, error)
 
     async def _spawn(self, child: Child, *more: str) -> None:
-        child.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         child.is_ready.clear()
         child.memory_kills = memory_kills()
-        with child.spec.log_path.open("ab") as errors:
-            child.process = await _create((*child.spec.argv, *more), errors)
+        if (path := child.spec.log_path) is None:
+            child.process = await _create(child.spec, more, None)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as errors:
+            child.process = await _create(child.spec, more, errors)
 
     async def _watch(self, child: Child, *, first: bool) -> None:
         """Read ready lines and restart the child whenever it ends."""
@@ -224,9 +238,13 @@ class Supervisor:
             await process.wait()
 
 
-async def _create(argv: tuple[str, ...], errors: IO[bytes]) -> asyncio.subprocess.Process:
+async def _create(
+    spec: ChildSpec, more: tuple[str, ...], errors: IO[bytes] | None
+) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *argv,
+        *spec.argv,
+        *more,
+        env=spec.environment,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=errors,
@@ -264,7 +282,9 @@ def _why_not(child: Child, earlier: int) -> str:
     code = child.process.returncode if child.process is not None else None
     if code is not None and killed_for_memory(child, code):
         return f"it ended {exit_text(code, by_memory=True)}"
-    return _last_words(child.spec.log_path, earlier)
+    if (path := child.spec.log_path) is None:
+        return "it told why on standard error" if code is not None else "it is not ready in time"
+    return _last_words(path, earlier)
 
 
 def _last_words(path: Path, start: int, count: int = 5) -> str:

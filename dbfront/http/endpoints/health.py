@@ -64,7 +64,8 @@ def health_router(services: Services) -> APIRouter:
     @router.get("/metrics", summary="Counters for Prometheus")
     async def metrics() -> Response:
         services.metrics.register_models(m.name for m in await services.generator.models())
-        text, content_type = services.metrics.render()
+        others = await services.siblings.ask_all("metrics")
+        text, content_type = services.metrics.render(others)
         return Response(text, media_type=content_type)
 
     return router

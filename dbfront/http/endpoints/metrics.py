@@ -7,7 +7,9 @@ request id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,6 +24,11 @@ from tierkv.scheduler.routing_stats import SchedulerStats
 TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 MODELS_KEPT = 256
 OTHER_MODEL = "other"
+_NODES: Final = "tierkv_nodes"
+"""The nodes are the same for all workers of a front."""
+
+Family = tuple[str, str, str, list[Any]]
+"""Name, documentation, type, and the samples: name, labels, value."""
 
 
 class Metrics:
@@ -96,9 +103,52 @@ class Metrics:
         for tier, tokens in zip(Tier, (hits.l1, hits.l2, hits.l3, hits.l4), strict=True):
             self._hits.labels(model, tier.value).inc(tokens)
 
-    def render(self) -> tuple[bytes, str]:
-        """Return the text of all series, and the content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+    def families(self) -> list[Family]:
+        """Return all series as values of JSON, for another worker of the front."""
+        return [
+            (each.name, each.documentation, each.type, [list(one[:3]) for one in each.samples])
+            for each in self.registry.collect()
+        ]
+
+    def render(self, others: Sequence[list[Family]] = ()) -> tuple[bytes, str]:
+        """Return the text of all series, and the content type.
+
+        Args:
+            others: ``families`` of the other workers, which are added.
+        """
+        if not others:
+            return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        joined = CollectorRegistry()
+        joined.register(_JoinedCollector([self.families(), *others]))
+        return generate_latest(joined), CONTENT_TYPE_LATEST
+
+
+class _JoinedCollector(Collector):
+    """Series of several workers as one: sums, except where workers count the same things."""
+
+    def __init__(self, workers: Sequence[list[Family]]) -> None:
+        self._workers = workers
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each family once."""
+        joined: dict[str, Metric] = {}
+        values: dict[str, dict[tuple[str, ...], tuple[dict[str, str], list[float]]]] = {}
+        for name, text, kind, samples in chain.from_iterable(self._workers):
+            joined.setdefault(name, Metric(name, text, kind))
+            known = values.setdefault(name, {})
+            for sample, labels, value in samples:
+                key = (sample, *chain.from_iterable(labels.items()))
+                known.setdefault(key, (labels, []))[1].append(value)
+        for name, metric in joined.items():
+            for (sample, *_), (labels, found) in values[name].items():
+                metric.add_sample(sample, labels, _join(sample, found))
+            yield metric
+
+
+def _join(sample: str, values: Sequence[float]) -> float:
+    if sample == _NODES:
+        return max(values)
+    return min(values) if sample.endswith("_created") else sum(values)
 
 
 class _SchedulerCollector(Collector):
@@ -116,7 +166,7 @@ class _SchedulerCollector(Collector):
         yield GaugeMetricFamily(
             "tierkv_requests_queued", "Requests that wait for a node", stats.waiting
         )
-        nodes = GaugeMetricFamily("tierkv_nodes", "Compute nodes", labels=("state",))
+        nodes = GaugeMetricFamily(_NODES, "Compute nodes", labels=("state",))
         nodes.add_metric(("alive",), stats.nodes_alive)
         nodes.add_metric(("suspended",), stats.nodes_suspended)
         yield nodes

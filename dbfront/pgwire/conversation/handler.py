@@ -28,6 +28,7 @@ from tierkv.dbfront.pgwire.protocol.stream import PgStream
 from tierkv.dbfront.postgres_dialect.catalog.table_numbers import TableNumbers
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.postgres_dialect.session.session import WireNeeds
+from tierkv.dbfront.siblings import Siblings
 from tierkv.kvcore.errors import (
     AuthenticationError,
     FeatureNotSupportedError,
@@ -50,6 +51,7 @@ class Lobby:
         tls: set when TLS is on.
         handlers: connections by pid, for CancelRequest.
         numbers: cached numbers of tables.
+        siblings: the other workers of the front.
     """
 
     config: PgWireConfig
@@ -58,12 +60,19 @@ class Lobby:
     tls: ssl.SSLContext | None = None
     handlers: dict[int, ClientHandler] = field(default_factory=dict)
     numbers: TableNumbers = field(default_factory=TableNumbers)
+    siblings: Siblings = field(default_factory=Siblings)
 
     async def cancel(self, request: m.CancelRequest) -> None:
-        """Cancel the running statement of the named connection, if the secret is right."""
+        """Cancel the running statement of the named connection, here or at another worker."""
+        if not self.cancel_here(request):
+            await self.siblings.any_does("cancel", **request.details())
+
+    def cancel_here(self, request: m.CancelRequest) -> bool:
+        """Cancel a connection's statement if the secret is right; False: another process's pid."""
         handler = self.handlers.get(request.pid)
         if handler is not None and hmac.compare_digest(handler.secret, request.secret):
             handler.cancel()
+        return handler is not None
 
 
 class ClientHandler:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tierkv.kvcore.errors import RemoteProtocolError
 
@@ -36,6 +36,15 @@ class CancelRequest:
 
     pid: int
     secret: bytes
+
+    def details(self) -> dict[str, Any]:
+        """Return the request as values of JSON, for another worker of the front."""
+        return {"pid": self.pid, "secret": self.secret.hex()}
+
+    @classmethod
+    def of_details(cls, details: Mapping[str, Any]) -> CancelRequest:
+        """Return the request of ``details``."""
+        return cls(details["pid"], bytes.fromhex(details["secret"]))
 
 
 @dataclass(frozen=True, slots=True)

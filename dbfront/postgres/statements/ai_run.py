@@ -30,6 +30,7 @@ from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import OnReset, RelayExchange, ServerReply
 from tierkv.dbfront.postgres.wire.messages import shown
+from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
@@ -61,6 +62,7 @@ class AiServices:
         view_rows: returns the rows of an admin view, except stat_activity.
         reset: resets counters, of one group or all.
         sessions: the live sessions, for stat_activity; a weak set.
+        siblings: the other workers of the front.
     """
 
     generator: TextGenerator
@@ -70,6 +72,11 @@ class AiServices:
     view_rows: Callable[[str], Awaitable[list[Row]]] | None = None
     reset: OnReset | None = None
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)
+    siblings: Siblings = field(default_factory=Siblings)
+
+    def activity(self, user: str) -> list[Row]:
+        """Return the sessions' rows of stat_activity, as visible to a user."""
+        return [session.activity_row(user) for session in self.sessions]
 
 
 class AiRun:

@@ -273,3 +273,28 @@ def test_steps_are_as_exact_as_they_say(durations: list[float]) -> None:
     for duration in durations:
         assert math.isclose(seconds_of(step_of(duration)), duration, rel_tol=0.0101)
     assert step_of(0.0) == 0
+
+
+def test_a_damaged_file_of_several_workers_is_replaced_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "s"
+    first, second = opened(path), opened(path)
+    for number in range(5_000):
+        count(first, number, calls=1)
+    first.flush(1.0)
+    first._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 200_000)
+    for number in range(5_000):
+        count(first, number, calls=1)
+        count(second, number, calls=1)
+    first.flush(1.0)
+    second.flush(1.0)
+    assert caplog.text.count("starting new statistics") == 1
+    # The first still had its pages in memory, and follows the second to the new file.
+    count(first, 0, calls=1)
+    expected = dict.fromkeys(range(5_000), 1)
+    assert calls(second) == expected
+    assert calls(first) == calls(second) == expected | {0: 2}
