@@ -19,7 +19,7 @@ from itertools import accumulate
 from bench.plan_cluster import MODEL, ClusterShape, Peaks, PlanCluster, answer_all, plan_cluster
 from bench.report import Report, finish, parse_arguments
 from tierkv.dbfront.calls.evaluation import CallOutcome
-from tierkv.dbfront.calls.recipe import CallOrder, ask_model
+from tierkv.dbfront.calls.recipe import ask_model
 from tierkv.dbfront.contracts import CallDefaults
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.request import HitTokens
@@ -163,7 +163,7 @@ async def _compare(report: Report, rows: list[AiCall], nodes: int) -> None:
 
 async def _table(cluster: PlanCluster, rows: list[AiCall]) -> Table:
     """Return the prefixes that the prompts share, as token ids."""
-    questions = [ask_model(CallOrder(row, CallDefaults()), row.text("prompt")) for row in rows]
+    questions = [ask_model(row, CallDefaults(), row.text("prompt")) for row in rows]
     prepared = [await cluster.generation.prepare(question) for question in questions]
     prompts = [PlannedPrompt(call.request.token_ids, b"", BLOCK_TOKENS) for call in prepared]
     return Table(

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tierkv.dbfront.calls.recipe import (
-    CallOrder,
     CountTokens,
     Recipe,
     Step,
     ask_model,
 )
-from tierkv.dbfront.contracts import TokenCounts
+from tierkv.dbfront.contracts import CallDefaults, TokenCounts
 from tierkv.kvcore.errors import ContextTooLongError
+from tierkv.sql.calls.ai_call import AiCall
 
 _SUMMARISE: Final = "Summarise the texts above in a few sentences."
 _BETWEEN: Final = "\n"
@@ -32,43 +32,45 @@ separately.
 """
 
 
-def aggregate(order: CallOrder) -> Recipe:
+def aggregate(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the answer to the instruction about all rows."""
-    return (yield from _answer(order, order.call.text("instruction")))
+    return (yield from _answer(call, defaults, call.text("instruction")))
 
 
-def summarize(order: CallOrder) -> Recipe:
+def summarize(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return a summary of all rows."""
-    return (yield from _answer(order, _SUMMARISE))
+    return (yield from _answer(call, defaults, _SUMMARISE))
 
 
-def _answer(order: CallOrder, instruction: str) -> Recipe:
-    texts: Sequence[str] = order.call.texts("input")
-    room = yield from _room(order, instruction)
+def _answer(call: AiCall, defaults: CallDefaults, instruction: str) -> Recipe:
+    texts: Sequence[str] = call.texts("input")
+    model = call.model or defaults.model
+    room = yield from _room(call, defaults, instruction)
     fewest: int | None = None
     while True:
-        prompts = yield from _prompts(order, texts, room)
+        prompts = yield from _prompts(model, texts, room)
         if fewest is not None and len(prompts) >= fewest:
             raise ContextTooLongError(
                 f"answers about parts of the group don't fit into the {room} tokens of a prompt",
                 hint="Set max_tokens lower.",
             )
         fewest = len(prompts)
-        answers = yield tuple(ask_model(order, prompt, question=instruction) for prompt in prompts)
+        answers = yield tuple(
+            ask_model(call, defaults, prompt, question=instruction) for prompt in prompts
+        )
         if len(answers) == 1:
             return answers[0].text
         texts = [answer.text for answer in answers]
 
 
-def _room(order: CallOrder, instruction: str) -> Generator[Step, Any, int]:
+def _room(call: AiCall, defaults: CallDefaults, instruction: str) -> Generator[Step, Any, int]:
     """Return the number of tokens of rows that fit into a prompt."""
-    call, defaults = order.call, order.defaults
     system = defaults.system_prompt if call.system_prompt is None else call.system_prompt
     counted: TokenCounts = yield CountTokens(
         (f"\nQuestion: {instruction}", system), call.model or defaults.model
     )
     context = counted.context_tokens
-    max_tokens = order.options.max_tokens or 0
+    max_tokens = call.options.over(defaults.options).max_tokens or 0
     slack = _SLACK_TOKENS + context // _SLACK_SHARE
     room = context - max_tokens - sum(counted.counts) - slack
     if room <= _TOKENS_BETWEEN:
@@ -80,11 +82,11 @@ def _room(order: CallOrder, instruction: str) -> Generator[Step, Any, int]:
     return room
 
 
-def _prompts(order: CallOrder, texts: Sequence[str], room: int) -> Generator[Step, Any, list[str]]:
+def _prompts(model: str | None, texts: Sequence[str], room: int) -> Generator[Step, Any, list[str]]:
     """Join neighbouring texts into prompts of at most ``room`` tokens."""
     prompts: list[list[str]] = []
     filled = room
-    for piece in (yield from _pieces(order, texts, room - _TOKENS_BETWEEN)):
+    for piece in (yield from _pieces(model, texts, room - _TOKENS_BETWEEN)):
         tokens = piece.tokens + _TOKENS_BETWEEN
         if not prompts or filled + tokens > room:
             prompts.append([])
@@ -101,13 +103,13 @@ class _TextPiece:
 
 
 def _pieces(
-    order: CallOrder, texts: Sequence[str], most: int
+    model: str | None, texts: Sequence[str], most: int
 ) -> Generator[Step, Any, list[_TextPiece]]:
     """Count the tokens of texts, and cut texts of more than ``most`` tokens until all fit."""
-    pieces = yield from _counted(order, texts)
+    pieces = yield from _counted(model, texts)
     while any(_too_long(piece, most) for piece in pieces):
         cut = [_cut(piece, most) if _too_long(piece, most) else () for piece in pieces]
-        counted = yield from _counted(order, [text for parts in cut for text in parts])
+        counted = yield from _counted(model, [text for parts in cut for text in parts])
         fresh = iter(counted)
         pieces = [
             part
@@ -117,8 +119,10 @@ def _pieces(
     return pieces
 
 
-def _counted(order: CallOrder, texts: Sequence[str]) -> Generator[Step, Any, list[_TextPiece]]:
-    counted = yield CountTokens(tuple(texts), order.call.model or order.defaults.model)
+def _counted(
+    call: AiCall, defaults: CallDefaults, texts: Sequence[str]
+) -> Generator[Step, Any, list[_TextPiece]]:
+    counted = yield CountTokens(tuple(texts), call.model or defaults.model)
     return [_TextPiece(text, count) for text, count in zip(texts, counted.counts, strict=True)]
 
 

@@ -19,7 +19,7 @@ from tierkv.dbfront.calls.question_runner import (
     RetryPatience,
     run_questions,
 )
-from tierkv.dbfront.calls.recipe import CallOrder, CountTokens, Recipe, Reply, Step
+from tierkv.dbfront.calls.recipe import CountTokens, Recipe, Reply, Step
 from tierkv.dbfront.contracts import (
     CallDefaults,
     EncodedAhead,
@@ -117,13 +117,18 @@ class CallBatch:
         self._next: dict[TextCall, list[_Asking]] = {}
         self._counting: list[tuple[_Asking, CountTokens]] = []
 
-    async def start(self, calls: Sequence[AiCall], contexts: Mapping[AiCall, str]) -> None:
-        """Start the recipes of distinct calls, up to the first step of each recipe."""
+    async def start(self, calls: Sequence[AiCall], written: Mapping[AiCall, AiCall]) -> None:
+        """Start the recipes of distinct calls, up to the first step of each recipe.
+
+        Args:
+            calls: the calls.
+            written: calls with a context, with the context as text (``ContextFields.written``).
+        """
         defaults = self._defaults.for_batch(len(calls))
         for index, call in enumerate(calls):
             if index % _PREPARED_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
-            recipe = start_recipe(CallOrder(call, defaults, contexts.get(call, "")))
+            recipe = start_recipe(written.get(call, call), defaults)
             self._go_on(_Asking(call, recipe), None)
         await self._count_all_tokens()
 

@@ -357,23 +357,24 @@ class ContextFields:
     def __init__(self, method: FieldReorder = FieldReorder.STATS) -> None:
         self._orders = FieldOrders(method)
 
-    async def written(self, calls: Sequence[AiCall]) -> dict[AiCall, str]:
-        """Return the text of the context for each call of a batch with a context."""
+    async def written(self, calls: Sequence[AiCall]) -> dict[AiCall, AiCall]:
+        """Return the calls of a batch that have a context, with the context written as text."""
         given = [call for call in calls if call.get(CONTEXT) is not None]
         if len(given) <= _WRITTEN_AT_ONCE:
             return self._write(given)
         return await asyncio.to_thread(self._write, given)
 
-    def _write(self, calls: Sequence[AiCall]) -> dict[AiCall, str]:
+    def _write(self, calls: Sequence[AiCall]) -> dict[AiCall, AiCall]:
         by_function: dict[str, list[AiCall]] = {}
         for call in calls:
             by_function.setdefault(call.function, []).append(call)
-        written: dict[AiCall, str] = {}
+        written: dict[AiCall, AiCall] = {}
         for function, group in by_function.items():
             rows = [json.loads(call.text(CONTEXT)) for call in group]
             orders = self._orders.arrange(function, rows, heads=[_head(call) for call in group])
             texts = map(render_context, rows, orders)
-            written.update(zip(group, texts, strict=True))
+            for call, text in zip(group, texts, strict=True):
+                written[call] = call.with_context(text)
         return written
 
 

@@ -20,15 +20,15 @@ from typing import Any, Final
 
 from tierkv.dbfront.calls.aggregates import aggregate, summarize
 from tierkv.dbfront.calls.recipe import (
-    CallOrder,
     CountTokens,
     Recipe,
     ask_model,
     embed_text,
 )
-from tierkv.dbfront.contracts import TextAnswer, TextCall
+from tierkv.dbfront.contracts import CallDefaults, TextAnswer, TextCall
 from tierkv.kvcore.errors import RowLevelError, TierKVError
 from tierkv.kvcore.request import FinishReason
+from tierkv.sql.calls.ai_call import AiCall
 from tierkv.sql.calls.arguments import field_questions
 from tierkv.sql.text.exact_values import exact_value
 
@@ -44,32 +44,30 @@ _HOLE: Final = "{0}"
 _CERTAIN: Final = 0.5
 
 
-def filter_rows(order: CallOrder) -> Recipe:
+def filter_rows(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return True if yes is more likely than no."""
-    call = order.call
-    (answer,) = yield (_yes_or_no(order, call.text("predicate")),)
+    (answer,) = yield (_yes_or_no(call, defaults, call.text("predicate")),)
     return _chance_of_yes(answer) > _CERTAIN
 
 
-def classify(order: CallOrder) -> Recipe:
+def classify(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the most likely category."""
-    call = order.call
     categories = call.texts("categories")
     instruction = call.text("instruction") or _which_of(categories)
-    asked = ask_model(order, call.text("input"), question=instruction, labels=categories)
+    asked = ask_model(call, defaults, call.text("input"), question=instruction, labels=categories)
     (answer,) = yield (asked,)
     chances = answer.label_probabilities
     return categories[max(range(len(categories)), key=chances.__getitem__)]
 
 
-def classify_multi(order: CallOrder) -> Recipe:
+def classify_multi(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the matching categories, in the order of the list; each category is one question."""
-    call = order.call
     categories = call.texts("categories")
     instruction = call.text("instruction") or f"Is it about {_HOLE}?"
     answers = yield tuple(
         ask_model(
-            order,
+            call,
+            defaults,
             call.text("input"),
             question=_about(instruction, category),
             labels=_YES_OR_NO,
@@ -83,25 +81,24 @@ def classify_multi(order: CallOrder) -> Recipe:
     ]
 
 
-def score(order: CallOrder) -> Recipe:
+def score(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the expected digit as a share of nine."""
-    call = order.call
     criteria = call.text("criteria")
     if call.get("input") is None:
-        asked = ask_model(order, criteria, labels=_DIGITS)
+        asked = ask_model(call, defaults, criteria, labels=_DIGITS)
     else:
         question = f"{criteria}\nAnswer with a digit from 0 (not at all) to 9 (completely)."
-        asked = ask_model(order, call.text("input"), question=question, labels=_DIGITS)
+        asked = ask_model(call, defaults, call.text("input"), question=question, labels=_DIGITS)
     (answer,) = yield (asked,)
     expected = sum(digit * chance for digit, chance in enumerate(answer.label_probabilities))
     return round(min(max(expected / 9, 0.0), 1.0), _SCORE_DIGITS)
 
 
-def _yes_or_no(order: CallOrder, predicate: str) -> TextCall:
-    if order.call.get("input") is None:
-        return ask_model(order, predicate, labels=_YES_OR_NO)
+def _yes_or_no(call: AiCall, defaults: CallDefaults, predicate: str) -> TextCall:
+    if call.get("input") is None:
+        return ask_model(call, defaults, predicate, labels=_YES_OR_NO)
     question = f"{predicate}\nAnswer yes or no."
-    return ask_model(order, order.call.text("input"), question=question, labels=_YES_OR_NO)
+    return ask_model(call, defaults, call.text("input"), question=question, labels=_YES_OR_NO)
 
 
 def _chance_of_yes(answer: TextAnswer) -> float:
@@ -119,24 +116,24 @@ def _about(instruction: str, category: str) -> str:
     return f"{instruction} Does this fit: {category}?"
 
 
-def count_tokens(order: CallOrder) -> Recipe:
+def count_tokens(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the number of tokens of a text, without tokens of the chat template."""
-    model = order.call.model or order.defaults.model
-    counted = yield CountTokens((order.call.text("input"),), model)
+    model = call.model or defaults.model
+    counted = yield CountTokens((call.text("input"),), model)
     return counted.counts[0]
 
 
-def embed(order: CallOrder) -> Recipe:
+def embed(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return a text's vector."""
-    text = _not_empty(order.call.text("input"))
-    (answer,) = yield (embed_text(order, text),)
+    text = _not_empty(call.text("input"))
+    (answer,) = yield (embed_text(call, defaults, text),)
     return list(answer.embedding)
 
 
-def similarity(order: CallOrder) -> Recipe:
+def similarity(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the cosine of the angle between two texts' vectors, 1.0 for equal texts."""
-    texts = [_not_empty(order.call.text(name)) for name in ("a", "b")]
-    one, other = yield tuple(embed_text(order, text) for text in texts)
+    texts = [_not_empty(call.text(name)) for name in ("a", "b")]
+    one, other = yield tuple(embed_text(call, defaults, text) for text in texts)
     # Vectors have unit length up to rounding; equal vectors must give 1.0.
     length = math.sqrt(_product(one, one) * _product(other, other))
     return min(max(_product(one, other) / (length or 1.0), -1.0), 1.0)
@@ -152,23 +149,22 @@ def _not_empty(text: str) -> str:
     return text
 
 
-def generate(order: CallOrder) -> Recipe:
+def generate(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the answer's text."""
-    (answer,) = yield (ask_model(order, order.call.text("prompt")),)
+    (answer,) = yield (ask_model(call, defaults, call.text("prompt")),)
     return answer.text
 
 
-def generate_json(order: CallOrder) -> Recipe:
+def generate_json(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the JSON value of an answer constrained to a schema."""
-    call = order.call
-    asked = ask_model(order, call.text("prompt"), json_schema=call.text("schema"))
+    asked = ask_model(call, defaults, call.text("prompt"), json_schema=call.text("schema"))
     (answer,) = yield (asked,)
     return _parsed_json(answer)
 
 
-def generate_detail(order: CallOrder) -> Recipe:
+def generate_detail(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the answer with its cost."""
-    asked = ask_model(order, order.call.text("prompt"))
+    asked = ask_model(call, defaults, call.text("prompt"))
     (answer,) = yield (asked,)
     return {
         "value": answer.text,
@@ -184,13 +180,13 @@ def generate_detail(order: CallOrder) -> Recipe:
     }
 
 
-def failed_detail(order: CallOrder, error: TierKVError) -> dict[str, Any]:
+def failed_detail(call: AiCall, defaults: CallDefaults, error: TierKVError) -> dict[str, Any]:
     """Return the value of ``ai_generate_detail`` for a failed call."""
     return {
         "value": None,
         "error": error.message,
         "error_code": error.sqlstate,
-        "model": order.call.model or order.defaults.model,
+        "model": call.model or defaults.model,
         "finish_reason": None,
         "prompt_tokens": None,
         "cached_tokens": None,
@@ -223,15 +219,15 @@ _NOTHING: Final = frozenset({"", "none", "null", "unknown", "n/a"})
 """Answers that mean there is no value, in lower case and without a final full stop."""
 
 
-def extract(order: CallOrder) -> Recipe:
+def extract(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Return the fields as a JSON object."""
-    call = order.call
     schema = json.loads(call.text("schema"))
     instruction = call.text("instruction")
     questions = field_questions(schema)
     if questions is None:
         asked = ask_model(
-            order,
+            call,
+            defaults,
             call.text("input"),
             question=instruction or _AS_JSON,
             json_schema=call.text("schema"),
@@ -240,7 +236,7 @@ def extract(order: CallOrder) -> Recipe:
         return _parsed_json(answer)
     about = f"{call.text('input')}\n{instruction}" if instruction else call.text("input")
     answers = yield tuple(
-        ask_model(order, about, question=question) for question in questions.values()
+        ask_model(call, defaults, about, question=question) for question in questions.values()
     )
     return {name: _value(answer.text) for name, answer in zip(questions, answers, strict=True)}
 
@@ -250,7 +246,7 @@ def _value(text: str) -> Any:
     return None if value.lower().rstrip(".") in _NOTHING else value
 
 
-_RECIPES: Final[dict[str, Callable[[CallOrder], Recipe]]] = {
+_RECIPES: Final[dict[str, Callable[[AiCall, CallDefaults], Recipe]]] = {
     "ai_generate": generate,
     "ai_generate_json": generate_json,
     "ai_generate_detail": generate_detail,
@@ -268,6 +264,6 @@ _RECIPES: Final[dict[str, Callable[[CallOrder], Recipe]]] = {
 """By canonical function name (sql/calls/functions.py)."""
 
 
-def start_recipe(order: CallOrder) -> Recipe:
-    """Start the recipe of a call."""
-    return _RECIPES[order.call.function](order)
+def start_recipe(call: AiCall, defaults: CallDefaults) -> Recipe:
+    """Start the recipe of a call whose context is written as text (``ContextFields.written``)."""
+    return _RECIPES[call.function](call, defaults)

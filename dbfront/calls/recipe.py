@@ -17,6 +17,7 @@ from typing import Any
 from tierkv.dbfront.contracts import CallDefaults, Message, TextAnswer, TextCall, TokenCounts
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.sql.calls.ai_call import AiCall
+from tierkv.sql.calls.functions import CONTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +36,9 @@ Recipe = Generator[Step, Any, Any]
 """Yields steps, receives a Reply for each step, returns the function's value; None is NULL."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallOrder:
-    """One call to answer.
-
-    Attributes:
-        call: the call.
-        defaults: session defaults.
-        context: the call's context fields as text, in the order chosen for the batch.
-    """
-
-    call: AiCall
-    defaults: CallDefaults
-    context: str = ""
-
-    @property
-    def options(self) -> CallOptions:
-        """The call's options, completed by the session's options."""
-        return self.call.options.over(self.defaults.options)
-
-
 def ask_model(
-    order: CallOrder,
+    call: AiCall,
+    defaults: CallDefaults,
     prompt: str,
     *,
     question: str = "",
@@ -66,22 +48,24 @@ def ask_model(
     """Make the model call for a prompt, with the call's options and the session's settings.
 
     Args:
-        order: the call, with its settings.
-        prompt: without a question, the beginning of the user message, followed by the order's
+        call: the call; its context is text.
+        defaults: settings of the session.
+        prompt: without a question, the beginning of the user message, followed by the call's
             context fields. With a question, the row's own text, which follows the context.
         question: end of the user message, if not empty.
         json_schema: JSON schema of the answer.
         labels: the possible answers.
     """
-    call, defaults = order.call, order.defaults
     system = defaults.system_prompt if call.system_prompt is None else call.system_prompt
-    messages: tuple[Message, ...] = (Message("user", _user_text(order, prompt, question)),)
+    messages: tuple[Message, ...] = (
+        Message("user", _user_text(call.text(CONTEXT), prompt, question)),
+    )
     if system:
         messages = (Message("system", system), *messages)
     return TextCall(
         messages=messages,
         model=call.model or defaults.model,
-        options=_question_options(order.options, bool(labels)),
+        options=_question_options(call.options.over(defaults.options), bool(labels)),
         tenant=defaults.tenant,
         documents=call.texts("documents"),
         json_schema=json_schema,
@@ -99,21 +83,20 @@ def _question_options(options: CallOptions, labelled: bool) -> CallOptions:
     return replace(options, max_tokens=most, timeout_s=None, retries=None)
 
 
-def embed_text(order: CallOrder, text: str) -> TextCall:
+def embed_text(call: AiCall, defaults: CallDefaults, text: str) -> TextCall:
     """Make the model call for a text's embedding; no chat template is applied to the text."""
-    defaults = order.defaults
     session = defaults.options
     return TextCall(
         prompt=text,
-        model=order.call.model or defaults.model,
+        model=call.model or defaults.model,
         options=CallOptions(max_tokens=1, priority=session.priority, cache=session.cache),
         tenant=defaults.tenant,
         embed=True,
     )
 
 
-def _user_text(order: CallOrder, prompt: str, question: str) -> str:
+def _user_text(context: str, prompt: str, question: str) -> str:
     if not question:
-        return f"{prompt}\n{order.context}" if order.context else prompt
-    before = f"{order.context}\n\n" if order.context else ""
+        return f"{prompt}\n{context}" if context else prompt
+    before = f"{context}\n\n" if context else ""
     return f"{before}{prompt}\nQuestion: {question}"

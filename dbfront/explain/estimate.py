@@ -18,7 +18,7 @@ from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.calls.field_order import ContextFields
 from tierkv.dbfront.calls.functions import start_recipe
-from tierkv.dbfront.calls.recipe import CallOrder, CountTokens
+from tierkv.dbfront.calls.recipe import CountTokens
 from tierkv.dbfront.contracts import (
     CallDefaults,
     Notice,
@@ -30,6 +30,7 @@ from tierkv.dbfront.contracts import (
 from tierkv.kvcore.errors import ContextTooLongError, RowLevelError, TierKVError
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.plans.forecast import CallForecast
+from tierkv.sql.calls.ai_call import AiCall
 from tierkv.sql.calls.functions import AI_FUNCTIONS
 from tierkv.sql.plan.plan import StatementPlan
 
@@ -184,9 +185,8 @@ async def estimate(
         if number % _PREPARED_BETWEEN_YIELDS == 0:
             await asyncio.sleep(0)
         one = found[book.missed_forms(call)[0]]
-        order = CallOrder(call, defaults, written.get(call, ""))
         one.distinct += not AI_FUNCTIONS[call.function].local
-        await questions.ask(order, one)
+        await questions.ask(written.get(call, call), one)
     prospect = await generator.forecast(questions.prepared, max_in_flight=defaults.max_concurrency)
     for one, forecast, tokens in zip(
         questions.owners, prospect.forecast.calls, prospect.answer_tokens, strict=True
@@ -230,11 +230,11 @@ class _Questions:
         self._defaults = defaults
         self._asked: Counter[TextCall] = Counter()
 
-    async def ask(self, order: CallOrder, owner: FormEstimate) -> None:
+    async def ask(self, call: AiCall, owner: FormEstimate) -> None:
         """Add the first questions of a call."""
         try:
-            asked = await self._first_questions(order)
-            owner.at_least |= AI_FUNCTIONS[order.call.function].aggregate and len(asked) > 1
+            asked = await self._first_questions(call)
+            owner.at_least |= AI_FUNCTIONS[call.function].aggregate and len(asked) > 1
             for question in self._new(asked):
                 self.prepared.append(await self._generator.prepare(question))
                 self.owners.append(owner)
@@ -246,8 +246,8 @@ class _Questions:
         self._asked.update(new)
         return new
 
-    async def _first_questions(self, order: CallOrder) -> tuple[TextCall, ...]:
-        recipe = start_recipe(order)
+    async def _first_questions(self, call: AiCall) -> tuple[TextCall, ...]:
+        recipe = start_recipe(call, self._defaults)
         try:
             step = next(recipe)
             while isinstance(step, CountTokens):

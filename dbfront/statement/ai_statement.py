@@ -19,7 +19,7 @@ from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
 from tierkv.dbfront.calls.field_order import ContextFields
 from tierkv.dbfront.calls.functions import failed_detail, start_recipe
-from tierkv.dbfront.calls.recipe import CallOrder, CountTokens
+from tierkv.dbfront.calls.recipe import CountTokens
 from tierkv.dbfront.contracts import CallDefaults, Notice, PlanSummary, PreparedCall, TextGenerator
 from tierkv.dbfront.explain.estimate import (
     MOST_SAMPLED,
@@ -150,7 +150,7 @@ class AiStatement:
 
     async def _check(self, example: AiCall) -> None:
         """Prepare the first requests of a call without sending a request."""
-        step = next(start_recipe(CallOrder(example, self._defaults)))
+        step = next(start_recipe(example, self._defaults))
         if isinstance(step, CountTokens):
             await self._generator.count_tokens((), step.model)
         else:
@@ -368,7 +368,7 @@ class AiStatement:
     def _value_of_failure(self, call: AiCall, error: TierKVError) -> Any:
         """Return the value of a failed call; raise an error if the statement has to fail."""
         if AI_FUNCTIONS[call.function].returns is Returns.RESULT:
-            return failed_detail(CallOrder(call, self._defaults), error)
+            return failed_detail(call, self._defaults, error)
         if isinstance(error, UserError):
             blame(error, self.plan, self.book.missed_forms(call))
         self._failures.check(error, self._spending.calls + self._spending.local_calls)

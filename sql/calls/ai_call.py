@@ -59,6 +59,13 @@ class AiCall:
             ),
         )
 
+    def with_context(self, text: str) -> AiCall:
+        """Return this call with the text of its context in place of the fields."""
+        return AiCall(
+            self.function,
+            tuple((name, text if name == CONTEXT else value) for name, value in self.arguments),
+        )
+
     @property
     def model(self) -> str | None:
         """Return the model named by the call."""
