@@ -23,7 +23,7 @@ from tierkv.dbfront.calls.recipe import ask_model
 from tierkv.dbfront.contracts import CallDefaults
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.request import HitTokens
-from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
+from tierkv.scheduler.plans.plan_tree import PrefixTree, build_tree
 from tierkv.sql.calls.ai_call import AiCall, make_call
 
 BLOCK_TOKENS = 16
@@ -165,10 +165,9 @@ async def _table(cluster: PlanCluster, rows: list[AiCall]) -> Table:
     """Return the prefixes that the prompts share, as token ids."""
     questions = [ask_model(row, CallDefaults(), row.text("prompt")) for row in rows]
     prepared = [await cluster.generation.prepare(question) for question in questions]
-    prompts = [PlannedPrompt(call.request.token_ids, b"", BLOCK_TOKENS) for call in prepared]
-    return Table(
-        rows, build_tree(prompts), build_tree([replace(p, block_tokens=1) for p in prompts])
-    )
+    prompts = [call.request for call in prepared]
+    trees = [build_tree(prompts, [tokens] * len(prompts)) for tokens in (BLOCK_TOKENS, 1)]
+    return Table(rows, *trees)
 
 
 async def _run(cluster: PlanCluster, table: Table, defaults: CallDefaults) -> Result:

@@ -25,6 +25,7 @@ from tierkv.kvcore.request import (
     SamplingParams,
     Usage,
 )
+from tierkv.scheduler.plans.plan_tree import PrefixTree, build_tree
 
 LAYOUT = BlockLayout(layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=16)
 EOS = 1
@@ -65,6 +66,22 @@ def make_request(request_id: str = "q1", **changes: object) -> GenerateRequest:
         sampling=SamplingParams(max_tokens=12),
     )
     return replace(request, **changes)  # type: ignore[arg-type]
+
+
+def tree_of(
+    texts: Sequence[Sequence[int]],
+    block_tokens: int = 2,
+    *,
+    tenants: Sequence[bytes] = (),
+    shares: Sequence[bool] = (),
+) -> PrefixTree:
+    """Build the tree of prompts, by default of one tenant and with the cache on."""
+    prompts = [make_request(token_ids=tuple(text)) for text in texts]
+    for at, tenant in enumerate(tenants):
+        prompts[at] = replace(prompts[at], namespace_key=NamespaceKey(tenant))
+    for at, uses in enumerate(shares):
+        prompts[at] = replace(prompts[at], use_cache=uses)
+    return build_tree(prompts, [block_tokens] * len(prompts))
 
 
 def next_token(tokens: Sequence[int], sampling: SamplingParams, vocabulary: Sequence[int]) -> int:

@@ -119,10 +119,8 @@ def _pieces(
     return pieces
 
 
-def _counted(
-    call: AiCall, defaults: CallDefaults, texts: Sequence[str]
-) -> Generator[Step, Any, list[_TextPiece]]:
-    counted = yield CountTokens(tuple(texts), call.model or defaults.model)
+def _counted(model: str | None, texts: Sequence[str]) -> Generator[Step, Any, list[_TextPiece]]:
+    counted = yield CountTokens(tuple(texts), model)
     return [_TextPiece(text, count) for text, count in zip(texts, counted.counts, strict=True)]
 
 

@@ -24,7 +24,7 @@ from tierkv.scheduler.events import ChainLocated, RequestArrived, Stage, WantedM
 from tierkv.scheduler.nodes.fleet import Fleet
 from tierkv.scheduler.nodes.node_record import NodeRecord
 from tierkv.scheduler.plans.plan_tree import PrefixTree, build_tree
-from tierkv.scheduler.plans.statement_run import PlannedCall, planned_prompt
+from tierkv.scheduler.plans.statement_run import PlannedCall
 from tierkv.scheduler.request_record import RequestRecord
 from tierkv.scheduler.requests.job import located
 
@@ -231,10 +231,11 @@ class Forecaster:
 
 
 async def _tree(calls: Sequence[PlannedCall]) -> PrefixTree:
-    prompts = [planned_prompt(call) for call in calls]
+    prompts = [call.request for call in calls]
+    block_tokens = [call.model.layout.block_tokens for call in calls]
     if len(prompts) <= _SORTED_AT_ONCE:
-        return build_tree(prompts)
-    return await asyncio.to_thread(build_tree, prompts)
+        return build_tree(prompts, block_tokens)
+    return await asyncio.to_thread(build_tree, prompts, block_tokens)
 
 
 def shared_before(tree: PrefixTree) -> list[int]:

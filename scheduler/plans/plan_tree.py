@@ -12,25 +12,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tierkv.kvcore.request import GenerateRequest
+
 ROOT = 0
 """The stem above all others: no blocks, every call."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedPrompt:
-    """The sharing properties of one call's prompt.
-
-    Attributes:
-        token_ids: the whole prompt.
-        domain: identifies tenant, model and layout; blocks of different domains are never shared.
-        block_tokens: tokens per block of the model.
-        shares: False for a prompt that neither reads nor leaves KV.
-    """
-
-    token_ids: Sequence[int]
-    domain: bytes
-    block_tokens: int
-    shares: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,30 +97,38 @@ class PrefixTree:
         return sum(self.common)
 
 
-def build_tree(prompts: Sequence[PlannedPrompt]) -> PrefixTree:
+def build_tree(prompts: Sequence[GenerateRequest], block_tokens: Sequence[int]) -> PrefixTree:
     """Sort prompts by prefix and find the shared parts.
 
     Costs one comparison of each shared block, and sorting by memory comparison.
+
+    Args:
+        prompts: requests with the whole prompts. Blocks of different namespaces or models are never
+            shared, and a request with ``use_cache`` False neither reads nor leaves KV.
+        block_tokens: tokens per block of each request's model.
     """
-    raw = [_comparable(p.token_ids) for p in prompts]
-    order = sorted(
-        range(len(prompts)), key=lambda i: (prompts[i].shares, prompts[i].domain, raw[i])
-    )
+    raw = [_comparable(prompt.token_ids) for prompt in prompts]
+
+    def rank(at: int) -> tuple[bool, bytes, str, bytes]:
+        prompt = prompts[at]
+        return prompt.use_cache, prompt.namespace_key, prompt.prepared_for, raw[at]
+
+    order = sorted(range(len(prompts)), key=rank)
     shared, common = [0] * len(order), [0] * len(order)
     for at in range(1, len(order)):
         left, right = order[at - 1], order[at]
         if _may_share(prompts[left], prompts[right]):
-            width = 4 * prompts[right].block_tokens
+            width = 4 * block_tokens[right]
             shared[at] = _shared_blocks(raw[left], raw[right], width)
             common[at] = _common_tokens(raw[left], raw[right], shared[at] * width)
-    block_tokens = tuple(prompts[i].block_tokens for i in order)
-    stems = _stems(shared, block_tokens)
+    in_order = tuple(block_tokens[i] for i in order)
+    stems = _stems(shared, in_order)
     return PrefixTree(
         order=tuple(order),
         stems=stems,
         deepest=_deepest(stems, len(order)),
         tokens=tuple(len(prompts[i].token_ids) for i in order),
-        block_tokens=block_tokens,
+        block_tokens=in_order,
         common=tuple(common),
     )
 
@@ -148,8 +141,13 @@ def _comparable(token_ids: Sequence[int]) -> bytes:
     return numbers.tobytes()
 
 
-def _may_share(left: PlannedPrompt, right: PlannedPrompt) -> bool:
-    return left.shares and right.shares and left.domain == right.domain
+def _may_share(left: GenerateRequest, right: GenerateRequest) -> bool:
+    return (
+        left.use_cache
+        and right.use_cache
+        and left.namespace_key == right.namespace_key
+        and left.prepared_for == right.prepared_for
+    )
 
 
 def _shared_blocks(left: bytes, right: bytes, width: int) -> int:

@@ -36,7 +36,7 @@ from tierkv.scheduler.plans.plan_events import (
 )
 from tierkv.scheduler.plans.plan_runs import Effort
 from tierkv.scheduler.plans.plan_state import PlanState
-from tierkv.scheduler.plans.plan_tree import PlannedPrompt, build_tree
+from tierkv.scheduler.plans.plan_tree import build_tree
 
 _NO_HINT = ReuseHint()
 
@@ -104,7 +104,10 @@ class StatementRun(Generic[C]):
             prefetch: loads blocks ahead; None: nothing is loaded ahead.
         """
         self.state = PlanState(
-            build_tree([planned_prompt(call) for call in calls]),
+            build_tree(
+                [call.request for call in calls],
+                [call.model.layout.block_tokens for call in calls],
+            ),
             effort or Effort(),
             max_in_flight=max_in_flight,
         )
@@ -235,14 +238,3 @@ class StatementRun(Generic[C]):
         task = asyncio.create_task(self._prefetch(part, wanted.node_id), name="plan-prefetch")
         self._prefetching.add(task)
         task.add_done_callback(self._prefetching.discard)
-
-
-def planned_prompt(call: PlannedCall) -> PlannedPrompt:
-    """Return the sharing properties of a call's prompt."""
-    request = call.request
-    return PlannedPrompt(
-        request.token_ids,
-        request.namespace_key + call.model.identity.encode(),
-        call.model.layout.block_tokens,
-        shares=request.use_cache,
-    )

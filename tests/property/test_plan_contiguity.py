@@ -7,16 +7,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fix_scheduler import tree_of
 from tierkv.scheduler.plans.plan_runs import RUNS_PER_NODE, Effort, cut, deal
-from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
 
 BLOCK_TOKENS = 2
 
 texts = st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=1, max_size=20)
-
-
-def tree_of(prompts: list[list[int]]) -> PrefixTree:
-    return build_tree([PlannedPrompt(tuple(p), b"", BLOCK_TOKENS) for p in prompts])
 
 
 def computed(prompts: list[list[int]], calls: list[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fix_scheduler import tree_of
 from tierkv.kvcore.ids import NodeId
 from tierkv.scheduler.plans.plan_events import (
     CallFailed,
@@ -22,7 +23,7 @@ from tierkv.scheduler.plans.plan_events import (
 )
 from tierkv.scheduler.plans.plan_runs import Effort
 from tierkv.scheduler.plans.plan_state import PlanState
-from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
+from tierkv.scheduler.plans.plan_tree import PrefixTree
 
 BLOCK_TOKENS = 2
 prompts = st.lists(
@@ -96,7 +97,7 @@ class Statement:
 def test_every_call_is_sent_once_and_everything_is_let_go_of(
     texts: list[tuple[list[int], bool]], max_in_flight: int, data: st.DataObject
 ) -> None:
-    tree = build_tree([PlannedPrompt(t, b"", BLOCK_TOKENS, shares) for t, shares in texts])
+    tree = tree_of([t for t, _ in texts], BLOCK_TOKENS, shares=[shares for _, shares in texts])
     statement = Statement(tree, max_in_flight)
     node_sets = st.dictionaries(st.sampled_from("abc"), st.integers(0, 12), max_size=3)
     statement.see(data.draw(node_sets))
@@ -135,7 +136,7 @@ def test_every_call_is_sent_once_and_everything_is_let_go_of(
 def test_one_node_and_one_call_at_a_time_is_the_depth_first_order(
     texts: list[tuple[list[int], bool]], nodes: int
 ) -> None:
-    tree = build_tree([PlannedPrompt(t, b"", BLOCK_TOKENS) for t, _ in texts])
+    tree = tree_of([t for t, _ in texts], BLOCK_TOKENS)
     statement = Statement(tree, 1)
     statement.see({"a": 0})
     while statement.running:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fix_meta import BreakableMeta, chain_of, join, make_pool_node, store_chain
-from tests.fix_scheduler import FakeCompute, make_info, make_model, make_request
+from tests.fix_scheduler import FakeCompute, make_info, make_model, make_request, tree_of
 from tierkv.dbfront.contracts import PreparedCall, Prospect, TextCall
 from tierkv.dbfront.explain.estimate import Estimate, announce_batch
 from tierkv.dbfront.explain.rendering import assumptions
@@ -21,7 +21,6 @@ from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.nodes.cluster_view import ClusterView
 from tierkv.scheduler.plans import forecast as forecast_module
 from tierkv.scheduler.plans.forecast import Forecast, shared_before
-from tierkv.scheduler.plans.plan_tree import PlannedPrompt, build_tree
 
 FAST_LOADS = NodeLoad(
     prefill_tokens_per_s=100.0,
@@ -229,7 +228,7 @@ async def test_of_many_prompts_some_are_looked_up(
 
 def test_what_comes_before_is_shared_in_the_order_of_the_tree() -> None:
     prompts = [prompt(3), prompt(1, first=90), prompt(2), prompt(3, extra=9), prompt(1, first=90)]
-    tree = build_tree([PlannedPrompt(tuple(ids), b"", 16) for ids in prompts])
+    tree = tree_of(prompts, 16)
     shared = shared_before(tree)
     for at, index in enumerate(tree.order):
         blocks = [tuple(prompts[index][: 16 * n]) for n in range(1, len(prompts[index]) // 16 + 1)]

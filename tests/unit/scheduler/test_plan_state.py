@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.fix_scheduler import tree_of
 from tierkv.kvcore.ids import NodeId
 from tierkv.scheduler.plans.plan_events import (
     CallFailed,
@@ -19,7 +20,6 @@ from tierkv.scheduler.plans.plan_events import (
 )
 from tierkv.scheduler.plans.plan_runs import Effort
 from tierkv.scheduler.plans.plan_state import PlanState
-from tierkv.scheduler.plans.plan_tree import PlannedPrompt, build_tree
 
 A, B = NodeId("a"), NodeId("b")
 ONE = PlanSawNodes((PlanNode(A),))
@@ -27,7 +27,7 @@ TWO = PlanSawNodes((PlanNode(A), PlanNode(B)))
 
 
 def plan_of(texts: list[list[int]], *, max_in_flight: int = 8) -> PlanState:
-    tree = build_tree([PlannedPrompt(t, b"", 2) for t in texts])
+    tree = tree_of(texts)
     return PlanState(tree, Effort(), max_in_flight=max_in_flight)
 
 
@@ -230,7 +230,7 @@ def test_the_worked_example_of_the_documentation() -> None:
         [*system, *document_a, 7], [*system, *document_b, 7],
         [*system, *document_a, 8], [*system, *document_b, 8],
     ]  # fmt: skip
-    tree = build_tree([PlannedPrompt(row, b"", 64) for row in rows])
+    tree = tree_of(rows, 64)
     assert tree.shared_tokens == 1408
     plan = PlanState(tree, Effort(), max_in_flight=1)
     told = [plan.handle(ONE)]

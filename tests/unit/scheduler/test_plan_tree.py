@@ -5,14 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fix_scheduler import tree_of
 from tierkv.scheduler.plans.plan_runs import Effort, cut, deal
-from tierkv.scheduler.plans.plan_tree import PlannedPrompt, PrefixTree, build_tree
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=16)
-
-
-def tree_of(texts: list[list[int]], block_tokens: int = 2) -> PrefixTree:
-    return build_tree([PlannedPrompt(t, b"", block_tokens) for t in texts])
 
 
 SYSTEM, DOC_A, DOC_B = [1, 1], [2, 2, 2, 2], [3, 3, 3, 3]
@@ -31,10 +27,8 @@ def test_a_tree_of_documents_under_one_instruction() -> None:
 
 def test_others_blocks_and_uncached_prompts_share_nothing() -> None:
     text = [1, 2, 3, 4]
-    tree = build_tree([
-        PlannedPrompt(text, b"ann", 2), PlannedPrompt(text, b"bob", 2),
-        PlannedPrompt(text, b"ann", 2, shares=False), PlannedPrompt(text, b"ann", 2, shares=False),
-    ])  # fmt: skip
+    tenants = [b"ann", b"bob", b"ann", b"ann"]
+    tree = tree_of([text] * 4, tenants=tenants, shares=[True, True, False, False])
     assert len(tree.stems) == 1
     assert tree.shared_tokens == 0
 
