@@ -122,20 +122,29 @@ def metrics(results: Results) -> Iterator[tuple[str, float]]:
 
 def _pairs(results: Results, cell: Cell) -> list[tuple[str, str]]:
     redis = results.best(cell, REDIS)
-    return [("tcp", "raw"), ("tcp", redis), ("tcp", "mooncake"), ("shm", "memcpy"), ("l4", "fio")]
+    return [
+        ("stripped", redis),
+        ("tcp", "raw"),
+        ("tcp", redis),
+        ("tcp", "stripped"),
+        ("tcp", "mooncake"),
+        ("shm", "memcpy"),
+        ("l4", "fio"),
+    ]
 
 
 def throughput_table(results: Results) -> str:
     """Return GB/s and ratios of every cell."""
-    head = ("", "raw socket", "tcp", "of raw", "Redis", "tcp to it", "Mooncake", "tcp to it",
-            "memcpy", "shm", "of memcpy")  # fmt: skip
+    head = ("", "raw socket", "stripped loop", "to Redis", "tcp", "of raw", "Redis", "tcp to it",
+            "Mooncake", "tcp to it", "memcpy", "shm", "of memcpy")  # fmt: skip
     rows = []
     for cell, rounds in results.rounds.items():
         if not rounds.keys() - {"l4", "fio"}:
             continue
         redis = results.best(cell, REDIS)
         rows.append((
-            _title(cell), *(_gb(results.speed(cell, name)) for name in ("raw", "tcp")),
+            _title(cell), *(_gb(results.speed(cell, name)) for name in ("raw", "stripped")),
+            _number(results.ratio(cell, "stripped", redis)), _gb(results.speed(cell, "tcp")),
             _number(results.ratio(cell, "tcp", "raw")),
             _gb(results.speed(cell, redis)), _number(results.ratio(cell, "tcp", redis)),
             _gb(results.speed(cell, "mooncake")), _number(results.ratio(cell, "tcp", "mooncake")),

@@ -19,7 +19,7 @@ from bench.pool_cell import Cell, Contender, Values, run_round, verify
 from bench.pool_cores import client_side
 
 MODULES: Final = {
-    "house": ("bench.pool_raw", "bench.pool_ours"),
+    "house": ("bench.pool_raw", "bench.pool_stripped", "bench.pool_ours"),
     "redis": ("bench.pool_redis",),
     "mooncake": ("bench.pool_mooncake",),
 }

@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
 
 
 @pytest.mark.parametrize("op", ["get", "put"])
-@pytest.mark.parametrize("contender", ["raw", "memcpy", "tcp", "shm"])
+@pytest.mark.parametrize("contender", ["raw", "stripped", "memcpy", "tcp", "shm"])
 def test_every_cell_of_a_contender_has_throughput_and_latency(
     run: tuple[dict[str, Any], Path], contender: str, op: str
 ) -> None:
