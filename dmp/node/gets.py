@@ -82,16 +82,19 @@ class Gets:
         with state.lock:
             segment, table = state.segment, state.table
             table.now = state.clock.now()
+            resolve, sealed = state.resolve, SlotState.SEALED
             for incarnation, file, index, generation, part, size in refs:
-                slot = state.resolve(incarnation, file, index, generation, SlotState.SEALED)
+                slot = resolve(incarnation, file, index, generation, sealed)
                 spans.append(range_span(slot, part, size))
                 slots.append(slot)
             ticket = ReadTicket([], [], slots)
+            views, sums = ticket.views, ticket.checksums
+            pin, span, checksum = table.pin_for_read, segment.span, segment.stored_checksum
             # Nothing can fail from here on: every pinned slot has a ticket.
             for slot, (start, stop), ref in zip(slots, spans, refs, strict=True):
-                table.pin_for_read(slot)
-                ticket.views.append(segment.span(slot.offset, start, stop))
-                ticket.checksums.append(segment.stored_checksum(slot, ref[4]))
+                pin(slot)
+                views.append(span(slot.offset, start, stop))
+                sums.append(checksum(slot, ref[4]))
         return ticket
 
     def end_read(self, ticket: ReadTicket) -> None:
@@ -103,8 +106,7 @@ class Gets:
         state = self._state
         with state.lock:
             state.read_bytes += size
-            for slot in ticket.slots:
-                state.unpin(slot)
+            state.unpin(ticket.slots)
 
     @contextlib.contextmanager
     def open_read(self, refs: Sequence[RangeRef]) -> Iterator[list[OpenRange]]:

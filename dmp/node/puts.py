@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tierkv.dmp.config import MAX_RESERVE_S
 from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.slots.slot_table import NO_DEADLINE
 from tierkv.dmp.wire.messages import RangeRef, Sealing, check_put
 from tierkv.dmp.wire.range_codec import ANY_SIZE, WHOLE, Ref, as_ref
 from tierkv.kvcore.block import BlockSpec
@@ -75,6 +76,7 @@ class Puts:
                 return [None] * len(puts)
             deadline = state.clock.now() + min(deadline_s, MAX_RESERVE_S)
             answer = [self._reserve_one(put, deadline, removed, owner, must) for put in puts]
+            state.segment.set_generation(state.table.generation)
             state.tell(removed)
         return answer
 
@@ -107,34 +109,30 @@ class Puts:
             removed.append(BlockRemoved(victim.block.key, Tier.L2))
         if not state.has_memory(slot):
             return None
-        segment.set_generation(slot.generation)
         segment.set_extent_size(slot.extent.index, slot.extent.slot_bytes)
         return slot
 
-    def begin_put(
-        self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0, owner: str = ""
-    ) -> PutTicket:
+    def begin_put(self, puts: Sequence[BlockSpec]) -> PutTicket:
         """Reserve whole blocks to fill their ``views``; ``end_put`` or ``abort_put`` must follow.
 
-        The caller has checked the requests. A view is None where the block exists or no room is
-        left.
+        The reservations end with the ticket only: they have neither deadline nor owner. The caller
+        has checked the requests. A view is None where the block exists or no room is left.
         """
         state = self._state
         ticket = PutTicket([], [])
         removed: list[BlockEvent] = []
         with state.lock:
             state.expire()
-            deadline = state.clock.now() + min(deadline_s, MAX_RESERVE_S)
+            segment, pin, draining = state.segment, state.table.pin, state.draining
             for put in puts:
-                slot = None
-                if not state.draining:
-                    slot = self._take_slot(put, deadline, removed, owner)
+                slot = None if draining else self._take_slot(put, NO_DEADLINE, removed, "")
                 ticket.slots.append(slot)
                 if slot is None:
                     ticket.views.append(None)
                     continue
-                state.table.pin(slot)
-                ticket.views.append(state.segment.span(slot.offset, 0, slot.length))
+                pin(slot)
+                ticket.views.append(segment.span(slot.offset, 0, slot.length))
+            segment.set_generation(state.table.generation)
             state.tell(removed)
         return ticket
 
@@ -153,8 +151,9 @@ class Puts:
         answer: list[Location | None] = []
         with state.lock:
             now = state.clock.now()
+            state.unpin([slot for slot in ticket.slots if slot is not None])
             for slot, sums in zip(ticket.slots, checksums, strict=True):
-                sealed = slot and self._unpin_and_seal(slot, sums, now)
+                sealed = slot and self._seal_filled(slot, sums, now)
                 if not sealed:
                     answer.append(None)
                     continue
@@ -170,17 +169,15 @@ class Puts:
         _let_go(ticket)
         state = self._state
         with state.lock:
-            for slot in ticket.slots:
-                if slot is None:
-                    continue
-                state.unpin(slot)
+            slots = [slot for slot in ticket.slots if slot is not None]
+            state.unpin(slots)
+            for slot in slots:
                 freed = state.running and state.table.abort(slot.index, slot.generation)
                 if freed:
                     state.segment.headers.set_state(freed.index, SlotState.FREE)
 
-    def _unpin_and_seal(self, slot: Slot, checksums: tuple[int, ...], now: float) -> Slot | None:
+    def _seal_filled(self, slot: Slot, checksums: tuple[int, ...], now: float) -> Slot | None:
         state = self._state
-        state.unpin(slot)
         if not state.running or state.table.seal(slot.index, slot.generation, now=now) is None:
             return None
         return self._write_down(slot, checksums)
@@ -213,8 +210,7 @@ class Puts:
         for view in ticket.views:
             view.release()
         with self._state.lock:
-            for slot in ticket.slots:
-                self._state.unpin(slot)
+            self._state.unpin(ticket.slots)
 
     @contextlib.contextmanager
     def open_write(self, location: Location, index: int) -> Iterator[memoryview]:

@@ -157,7 +157,7 @@ class Scrubber:
         size = len(view)
         view.release()
         with state.lock:
-            state.unpin(slot)
+            state.unpin([slot])
             bad = bad and state.running and state.quarantine(index, generation)
         self.checked_bytes += size
         now = state.clock.now()

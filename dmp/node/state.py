@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tierkv.dmp.config import DmpConfig
@@ -180,14 +180,10 @@ class NodeState:
         self.table.alloc_failures += 1
         return False
 
-    def unpin(self, slot: Slot) -> None:
-        """End a transfer, even if the node has stopped, or started again, meanwhile. Lock held."""
-        table = self._table
-        if table is None or self._segment is None:
-            return
-        if table.store.at(slot.index) is slot:  # Otherwise the slot is an earlier start's.
-            freed = table.unpin(slot)
-            if freed is not None:
+    def unpin(self, slots: Iterable[Slot]) -> None:
+        """End transfers, even if the node has stopped, or started again, meanwhile. Lock held."""
+        if self._table is not None and self._segment is not None:
+            for freed in self._table.unpin(slots):
                 self._segment.headers.set_state(freed.index, SlotState.FREE)
 
     def _make_policy(self, slot_bytes: int) -> EvictionPolicy:

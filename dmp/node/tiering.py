@@ -95,7 +95,7 @@ class Demoter:
         finally:
             view.release()
             with state.lock:
-                state.unpin(slot)
+                state.unpin([slot])
         self._reports.demoted_blocks += is_new
         return True
 

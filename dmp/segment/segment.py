@@ -138,6 +138,7 @@ class Segment:
         self._view = memoryview(self._map)
         self.headers = SlotHeaders(self._view, geometry)
         self.backing = SegmentMemory(self._map, fd, geometry)
+        self._noted_sizes: dict[int, int] = {}
 
     @property
     def incarnation(self) -> int:
@@ -169,6 +170,9 @@ class Segment:
 
     def set_extent_size(self, extent: int, slot_bytes: int) -> None:
         """Note the slot size of an extent."""
+        if self._noted_sizes.get(extent) == slot_bytes:
+            return
+        self._noted_sizes[extent] = slot_bytes
         _WORD.pack_into(self._view, self.geometry.extents_at + 8 * extent, slot_bytes)
 
     def extent_sizes(self) -> Column:

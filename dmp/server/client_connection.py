@@ -35,9 +35,6 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 
-PUT_DEADLINE_S: Final = 60.0
-"""Longest reservation of a PUT; the frame itself has a shorter deadline."""
-
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S: Final = 0.2
 _NO_HEADER: Final = FrameHeader(FrameType.ERROR, 0, 0, 0)
@@ -150,12 +147,12 @@ class _ByteFrames:
             self._node.puts.end_write(ticket)
         return b""
 
-    def put(self, header: FrameHeader, head: bytearray, owner: str) -> bytes:
+    def put(self, header: FrameHeader, head: bytearray) -> bytes:
         """Reserve, receive and seal whole blocks; the reply has None for blocks without a slot."""
         ask = m.Put.unpack(head)
         if ask.data_bytes + ask.sums_bytes != header.payload_bytes:
             raise RemoteProtocolError("a PUT frame's payload is as long as its blocks")
-        ticket = self._node.puts.begin_put(ask.puts, deadline_s=PUT_DEADLINE_S, owner=owner)
+        ticket = self._node.puts.begin_put(ask.puts)
         try:
             sums = bytearray(ask.sums_bytes)
             self._receive_blocks(ask.puts, ticket.views, memoryview(sums))
@@ -279,7 +276,7 @@ class Session:
         if header.type is FrameType.WRITE:
             self._reply(header, self._bytes.write(header, head))
         elif header.type is FrameType.PUT:
-            self._reply(header, self._bytes.put(header, head, self._client_id))
+            self._reply(header, self._bytes.put(header, head))
         else:
             handler = self._handlers.get(header.type)
             if handler is None:

@@ -10,7 +10,8 @@ Held, leased, pinned and unsealed blocks are never evicted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import ExtentTable, Reserved, Slot, SlotState, slot_bytes_for
@@ -21,6 +22,9 @@ from tierkv.dmp.slots.slot_store import SlotStore, TableRestore
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.eviction import BlockFacts, LeafLru
+
+NO_DEADLINE: Final = float("inf")
+"""Of a reservation that lasts as long as a frame is received: the node ends it in any case."""
 
 
 class SlotTable:
@@ -108,7 +112,7 @@ class SlotTable:
 
         Args:
             put: the block.
-            deadline: time at which the reservation ends.
+            deadline: time at which the reservation ends; NO_DEADLINE if the caller ends it.
             owner: client whose death ends the reservation.
             must: a reader waits for the block, whatever the worth of the block.
 
@@ -135,7 +139,8 @@ class SlotTable:
             assert index is not None, victims
         slot = self._occupy(index, put, facts, owner)
         slot.deadline = deadline
-        self._expect(slot, deadline)
+        if deadline != NO_DEADLINE:
+            self._expect(slot, deadline)
         return Reserved(slot, tuple(victims))
 
     def seal(self, index: int, generation: int, *, now: float) -> Slot | None:
@@ -232,17 +237,27 @@ class SlotTable:
         if self.now - slot.used_at >= SAME_USE_S or not slot.known:
             self._order.used(slot, self.now)
 
-    def unpin(self, slot: Slot) -> Slot | None:
-        """End a transfer; return the slot if its last pin freed it."""
-        slot.pins -= 1
-        self.pinned -= 1
-        assert slot.pins >= 0, slot
-        if slot.pins == 0 and slot.doomed:
-            self._vacate(slot)
-            return slot
-        if not slot.offered or self._order.by_age:  # Either list may have dropped the slot.
-            self._order.offer(slot)
-        return None
+    def unpin(self, slots: Iterable[Slot]) -> list[Slot]:
+        """End transfers; return the slots that a last pin freed.
+
+        Slots of an earlier start of the node, and slots still being written, are no candidates for
+        eviction and are not offered.
+        """
+        at, order = self.store.at, self._order
+        freed: list[Slot] = []
+        for slot in slots:
+            if at(slot.index) is not slot:
+                continue
+            slot.pins -= 1
+            self.pinned -= 1
+            assert slot.pins >= 0, slot
+            if slot.doomed:
+                if slot.pins == 0:
+                    self._vacate(slot)
+                    freed.append(slot)
+            elif slot.state is not SlotState.WRITING and (not slot.offered or order.by_age):
+                order.offer(slot)  # Either list may have dropped the slot.
+        return freed
 
     def quarantine(self, index: int, generation: int) -> Slot | None:
         """Take a sealed slot with bad bytes out of use; None if the slot was gone."""

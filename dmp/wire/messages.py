@@ -18,7 +18,15 @@ from typing import Any, Final
 from tierkv.dmp.pool_node import PoolNodeStats
 from tierkv.dmp.wire.packing import MAX_NUMBER, Packer, Unpacker
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, shared_owner, shared_ranges
+from tierkv.kvcore.block import (
+    NO_OUTLOOK,
+    BlockSpec,
+    Expectation,
+    Outlook,
+    Owner,
+    shared_owner,
+    shared_ranges,
+)
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.location import Location, Tier
@@ -179,9 +187,11 @@ class Put:
     @classmethod
     def unpack(cls, head: Head) -> Put:
         u = Unpacker(head)
-        message = cls([_unpack_put(u) for _ in range(u.count())])
+        puts: list[BlockSpec] = []
+        for _ in range(u.count()):
+            puts.append(_unpack_put(u, puts[-1] if puts else None))
         u.end()
-        return message
+        return cls(puts)
 
     @property
     def data_bytes(self) -> int:
@@ -330,20 +340,35 @@ def _pack_put(p: Packer, put: BlockSpec) -> None:
     p.raw(_PUT.pack(put.key, put.parent, *sizes, *future)).raw(b"".join(names))
 
 
-def _unpack_put(u: Unpacker) -> BlockSpec:
+def _unpack_put(u: Unpacker, before: BlockSpec | None = None) -> BlockSpec:
+    """Read a reservation; values of a batch share what they have in common with ``before``."""
     fields = _PUT.unpack(u.raw(_PUT.size))
     key, parent, size, count, tokens, model, tenant, session, depth, tail, future, due = fields
     if future >= len(_EXPECTATIONS):
         raise RemoteProtocolError(f"an expectation numbered {future}")
-    put = BlockSpec(
-        BlockKey(key),
-        BlockKey(parent),
-        tokens,
-        shared_ranges(size, count),
-        _unpack_owner(u.raw(model + tenant + session), model, tenant),
-        Outlook(_EXPECTATIONS[future], None if due == _NOT_KNOWN else due, depth, bool(tail)),
+    expectation, expected_in_s = _EXPECTATIONS[future], None if due == _NOT_KNOWN else due
+    ranges = shared_ranges(size, count)
+    owner = _unpack_owner(u.raw(model + tenant + session), model, tenant)
+    outlook = before.outlook if before is not None else NO_OUTLOOK
+    alike = (depth, tail, expectation, expected_in_s) == (
+        outlook.depth,
+        outlook.tail,
+        outlook.expectation,
+        outlook.expected_in_s,
     )
-    check_put(put)
+    if not alike:
+        outlook = Outlook(expectation, expected_in_s, depth, bool(tail))
+    put = BlockSpec(BlockKey(key), BlockKey(parent), tokens, ranges, owner, outlook)
+    checked = (
+        before is not None
+        and alike
+        and before.ranges is ranges
+        and before.owner is owner
+        and before.tokens == tokens
+        and key != parent
+    )
+    if not checked:
+        check_put(put)
     return put
 
 

@@ -355,9 +355,9 @@ class SlotTableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         slot = self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1)))
-        freed = self.table.unpin(slot)
-        assert (freed is slot) == (slot.doomed and slot not in self.pinned)
-        if freed is not None:
+        freed = self.table.unpin([slot])
+        assert (freed == [slot]) == (slot.doomed and slot not in self.pinned)
+        if freed:
             self._gone(slot)
 
     @rule(name=st.sampled_from(NAMES[:2]))

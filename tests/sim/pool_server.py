@@ -96,7 +96,7 @@ class PoolServer(ReportingNode):
         self._segment.payloads[slot.index] = payload[: len(payload) // 2]
         yield Sleep(COPY_S)
         self._segment.payloads[slot.index] = payload
-        self.table.unpin(slot)
+        self.table.unpin([slot])
         return True
 
     def seal(self, location: Location) -> Location | None:
@@ -113,7 +113,7 @@ class PoolServer(ReportingNode):
         self.table.pin_for_read(slot)
         yield Sleep(COPY_S * self.net.slow.get(self.name, 1.0))
         payload = self._segment.payloads[slot.index]
-        self.table.unpin(slot)
+        self.table.unpin([slot])
         return payload
 
     def on_hold(self, order: HoldOrder) -> None:

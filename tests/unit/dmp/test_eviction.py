@@ -156,5 +156,5 @@ def test_what_was_read_while_somebody_looked_for_the_oldest_is_found_again() -> 
     table.pin_for_read(first)
     made = table.reserve(small("e"), deadline=1e9)
     assert made is not None and made.victims == (others[0],)
-    table.unpin(first)
+    table.unpin([first])
     table.check_invariants()

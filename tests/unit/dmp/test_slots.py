@@ -85,7 +85,7 @@ def test_held_pinned_and_unsealed_blocks_stay(table: SlotTable) -> None:
     put(table, "plain")
     assert victims_of(table, "next") == [block_key("plain")]
     assert table.reserve(make_put("more", range_bytes=1, range_count=1), deadline=1e9) is None
-    table.unpin(pinned)
+    table.unpin([pinned])
     assert victims_of(table, "more") == [block_key("pinned")]
     assert table.expire(11.0) == []
     assert victims_of(table, "again") == [block_key("held")]
@@ -99,7 +99,7 @@ def test_an_expired_pinned_slot_is_freed_with_its_last_pin(table: SlotTable) -> 
     assert table.expire(5.0) == []
     assert table.get(slot.index, slot.generation) is None
     assert table.extents.used_bytes > 0
-    assert table.unpin(slot) is slot
+    assert table.unpin([slot]) == [slot]
     assert table.extents.used_bytes == 0
 
 
