@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 import numpy as np
+import xxhash
 
 from bench.pool_cell import BATCH, Array, Cell, Contender, Operation, Values
 from bench.pool_cores import server_side
@@ -30,7 +31,7 @@ _IOV: Final = 1024
 
 def contenders() -> dict[str, Contender]:
     """Return the raw limits by name."""
-    return {"raw": RawSocket(), "memcpy": Memcpy()}
+    return {"raw": RawSocket(), "memcpy": Memcpy(), "memcpy_hash": HashedCopy()}
 
 
 class _Shared:
@@ -87,6 +88,25 @@ class Memcpy:
 
     def close(self) -> None:
         self._kept = self._put = None
+
+
+class HashedCopy(Memcpy):
+    """Copies that verify: the floor of a get by shared memory, which hashes every range."""
+
+    ops = ("get",)
+
+    def operation(self, cell: Cell, thread: int) -> Operation:
+        values, shared = self._values, self._kept
+        assert shared is not None
+        sums = [xxhash.xxh3_64_intdigest(row) for row in values.source]
+        memory, target = shared.rows, values.targets[thread]
+
+        def get(i: int) -> None:
+            for k in values.chosen(i, cell.batch):
+                np.copyto(target[k], memory[k])
+                assert xxhash.xxh3_64_intdigest(target[k]) == sums[k], "bytes differ"
+
+        return get
 
 
 class RawSocket:

@@ -136,7 +136,7 @@ def _pairs(results: Results, cell: Cell) -> list[tuple[str, str]]:
 def throughput_table(results: Results) -> str:
     """Return GB/s and ratios of every cell."""
     head = ("", "raw socket", "stripped loop", "to Redis", "tcp", "of raw", "Redis", "tcp to it",
-            "Mooncake", "tcp to it", "memcpy", "shm", "of memcpy")  # fmt: skip
+            "Mooncake", "tcp to it", "memcpy", "with xxh3", "shm", "of memcpy")  # fmt: skip
     rows = []
     for cell, rounds in results.rounds.items():
         if not rounds.keys() - {"l4", "fio"}:
@@ -148,7 +148,7 @@ def throughput_table(results: Results) -> str:
             _number(results.ratio(cell, "tcp", "raw")),
             _gb(results.speed(cell, redis)), _number(results.ratio(cell, "tcp", redis)),
             _gb(results.speed(cell, "mooncake")), _number(results.ratio(cell, "tcp", "mooncake")),
-            _gb(results.speed(cell, "memcpy")), _gb(results.speed(cell, "shm")),
+            *(_gb(results.speed(cell, name)) for name in ("memcpy", "memcpy_hash", "shm")),
             _number(results.ratio(cell, "shm", "memcpy")),
         ))  # fmt: skip
     return _markdown(head, rows)
