@@ -199,17 +199,15 @@ def serve(
     Example: tierkv serve compute --engine vllm --url http://127.0.0.1:8000
     --set cluster.meta_address=HOST:PORT
     """
-    from tierkv.commands.serve import serve_role
+    from tierkv.commands.serve import run_on_loop, serve_role
 
     flags = role_flags(role, port, capacity, postgres, workers)
     flags |= engine_flags(role, engine, url, api_key_file, model)
     loaded = load(config, settings, **flags)
     name = node_id or ""
-    raise typer.Exit(
-        asyncio.run(
-            serve_role(loaded, role.value, node_id=name, supervised=supervised, worker=worker)
-        )
-    )
+    serving = serve_role(loaded, role.value, node_id=name, supervised=supervised, worker=worker)
+    loop = loaded.settings.front.event_loop if role is Role.FRONT else "asyncio"
+    raise typer.Exit(run_on_loop(serving, loop))
 
 
 @app.command()

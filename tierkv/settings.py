@@ -76,6 +76,11 @@ class FrontSettings(Section):
         description="processes that serve the two ports; more than one need front.postgres, or "
         "tables in memory (front.database = :memory:)",
     )
+    event_loop: Literal["asyncio", "uvloop"] = Field(
+        default="asyncio",
+        description="event loop of the front: asyncio, or uvloop (tierkv[uvloop]), which relays "
+        "short statements to PostgreSQL faster",
+    )
     pg_port: int = Field(default=5433, ge=0, le=65535, description="PostgreSQL wire port; 0: any")
     http_port: int = Field(default=8000, ge=0, le=65535, description="REST port; 0: any")
     database: str = Field(

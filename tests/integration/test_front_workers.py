@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,21 @@ def test_a_killed_worker_is_started_again_and_the_others_go_on(front: Front) -> 
 
         wait_for(back, what="the new worker accepts clients")
         assert kept.execute("SELECT 1").fetchall() == [(1,)]
+
+
+@pytest.mark.skipif(find_spec("uvloop") is None, reason="tierkv[uvloop] is not installed")
+def test_workers_run_on_uvloop(postgres: PostgresServer, tmp_path: Path) -> None:
+    login = f"user={USER} password='{PASSWORD}' dbname=app"
+    settings = [f"front.postgres={postgres.dsn}", "front.event_loop=uvloop"]
+    with running(tmp_path, settings, login) as front, ExitStack() as stack:
+        working, watcher = front.one_at_each(stack)
+        assert working.execute("SELECT ai_generate('Hello')").fetchall()
+        thread, ended = _slow_call(working)
+        _wait_for_call(watcher, working.info.backend_pid)
+        working.cancel_safe(timeout=30)
+        thread.join(60)
+        assert ended == ["57014"]
+        assert front.metric('tierkv_nodes{state="alive"}') == 1
 
 
 def test_a_term_drains_all_workers(postgres: PostgresServer, tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -113,6 +115,31 @@ async def _serve_group(
         starting.cancel()
         stopping.cancel()
     return 0
+
+
+def run_on_loop(work: Coroutine[Any, Any, int], loop: str) -> int:
+    """Run a coroutine to its end, as asyncio.run does.
+
+    Args:
+        work: the work of this process.
+        loop: ``asyncio`` or ``uvloop``.
+
+    Raises:
+        ConfigError: uvloop is not installed.
+    """
+    factory = None
+    if loop == "uvloop":
+        try:
+            import uvloop  # optional
+        except ImportError:
+            work.close()
+            raise ConfigError(
+                "front.event_loop = uvloop, but uvloop is not installed",
+                hint="pip install 'tierkv[uvloop]', or leave front.event_loop at asyncio.",
+            ) from None
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
 
 
 def _stop_at_end(stop: asyncio.Event) -> None:

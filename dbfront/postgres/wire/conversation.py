@@ -202,9 +202,11 @@ class ClientFrames:
             self._missing -= len(data)
             self._later.append(data)
             return ChunkCut(b"", None)
-        data = self._taken() + data
+        if self._rest or self._later:
+            data = self._taken() + data
         at, end = self._skip, len(data)
         held_kinds = _NAMED if self.names_matter else _TEXTS
+        conversation = self._conversation
         while at + 5 <= end:
             kind = data[at]
             size = LENGTH(data, at + 1)[0]
@@ -218,7 +220,10 @@ class ClientFrames:
                 if self._matters(data[at:following]):
                     self._rest, self._skip = data[following:], 0
                     return ChunkCut(data[:at], data[at:following])
-            self._conversation.client_frame(kind)
+            if kind in _ASKS:
+                conversation.sent += 1
+            else:
+                conversation.client_frame(kind)
             at = following
         if at < end:
             self._rest, self._skip = data[at:], 0
