@@ -135,7 +135,7 @@ def run_on_loop(work: Coroutine[Any, Any, int], loop: str) -> int:
             work.close()
             raise ConfigError(
                 "front.event_loop = uvloop, but uvloop is not installed",
-                hint="pip install 'tierkv[uvloop]', or leave front.event_loop at asyncio.",
+                hint="Run pip install 'tierkv[uvloop]', or leave front.event_loop at asyncio.",
             ) from None
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
