@@ -233,7 +233,10 @@ def _validate(values: dict[str, dict[str, Any]], sources: Mapping[str, str]) -> 
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:2])
         shown = str(SecretStr("x")) if key in SECRET_KEYS else repr(first["input"])
+        hint = "See `tierkv config show`, which describes every setting."
+        if first["type"].startswith("byte_size"):
+            hint = "Write a number of bytes, or a number with a unit: 512MiB, 4GiB, 10GB."
         raise ConfigError(
             f"{key} = {shown} is not valid ({sources.get(key, 'unknown')}): {first['msg']}",
-            hint="See `tierkv config show`, which describes every setting.",
+            hint=hint,
         ) from None

@@ -164,7 +164,10 @@ class ModelFolder:
 def _fetch_hint(given: str) -> str:
     """Return advice for a wrong path; for a model hub name, how to download the folder."""
     if not _HUB_NAME.fullmatch(given):
-        return "Give the folder that holds config.json and *.safetensors."
+        return (
+            "Give the folder that holds config.json and *.safetensors, or no model for the demo "
+            "model that TierKV brings along."
+        )
     folder = f"models/{given.rpartition('/')[2]}"
     return (
         f"Models are not fetched by name. Run `hf download {given} --local-dir {folder}`, then "

@@ -69,6 +69,21 @@ def test_too_little_shared_memory_says_how_much_is_needed() -> None:
     assert "dmp.capacity" in done.stderr
 
 
+def test_a_size_that_is_none_is_told_how_to_write_one() -> None:
+    done = command_line("up", "--set", "dmp.capacity=1 gigs")
+    assert done.returncode == 1
+    assert "dmp.capacity = '1 gigs' is not valid" in done.stderr
+    assert "512MiB" in done.stderr
+
+
+def test_a_postgresql_that_is_away_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    away = "host=127.0.0.1 port=1 dbname=x"
+    done = command_line("up", "--postgres", away, "--set", f"cluster.run_dir={tmp_path}")
+    assert done.returncode == 1
+    assert "front.postgres: connection failed" in done.stderr
+    assert "starting" not in done.stdout + done.stderr
+
+
 BAD_STATEMENTS = {
     "SELECT ai_generate('x', model => 'nope')": "42704",
     "SELECT ai_generate('x', options => '{\"temprature\": 1}')": "22023",

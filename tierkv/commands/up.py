@@ -118,6 +118,10 @@ async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
             read_model_config(model_folder(each))  # Fail before anything is started.
     for name, port in (("pg", settings.front.pg_port), ("http", settings.front.http_port)):
         _require_free(settings.front.bind, port, flag=f"--{name}-port")
+    if settings.front.postgres:
+        from tierkv.dbfront.postgres.install import install  # psycopg, only with PostgreSQL
+
+        await install(settings.front.postgres)  # The front would do so, after all other processes.
     run_dir = settings.cluster.run_dir.expanduser()
     keep_files_private()
     stop = asyncio.Event()
