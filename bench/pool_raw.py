@@ -14,6 +14,7 @@ import socket
 import struct
 import tempfile
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -109,15 +110,21 @@ class HashedCopy(Memcpy):
         return get
 
 
-class RawSocket:
-    """One connection per thread, blocking sendmsg and recv_into."""
+class SocketContender:
+    """A server process of the benchmark's own, and one connection to it per thread."""
 
     ops = ("get", "put")
 
-    def __init__(self) -> None:
+    def __init__(self, serve: Callable[[Connection], None]) -> None:
+        """Start the server.
+
+        Args:
+            serve: runs in the server process. Sends its port first, then answers a size, for the
+                values to come, with the same size.
+        """
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self._server = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._server = context.Process(target=serve, args=(theirs,), daemon=True)
         with server_side():
             self._server.start()
         self._port: int = ours.recv()
@@ -128,6 +135,34 @@ class RawSocket:
         self._values = values
         self._control.send(values.size)
         assert self._control.recv() == values.size
+
+    def tidy(self) -> None:
+        """Do nothing: these servers keep values in a fixed number of places."""
+
+    def close(self) -> None:
+        for sock in self._socks.values():
+            sock.close()
+        self._control.close()
+        self._server.join(5)
+        self._server.kill()
+        self._server.join()
+
+    def _connection(self, thread: int) -> socket.socket:
+        if thread not in self._socks:
+            sock = socket.create_connection(("127.0.0.1", self._port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socks[thread] = sock
+        return self._socks[thread]
+
+
+class RawSocket(SocketContender):
+    """Blocking sendmsg and recv_into."""
+
+    def __init__(self) -> None:
+        super().__init__(_serve)
+
+    def store(self, values: Values) -> None:
+        super().store(values)
         views = [memoryview(row) for row in values.source]
         self._put(self._connection(0), _STORE, range(BATCH), views)
 
@@ -153,28 +188,10 @@ class RawSocket:
         _send(sock, [memoryview(request), *(views[k] for k in chosen)])
         _fill(sock, memoryview(bytearray(16)))
 
-    def _connection(self, thread: int) -> socket.socket:
-        if thread not in self._socks:
-            sock = socket.create_connection(("127.0.0.1", self._port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socks[thread] = sock
-        return self._socks[thread]
-
     def stored(self) -> list[bytes]:
         self._control.send(("stored", list(self._last)))
         answer: list[bytes] = self._control.recv()
         return answer
-
-    def tidy(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        for sock in self._socks.values():
-            sock.close()
-        self._control.close()
-        self._server.join(5)
-        self._server.kill()
-        self._server.join()
 
 
 def _fill(sock: socket.socket, view: memoryview) -> None:

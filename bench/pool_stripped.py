@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import mmap
-import multiprocessing
 import socket
 import struct
 import tempfile
@@ -24,7 +23,7 @@ from typing import Final
 import xxhash
 
 from bench.pool_cell import BATCH, Cell, Contender, Operation, Values
-from bench.pool_cores import server_side
+from bench.pool_raw import SocketContender
 
 _HEAD: Final = struct.Struct("<III")
 _GET, _PUT = 0, 1
@@ -40,27 +39,16 @@ def contenders() -> dict[str, Contender]:
     return {"stripped": Stripped()}
 
 
-class Stripped:
-    """One connection per thread."""
-
-    ops = ("get", "put")
+class Stripped(SocketContender):
+    """The pool's protocol; the server's ring forgets the oldest values."""
 
     def __init__(self) -> None:
-        ours, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        self._server = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with server_side():
-            self._server.start()
-        self._port: int = ours.recv()
-        self._control = ours
-        self._socks: dict[int, socket.socket] = {}
+        super().__init__(_serve)
         self._numbers = itertools.count()
         self._last: list[bytes] = []
 
     def store(self, values: Values) -> None:
-        self._values = values
-        self._control.send(values.size)
-        assert self._control.recv() == values.size
+        super().store(values)
         self._kept = self._put(self._connection(0), range(BATCH), b"kept----")
 
     def operation(self, cell: Cell, thread: int) -> Operation:
@@ -105,28 +93,10 @@ class Stripped:
         assert len([*_PLACE.iter_unpack(places)]) == count
         return keys
 
-    def _connection(self, thread: int) -> socket.socket:
-        if thread not in self._socks:
-            sock = socket.create_connection(("127.0.0.1", self._port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socks[thread] = sock
-        return self._socks[thread]
-
     def stored(self) -> list[bytes]:
         self._control.send(list(self._last))
         answer: list[bytes] = self._control.recv()
         return answer
-
-    def tidy(self) -> None:
-        """Do nothing: the ring forgets the oldest values."""
-
-    def close(self) -> None:
-        for sock in self._socks.values():
-            sock.close()
-        self._control.close()
-        self._server.join(5)
-        self._server.kill()
-        self._server.join()
 
 
 def _fill(sock: socket.socket, views: list[memoryview]) -> None:

@@ -153,7 +153,7 @@ class Router:
         serving = self._fleet.candidates(event.model, Stage.WHOLE, refused=(), now=now)
         if len(serving) > 1:
             return True
-        return any(record not in serving for record in self.decoders(event, now))
+        return len({id(record) for record in (*serving, *self.decoders(event, now))}) > 1
 
     def decoders(
         self, event: RequestArrived, now: float, refused: Collection[NodeId] = ()

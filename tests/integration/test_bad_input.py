@@ -76,11 +76,19 @@ def test_a_size_that_is_none_is_told_how_to_write_one() -> None:
     assert "512MiB" in done.stderr
 
 
-def test_a_postgresql_that_is_away_is_told_before_anything_is_started(tmp_path: Path) -> None:
-    away = "host=127.0.0.1 port=1 dbname=x"
-    done = command_line("up", "--postgres", away, "--set", f"cluster.run_dir={tmp_path}")
+@pytest.mark.parametrize(
+    ("dsn", "says"),
+    [
+        ("host=127.0.0.1 port=1 dbname=x", "front.postgres: connection failed"),
+        ("BAD", "Write it as postgresql://"),
+    ],
+)
+def test_a_postgresql_that_is_none_is_told_before_anything_is_started(
+    tmp_path: Path, dsn: str, says: str
+) -> None:
+    done = command_line("up", "--postgres", dsn, "--set", f"cluster.run_dir={tmp_path}")
     assert done.returncode == 1
-    assert "front.postgres: connection failed" in done.stderr
+    assert says in done.stderr
     assert "starting" not in done.stdout + done.stderr
 
 

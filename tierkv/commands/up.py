@@ -119,8 +119,10 @@ async def run_cluster(loaded: LoadedConfig, shape: ClusterShape) -> int:
     for name, port in (("pg", settings.front.pg_port), ("http", settings.front.http_port)):
         _require_free(settings.front.bind, port, flag=f"--{name}-port")
     if settings.front.postgres:
-        from tierkv.dbfront.postgres.install import install  # psycopg, only with PostgreSQL
+        from tierkv.dbfront.postgres.install import install  # only with PostgreSQL behind
+        from tierkv.dbfront.postgres.wire.login import parse_dsn
 
+        parse_dsn(settings.front.postgres)
         await install(settings.front.postgres)  # The front would do so, after all other processes.
     run_dir = settings.cluster.run_dir.expanduser()
     keep_files_private()

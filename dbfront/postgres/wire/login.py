@@ -70,7 +70,10 @@ def parse_dsn(dsn: str) -> Target:
     try:
         given = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
     except ProgrammingError as error:
-        raise ConfigError(f"front.postgres can't be read: {str(error).strip()}") from None
+        raise ConfigError(
+            f"front.postgres can't be read: {str(error).strip()}",
+            hint="Write it as postgresql://tierkv@127.0.0.1:5432/app.",
+        ) from None
     host = given.get("host") or "localhost"
     if host.startswith(("/", "@")) or "," in host:
         raise ConfigError(
