@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
@@ -129,30 +128,8 @@ class CallStream:
             await self._opened.close()
 
 
-class _Received:
-    """Unread events of one call, at most as many as the answer has tokens; for one reader.
-
-    A queue of asyncio costs each call six times as long.
-    """
-
-    __slots__ = ("_unread", "_waiting")
-
-    def __init__(self) -> None:
-        self._unread: deque[pb.GenerateEvent | Exception] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-
-    def put(self, event: pb.GenerateEvent | Exception) -> None:
-        """Add an event, or the error that ends the call."""
-        self._unread.append(event)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    async def get(self) -> pb.GenerateEvent | Exception:
-        """Wait for the next event or error."""
-        while not self._unread:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        return self._unread.popleft()
+_Received = asyncio.Queue[pb.GenerateEvent | Exception]
+"""Unread events of one call, at most as many as the answer has tokens."""
 
 
 class _OpenStream:
@@ -179,7 +156,7 @@ class _OpenStream:
     def begin(self, request: pb.GenerateRequest) -> tuple[int, _Received]:
         """Send a request with the next pack; return the number of the call and its events."""
         number = next(self._numbers)
-        received = self._received[number] = _Received()
+        received = self._received[number] = asyncio.Queue()
         self._send(pb.CallFrame(call=number, request=request))
         return number, received
 
@@ -223,16 +200,16 @@ class _OpenStream:
             self._writer.cancel()
             self._call.cancel()
             for received in self._received.values():
-                received.put(copy.copy(failure))  # A raised error keeps its traceback.
+                received.put_nowait(copy.copy(failure))  # A raised error keeps its traceback.
 
     def _deliver(self, frame: pb.EventFrame) -> None:
         received = self._received.get(frame.call)
         if received is None:
             return  # The reader has left.
         if frame.HasField("error"):
-            received.put(error_from_proto(frame.error, default=TransportError))
+            received.put_nowait(error_from_proto(frame.error, default=TransportError))
         else:
-            received.put(frame.event)
+            received.put_nowait(frame.event)
 
     async def close(self) -> None:
         """End the stream and wait for its tasks."""

@@ -327,9 +327,9 @@ class Dispatcher:
         request, layout = job.answer.request, self._layout(job.wanted)
         reply = LocateReply()
         with suppress(TimeoutError):
-            reply = await job.interruptible(
-                self.directory.locate(request, layout, reserve_s=self.config.lease_s)
-            )
+            async with asyncio.timeout(None) as job.timer:
+                reply = await self.directory.locate(request, layout, reserve_s=self.config.lease_s)
+        job.timer = None
         job.lease = reply.lease
         self._leases.keep(job.lease)
         return located(job.request_id, reply)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, TypeVar
 
 from tierkv.compute.client import ComputeClient
 from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix
@@ -40,8 +38,6 @@ from tierkv.scheduler.events import (
     Stage,
     WantedModel,
 )
-
-T = TypeVar("T")
 
 
 class AnswerSoFar:
@@ -203,6 +199,7 @@ class Job:
         todo: the newest instruction for the request, not carried out yet.
         woken: set when ``todo`` changes while the request waits.
         client: the current node's client, and the request's id at this node.
+        timer: interrupts the wait for the directory or for the node's next event.
         abandoned: the node's incarnation ended.
         prefetching: the task of the last prefetch; None before the first.
         lease: lease on the located blocks of the prompt; NO_LEASE: nothing is leased.
@@ -217,14 +214,13 @@ class Job:
         self.todo: Instruction | None = None
         self.woken = asyncio.Event()
         self.client: tuple[ComputeClient, RequestId] | None = None
+        self.timer: asyncio.Timeout | None = None
         self.abandoned = False
         self.prefetching: asyncio.Task[None] | None = None
         self.lease = NO_LEASE
         self.cancel_asked = False
         self.dropped = False
         self.ending: Event = RequestCancelled(request.request_id)
-        self._waiting: asyncio.Task[Any] | None = None
-        self._interrupted = False
 
     @property
     def request_id(self) -> RequestId:
@@ -244,38 +240,8 @@ class Job:
     def interrupt(self) -> None:
         """End any wait in progress."""
         self.woken.set()
-        if self._waiting is not None and not self._interrupted:
-            self._interrupted = True
-            self._waiting.cancel()
-
-    async def interruptible(self, awaitable: Awaitable[T]) -> T:
-        """Wait for the directory or for the node's next event; one wait at a time.
-
-        The same as ``asyncio.timeout(None)``, which takes several times as long, for every event.
-
-        Raises:
-            TimeoutError: ``interrupt`` was called meanwhile.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        cancelling = task.cancelling()
-        self._waiting = task
-        try:
-            return await awaitable
-        except asyncio.CancelledError:
-            if self._interrupted and self._rest(task) <= cancelling:
-                raise TimeoutError from None
-            raise
-        finally:
-            self._rest(task)
-
-    def _rest(self, task: asyncio.Task[Any]) -> int:
-        """End a wait; return how often the task was cancelled by others."""
-        self._waiting = None
-        if self._interrupted:
-            self._interrupted = False
-            return task.uncancel()
-        return task.cancelling()
+        if self.timer is not None and not self.timer.expired():
+            self.timer.reschedule(asyncio.get_running_loop().time())
 
 
 def located(request_id: RequestId, reply: LocateReply) -> ChainLocated:

@@ -237,7 +237,8 @@ async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> Generat
         _check_abandoned(job)
         return None
     try:
-        return await job.interruptible(anext(events))
+        async with asyncio.timeout(None) as job.timer:
+            return await anext(events)
     except TimeoutError:
         _check_abandoned(job)
         return None
@@ -250,6 +251,8 @@ async def _next_event(job: Job, events: AsyncIterator[GenerateEvent]) -> Generat
         raise TransportError("the connection to the node was closed") from None
     except StopAsyncIteration:
         raise TransportError("the node's stream ended before the last event") from None
+    finally:
+        job.timer = None
 
 
 def _check_abandoned(job: Job) -> None:

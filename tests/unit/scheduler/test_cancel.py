@@ -46,32 +46,19 @@ async def test_a_wait_that_is_just_ending_may_be_ended_again() -> None:
     job = Job(make_request(), WantedModel("tiny"))
 
     async def listen() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:  # As a stream that takes a while to close.
-            await asyncio.wait([asyncio.create_task(asyncio.sleep(0))])
+        async with asyncio.timeout(None) as job.timer:
+            try:
+                await asyncio.Event().wait()
+            finally:  # As a stream that takes a while to close.
+                await asyncio.wait([asyncio.create_task(asyncio.sleep(0))])
 
-    listening = asyncio.create_task(job.interruptible(listen()))
+    listening = asyncio.create_task(listen())
     await asyncio.sleep(0)
     while not listening.done():
         job.interrupt()
         await asyncio.sleep(0)
     assert isinstance(listening.exception(), TimeoutError)
     job.interrupt()
-
-
-async def test_a_cancelled_caller_is_not_taken_for_an_interrupted_wait() -> None:
-    job = Job(make_request(), WantedModel("tiny"))
-    for interrupts_first in (True, False):
-        waiting = asyncio.create_task(job.interruptible(asyncio.Event().wait()))
-        await asyncio.sleep(0)
-        if interrupts_first:
-            job.interrupt()
-        waiting.cancel()
-        job.interrupt()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-    assert await job.interruptible(asyncio.sleep(0, "done")) == "done"
 
 
 async def test_while_locating() -> None:
