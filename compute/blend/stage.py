@@ -221,17 +221,18 @@ class Blends:
         self, seq: EngineSequence, uses: list[PromptChunk], sources: list[tuple[Source, ...]]
     ) -> BlendDecision | None:
         """Choose the recompute ratio; return None if computing all tokens is as fast."""
+        ahead = self._loads.ahead_of(seq)
         decision = self._tiers.decider.decide_blend(
             sources,
             self._tiers.codec_of(seq.request) or KvCodec.NONE,
             _work_of(seq, uses),
             start=seq.computed,
             stop=seq.length,
-            ahead=self._loads.ahead_of(seq),
+            ahead=ahead,
         )
         chosen = decision.recompute_ratio is not None
         kind = "blend" if chosen else "compute"
-        self._loads.decided(seq, decision, found=len(sources), kind=kind)
+        self._loads.decided(seq, decision, found=len(sources), kind=kind, ahead=ahead)
         if not chosen:
             self._tiers.avoided(sources)
         return decision if chosen else None

@@ -10,15 +10,11 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from tierkv.costing.first_token import Beside, FirstTokenFit
 from tierkv.kvcore.node import LoadChoiceStats
 
 _log = logging.getLogger(__name__)
 _KEPT = 256
-_LATE_AT_MOST = 8.0
-"""Upper bound of a lateness to learn from, relative to the plan; more has another cause."""
-_NEW_SHARE = 0.2
-_AT_LEAST = 0.5
-"""A prediction is never below this share of the plan."""
 
 
 @dataclass(slots=True)
@@ -32,9 +28,10 @@ class LoadRecord:
         found_blocks: blocks that could have been loaded.
         planned_s: seconds from the decision to the first token, by the measured costs; 0.0 before
             any measurement.
-        predicted_s: ``planned_s`` plus the recent lateness of plans of the same kind.
+        predicted_s: ``planned_s``, corrected by what recent plans of the same kind took.
         alternatives: predictions for the rejected plans.
         decided_at_s: the engine's clock.
+        beside: what stood beside the prompt.
         actual_s: measured seconds; NaN until known, and for good without a first token.
     """
 
@@ -46,6 +43,7 @@ class LoadRecord:
     predicted_s: float
     alternatives: tuple[tuple[str, float], ...]
     decided_at_s: float
+    beside: Beside
     actual_s: float = math.nan
 
 
@@ -68,7 +66,7 @@ class LoadLog:
 
     recent: deque[LoadRecord] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _sums: dict[str, _LoadSums] = field(default_factory=dict)
-    _late_s: dict[str, float] = field(default_factory=dict)
+    _fits: dict[str, FirstTokenFit] = field(default_factory=dict)
 
     def decided(
         self,
@@ -80,12 +78,21 @@ class LoadLog:
         planned_s: float,
         alternatives: tuple[tuple[str, float], ...],
         now: float,
+        beside: Beside,
     ) -> LoadRecord:
         """Record a decision, and predict the time of the first token."""
-        late_s = self._late_s.get(kind, 0.0) if planned_s else 0.0
-        predicted_s = max(_AT_LEAST * planned_s, planned_s + late_s)
+        fit = self._fits.setdefault(kind, FirstTokenFit())
+        predicted_s = fit.predict_s(planned_s, beside) if planned_s else 0.0
         record = LoadRecord(
-            request_id, kind, choice, found_blocks, planned_s, predicted_s, alternatives, now
+            request_id,
+            kind,
+            choice,
+            found_blocks,
+            planned_s,
+            predicted_s,
+            alternatives,
+            now,
+            beside,
         )
         self.recent.append(record)
         self._sums.setdefault(kind, _LoadSums()).decisions += 1
@@ -96,9 +103,7 @@ class LoadLog:
         if first_token_s >= 0.0:
             record.actual_s = first_token_s - record.decided_at_s
         if record.predicted_s > 0.0 and not math.isnan(record.actual_s):
-            late_s = min(record.actual_s, _LATE_AT_MOST * record.planned_s) - record.planned_s
-            before_s = self._late_s.setdefault(record.kind, late_s)
-            self._late_s[record.kind] = before_s + _NEW_SHARE * (late_s - before_s)
+            self._fits[record.kind].learn(record.planned_s, record.beside, record.actual_s)
             sums = self._sums[record.kind]
             sums.measured += 1
             sums.predicted_s += record.predicted_s

@@ -27,6 +27,7 @@ from tierkv.compute.tiers.tiers import Tiers
 from tierkv.compute.transfers.prompt_lookups import lookup_of, part_wanted
 from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave
 from tierkv.costing.blend_controller import BlendDecision
+from tierkv.costing.first_token import Beside
 from tierkv.costing.load_controller import LoadDecision
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.layout import KvCodec
@@ -238,16 +239,18 @@ class Loads:
 
     def _decide(self, seq: Sequence, found: list[tuple[Source, ...]]) -> LoadDecision:
         """Choose how many of the found blocks to load, and log the decision."""
+        ahead = self.ahead_of(seq)
         decision = self._tiers.decider.decide(
             found,
             self._tiers.codec_of(seq.request) or KvCodec.NONE,
             start=seq.num_pages * seq.block_tokens,
             stop=seq.length,
-            ahead=self.ahead_of(seq),
+            ahead=ahead,
         )
         self._tiers.avoided(found[decision.depth :])
         if found:
-            self.decided(seq, decision, found=len(found), kind=decision.kind(len(found)))
+            kind = decision.kind(len(found))
+            self.decided(seq, decision, found=len(found), kind=kind, ahead=ahead)
         return decision
 
     def ahead_of(self, seq: Sequence) -> Ahead:
@@ -260,7 +263,13 @@ class Loads:
         return Ahead(tokens, sequences, after, wait_s, len(busy), others)
 
     def decided(
-        self, seq: Sequence, decision: LoadDecision | BlendDecision, *, found: int, kind: str
+        self,
+        seq: Sequence,
+        decision: LoadDecision | BlendDecision,
+        *,
+        found: int,
+        kind: str,
+        ahead: Ahead,
     ) -> None:
         """Log a decision; the measured time is added when the sequence has ended."""
         record = self._tiers.log.decided(
@@ -271,6 +280,7 @@ class Loads:
             planned_s=decision.predicted_s,
             alternatives=decision.alternatives,
             now=self._clock.now(),
+            beside=Beside(ahead.sequences, ahead.after),
         )
         self._decided[seq.seq_id] = (seq, record)
 
