@@ -50,6 +50,10 @@ def wait_for_copies(device: torch.device) -> None:
 
 
 _HOLD_TTL_S = 30.0
+_TRIES = 3
+"""How often a load tries to promote blocks that find no room in a node's memory."""
+_GIVEN_UP_CHECK_S = 0.05
+"""Interval at which a load that waits for room looks whether it is still wanted."""
 Held = list[tuple[PoolNode, list[Location]]]
 """Copies to release after a load."""
 _Targets = Mapping[int, Sequence[memoryview]]
@@ -97,8 +101,42 @@ def make_job(
     return LoadJob(tuple(pages), list(sources), events, len(pages), tiers, codec)
 
 
+class _Turns:
+    """Lets one load at a time bring blocks into a node's memory, and wait for room there.
+
+    A promoted block is held only after its promotion. Promotions of several loads at once could
+    evict each other's blocks before that, and none of the loads would get all of its blocks.
+
+    Attributes:
+        promoting: held by a load from its first promotion until its blocks are held.
+    """
+
+    def __init__(self) -> None:
+        self.promoting = threading.Lock()
+        self._holding: set[int] = set()
+        self._changed = threading.Condition()
+
+    def holds(self, job: LoadJob) -> None:
+        """Count a load among those that hold blocks, until it has ``ended``."""
+        with self._changed:
+            self._holding.add(id(job))
+
+    def ended(self, job: LoadJob) -> None:
+        """Say that a load has released its blocks."""
+        with self._changed:
+            self._holding.discard(id(job))
+            self._changed.notify_all()
+
+    def wait_for_others(self, job: LoadJob) -> None:
+        """Wait until the loads that hold blocks now have ended, or this load is given up."""
+        with self._changed:
+            others = set(self._holding)
+            while others & self._holding and not job.given_up:
+                self._changed.wait(_GIVEN_UP_CHECK_S)
+
+
 class Loader:
-    """Executes load jobs. Thread-safe: jobs share nothing but the figures."""
+    """Executes load jobs. Thread-safe: jobs share the figures and take turns at promotions."""
 
     def __init__(
         self,
@@ -114,6 +152,7 @@ class Loader:
         self._clock = clock
         self._figures = figures
         self._direct = direct
+        self._turns = _Turns()
 
     def run(self, job: LoadJob, *, arrived: Callable[[], None]) -> None:
         """Load all layers, calling ``arrived`` after each; always ends with every event set."""
@@ -128,9 +167,8 @@ class Loader:
         finally:
             for ready in job.layer_ready:
                 ready.set()
-            for node, locations in held:
-                with self._absorb():
-                    node.release(locations)
+            self._release(held)
+            self._turns.ended(job)
 
     def _read_layers(self, job: LoadJob, arrived: Callable[[], None]) -> None:
         """Read layer after layer; several small layers at once, because calls are costly."""
@@ -152,15 +190,49 @@ class Loader:
 
     def _prepare(self, job: LoadJob, held: Held) -> None:
         """Promote resting copies, hold the best copies against eviction, drop lost copies."""
-        pending = list(range(len(job.sources)))
-        while pending:
-            self._promote(job, pending)
-            pending = self._hold(job, [b for b in pending if job.sources[b]], held)
+        wanted = list(job.sources)
+        pending = list(range(len(wanted)))
+        while pending and not any(_is_at_rest(job.sources[b][0]) for b in pending):
+            pending = [b for b in self._hold(job, pending, held) if job.sources[b]]
+        if pending:
+            self._release(held)  # Who waits for a turn holds nothing: the room may be needed.
+            self._bring_in_turn(job, wanted, held)
+        self._turns.holds(job)
         job.sources = [self._readable(copies, job.codec) for copies in job.sources]
         job.good = next((i for i, copies in enumerate(job.sources) if not copies), job.good)
         for block, copies in enumerate(job.sources[: job.good]):
             job.tiers[block] = copies[0].tier
             job.sizes.append(_place(copies[0]).length // len(job.layer_ready))
+
+    def _bring_in_turn(
+        self, job: LoadJob, wanted: Sequence[tuple[Source, ...]], held: Held
+    ) -> None:
+        """Hold all blocks while no other load promotes; wait for other loads if room is short."""
+        with self._turns.promoting:
+            missing = list(range(len(wanted)))
+            for _ in range(_TRIES):
+                for block in missing:
+                    job.sources[block] = wanted[block]
+                self._promote_and_hold(job, missing, held)
+                missing = [
+                    b for b in missing if not job.sources[b] and any(map(_is_at_rest, wanted[b]))
+                ]
+                if not missing or job.given_up:
+                    break
+                self._turns.wait_for_others(job)
+            self._turns.holds(job)
+
+    def _promote_and_hold(self, job: LoadJob, blocks: Iterable[int], held: Held) -> None:
+        pending = list(blocks)
+        while pending:
+            self._promote(job, pending)
+            pending = self._hold(job, [b for b in pending if job.sources[b]], held)
+
+    def _release(self, held: Held) -> None:
+        for node, locations in held:
+            with self._absorb():
+                node.release(locations)
+        held.clear()
 
     def _readable(self, copies: tuple[Source, ...], codec: KvCodec) -> tuple[Source, ...]:
         """Leave out copies that rest, or that can't be KV of this layout, whatever their key says.
@@ -195,7 +267,7 @@ class Loader:
 
     def _promote(self, job: LoadJob, blocks: Sequence[int]) -> None:
         """Have nodes read blocks into memory if the best copy rests (tier L4)."""
-        resting = [b for b in blocks if job.sources[b] and job.sources[b][0].location is None]
+        resting = [b for b in blocks if job.sources[b] and _is_at_rest(job.sources[b][0])]
         for some in _by_node(job, resting).values():
             keys = [job.sources[b][0].key for b in some]
             node = job.sources[some[0]][0].node
@@ -211,7 +283,7 @@ class Loader:
                 first, *others = job.sources[block]
                 here = [] if location is None else [replace(first, location=location)]
                 job.sources[block] = (*here, *others)
-        again = [b for b in resting if job.sources[b] and job.sources[b][0].location is None]
+        again = [b for b in resting if job.sources[b] and _is_at_rest(job.sources[b][0])]
         if again:
             self._promote(job, again)
 
@@ -346,6 +418,10 @@ def _by_node(job: LoadJob, blocks: Iterable[int]) -> dict[tuple[NodeId, Tier], l
         best = job.sources[block][0]
         groups.setdefault((best.node.node_id, best.tier), []).append(block)
     return groups
+
+
+def _is_at_rest(source: Source) -> bool:
+    return source.location is None
 
 
 def _length(copies: Sequence[Source], default: int) -> int:
