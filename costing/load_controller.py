@@ -46,7 +46,7 @@ from tierkv.kvcore.location import Tier
 _TRIED_ALL = 8
 """Trying this many depths costs less than finding the depths that can be best."""
 _MOST_SLOWER = 2.0
-"""A plan that spares others may take so many times as long as computing."""
+"""A plan that spares others may take so many times as long as computing beside the same prompts."""
 COMPUTE = "compute"
 """Name of the alternative that loads nothing."""
 
@@ -125,6 +125,7 @@ class Prompt:
         load_from_s: when a loader begins to load for this prompt.
         shares_steps: True if tokens of further prompts fill the prompt's steps, so the prompt is
             charged a share of a step, not a whole step.
+        after: further prompts that share the prompt's first step.
         computing_delays: other prompts, which wait while the engine computes this prompt.
         loading_delays: other loads that wait while a loader loads for this prompt.
     """
@@ -138,6 +139,7 @@ class Prompt:
     compute_from_s: float = 0.0
     load_from_s: float = 0.0
     shares_steps: bool = False
+    after: int = 0
     computing_delays: float = 0.0
     loading_delays: float = 0.0
 
@@ -255,7 +257,7 @@ def choose(
     known = [(COMPUTE, compute_s), *((plan.choice, plan.predicted_s) for _, plan in found)]
     alternatives = tuple(sorted(known, key=lambda pair: pair[1]))
     all_s = compute_s + prompt.computing_delays * sum(_computing(prompt, prompt.start))
-    most_s = _MOST_SLOWER * compute_s
+    most_s = _MOST_SLOWER * (compute_s + beside_s(prompt, 0))
     useful = [pair for pair in found if pair[0] < all_s and pair[1].predicted_s < most_s]
     if not useful:
         return LoadDecision(0, None, compute_s, compute_s, alternatives=alternatives)
@@ -285,18 +287,19 @@ def makespan(prompt: Prompt, chain: Chain, depth: int) -> float:
     return _Depths(prompt, chain).seconds(depth)
 
 
-def beside_s(prompt: Prompt, depth: int, others: int) -> float:
+def beside_s(prompt: Prompt, depth: int) -> float:
     """Predict how much longer a prompt's step takes because further similar prompts share the step.
+
+    As many of ``prompt.after`` share it as the step has room for.
 
     Args:
         prompt: the prompt.
         depth: blocks that the prompt loads; the further prompts are assumed to load as many.
-        others: number of further prompts that share the step, as far as the step has room.
     """
     at = _loaded_to(prompt, depth) if depth else prompt.start
     tokens = min(prompt.stop - at, prompt.step_tokens)
     room = prompt.step_tokens - tokens
-    sequences = min(others, room / tokens)
+    sequences = min(prompt.after, room / tokens)
     pairs = causal_pairs(at, tokens) * sequences
     return prompt.cost.seconds(sequences * tokens, pairs, steps=0.0, sequences=sequences)
 

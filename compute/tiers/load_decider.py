@@ -139,7 +139,7 @@ class LoadDecider:
         """Choose how many of the blocks behind ``start`` to load for a prompt up to ``stop``."""
         prompt = self._prompt(start, stop, ahead)
         decision = self._chosen(prompt, sources, codec)
-        shared_s = beside_s(prompt, decision.depth, ahead.after)
+        shared_s = beside_s(prompt, decision.depth)
         return replace(decision, predicted_s=decision.predicted_s + shared_s)
 
     def _chosen(
@@ -274,6 +274,7 @@ class LoadDecider:
             ),
             load_from_s=ahead.load_s,
             shares_steps=ahead.tokens > 0,
+            after=ahead.after,
             computing_delays=ahead.others,
             loading_delays=ahead.loads / self._threads,
         )

@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -128,7 +129,7 @@ def _depth(random: Random) -> Decision:
     prompt = _prompt(random, runs)
     levels = [_level(random, codec) for codec in random.sample(list(KvCodec), random.randint(1, 2))]
     decision = choose(prompt, runs, levels, budget_s=random.choice([0.0, 0.0, 1.0]))
-    beside = beside_s(prompt, decision.depth, random.randint(0, 4))
+    beside = beside_s(replace(prompt, after=random.randint(0, 4)), decision.depth)
     return [decision.choice, decision.predicted_s, decision.compute_s, decision.load_s, beside]
 
 
