@@ -309,18 +309,26 @@ class StepCostFit:
         )
         expected = [explained / square * figure for figure in shape]
         seen = [i for i in range(4) if matrix[i][i]]
-        figures, free = expected, seen
+        least = [
+            _LEAST_SHARE * figure if i in seen else figure for i, figure in enumerate(expected)
+        ]
+        above, free = [0.0] * 4, seen
         while free:
             ridge = [[matrix[i][j] * (1 + _LEANING * (i == j)) for j in free] for i in free]
-            pulled = [target[i] + _LEANING * matrix[i][i] * expected[i] for i in free]
-            values = _solve(ridge, pulled) or [expected[i] for i in free]
-            figures = [0.0 if i in seen else expected[i] for i in range(4)]
+            pulled = [
+                target[i]
+                - sum(matrix[i][j] * least[j] for j in seen)
+                + _LEANING * matrix[i][i] * (expected[i] - least[i])
+                for i in free
+            ]
+            values = _solve(ridge, pulled) or [expected[i] - least[i] for i in free]
+            above = [0.0] * 4
             for i, value in zip(free, values, strict=True):
-                figures[i] = value
+                above[i] = value
             if min(values) >= 0.0:
                 break
-            free = [i for i in free if figures[i] > 0.0]
-        return StepCost(*figures)
+            free = [i for i in free if above[i] > 0.0]
+        return StepCost(*(low + more for low, more in zip(least, above, strict=True)))
 
     def _fitted(self) -> StepCost:
         """Fit to the samples alone."""
@@ -351,6 +359,9 @@ _COLUMNS: Final = (
 _STEP_KEPT = 0.85
 _LEANING = 0.02
 """Strength of the prior: equal to samples that differ by a seventh of their size."""
+_LEAST_SHARE = 0.25
+"""No figure is believed to be below this share of its part in the prior: steps that threads beside
+them slowed down differ by more than their tokens, and would make tokens look free."""
 _SHOWS_PAIRS = 256
 """Tokens of a step from which the cost of attention's pairs is visible next to the cost of
 tokens."""

@@ -163,6 +163,16 @@ def test_steps_that_differ_replace_what_was_calibrated() -> None:
         assert seconds == pytest.approx(want.causal_seconds(start, tokens), rel=0.15)
 
 
+def test_short_steps_that_loads_slow_down_do_not_make_tokens_free() -> None:
+    fit = calibrated()
+    for _ in range(20):
+        fit.add(20, causal_pairs(192, 20), 0.012)  # Beside threads that load.
+        fit.add(212, causal_pairs(0, 212), 0.010)
+    assert fit.cost is not None
+    scale = fit.cost.causal_seconds(0, 212) / TRUE_COST.causal_seconds(0, 212)
+    assert fit.cost.per_token_s > 0.1 * scale * TRUE_COST.per_token_s
+
+
 def test_what_was_calibrated_is_believed_before_the_first_step() -> None:
     fit = calibrated()
     assert fit.cost is not None
