@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
+from tierkv.compute.config import LoadPolicy
 from tierkv.dmp.transport.select import connect_pool_node
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import HostId
@@ -133,5 +135,31 @@ async def test_a_lost_segment_leaves_the_disk(small_rig) -> None:
             got, last = await answer(node, make_request(PROMPTS[0]))
             assert got == want[0]
             assert last.usage.hit_tokens.l4 == HIT_TOKENS
+    finally:
+        pool.close()
+
+
+async def test_loads_at_once_do_not_take_the_room_from_each_other(small_rig) -> None:
+    """Memory has room for two prompts: each load waits for the blocks it finds no room for."""
+    want = await plain_answers()
+    rig = small_rig()
+    await publish_all(rig, want)
+    pool = connect_pool_node(
+        rig.node.reports.info(data_address=rig.server.address), host=HostId("here")
+    )
+    try:
+        async with (
+            Told(rig) as told,
+            running_node(pool, meta=told.meta, load_policy=LoadPolicy.ALWAYS) as node,
+        ):
+            for _ in range(5):
+                answers = await asyncio.gather(
+                    *(answer(node, make_request(prompt)) for prompt in PROMPTS)
+                )
+                assert [tokens for tokens, _ in answers] == want
+                hits = [last.usage.hit_tokens.total for _, last in answers]
+                assert min(hits) >= HIT_TOKENS, hits
+                await node.drop_cache()
+            assert node.report().cache_errors == ()
     finally:
         pool.close()
