@@ -10,7 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from tierkv.costing.first_token import Beside, FirstTokenFit
+from tierkv.costing.correction import Beside, FirstTokenFit
 from tierkv.kvcore.node import LoadChoiceStats
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from tierkv.compute.tiers.tiers import Tiers
 from tierkv.compute.transfers.prompt_lookups import lookup_of, part_wanted
 from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave
 from tierkv.costing.blend_controller import BlendDecision
-from tierkv.costing.first_token import Beside
+from tierkv.costing.correction import Beside
 from tierkv.costing.load_controller import LoadDecision
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.layout import KvCodec

@@ -22,7 +22,7 @@ from tierkv.compute.tiers.load_figures import (
 )
 from tierkv.compute.tiers.load_log import LoadLog, LoadRecord
 from tierkv.costing.blend_controller import BlendWork
-from tierkv.costing.first_token import Beside
+from tierkv.costing.correction import Beside
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tierkv.costing.first_token import Beside, FirstTokenFit
+from tierkv.costing.correction import Beside, FirstTokenFit
 
 ALONE = Beside()
 
