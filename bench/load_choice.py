@@ -88,6 +88,13 @@ class Cell:
         return max(12, self.calls) if self.model == "small" else max(4, min(self.calls, 24))
 
     @property
+    def block_bytes(self) -> int:
+        """Size of a block."""
+        shape = MODELS[self.model]
+        heads = shape["num_key_value_heads"] * shape["head_dim"]
+        return int(2 * 4 * heads * shape["num_hidden_layers"] * BLOCK_TOKENS)
+
+    @property
     def l1_blocks(self) -> int:
         """Room of L1: for all that is in flight, or for so much of the rows' KV."""
         row = ROW_TOKENS // BLOCK_TOKENS
@@ -146,6 +153,7 @@ async def _measure(report: Report, cell: Cell, most_s: float, rng: random.Random
             if len(rounds) == _COLD_ROUNDS:
                 warm_s = time.monotonic()
         error = _prediction_error(nodes[AUTO], warm_s)
+        _check_tier(nodes[ALWAYS], cell)
     rounds = rounds[_COLD_ROUNDS:]
     better = ALWAYS if _ratio(rounds, ALWAYS, NEVER) < 1.0 else NEVER
     ratio = _ratio(rounds, AUTO, better)
@@ -161,6 +169,14 @@ def _check_equal(answers: list[list[list[int]]], cell: Cell) -> None:
     for row, tokens in enumerate(zip(*answers, strict=True)):
         if any(other != tokens[0] for other in tokens):
             raise AssertionError(f"{cell.name}: other tokens of row {row}: {tokens}")
+
+
+def _check_tier(node: ComputeNode, cell: Cell) -> None:
+    """Stop if most of what was loaded came from another tier."""
+    hits = {stats.tier: stats.hit_tokens for stats in node.report().tiers}
+    loaded = sum(hits.get(tier, 0) for tier in (Tier.L2, Tier.L3, Tier.L4))
+    if 2 * hits.get(cell.tier, 0) < loaded:
+        raise AssertionError(f"{cell.name}: loaded from other tiers: {hits}")
 
 
 def _enough(rounds: list[dict[str, float]], most_s: float) -> bool:
@@ -197,7 +213,9 @@ async def _nodes(cell: Cell) -> AsyncIterator[dict[str, ComputeNode]]:
     blocks = cell.rows * (ROW_TOKENS // BLOCK_TOKENS)
     async with AsyncExitStack() as stack:
         nodes: dict[str, ComputeNode] = {}
-        pool = await stack.enter_async_context(open_pool(cell.tier, blocks=blocks))
+        pool = await stack.enter_async_context(
+            open_pool(cell.tier, blocks=blocks, block_bytes=cell.block_bytes)
+        )
         for name, policy in NODES.items():
             config = ComputeConfig(
                 NodeId(f"compute-{name.replace(' ', '-')}"),

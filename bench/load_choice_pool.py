@@ -30,8 +30,7 @@ from tierkv.storage.l4 import L4Store
 
 HOST: Final = HostId("bench")
 """Host of the pool."""
-_BLOCK_BYTES: Final = 2 << 20
-"""Upper bound of the block size of all models."""
+_MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,14 @@ class Below:
 
 
 @asynccontextmanager
-async def open_pool(tier: Tier, *, blocks: int) -> AsyncIterator[Below]:
+async def open_pool(tier: Tier, *, blocks: int, block_bytes: int) -> AsyncIterator[Below]:
     """Run a pool whose blocks are in ``tier`` for a reader on the host passed to ``connect``."""
     if tier is Tier.L4:
-        async with _on_disk(blocks) as below:
+        async with _on_disk(blocks * block_bytes, block_bytes) as below:
             yield below
         return
     server = OurServer()
-    await asyncio.to_thread(server.start, _BLOCK_BYTES)
+    await asyncio.to_thread(server.start, block_bytes)
     info = server.info
     assert info is not None
     try:
@@ -65,15 +64,15 @@ async def open_pool(tier: Tier, *, blocks: int) -> AsyncIterator[Below]:
 
 
 @asynccontextmanager
-async def _on_disk(blocks: int) -> AsyncIterator[Below]:
+async def _on_disk(size_bytes: int, block_bytes: int) -> AsyncIterator[Below]:
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tierkv-bench-") as memory,
         tempfile.TemporaryDirectory(dir=cache_folder(), prefix="l4-") as disk,
     ):
-        extent = 4 << 20
+        extent = -(-2 * block_bytes // _MIB) * _MIB
         config = DmpConfig(
             NodeId("dmp"), HOST, f"{memory}/segment",
-            capacity_bytes=max(2 * extent, blocks * _BLOCK_BYTES // 8), ready_ahead_bytes=0,
+            capacity_bytes=max(2 * extent, size_bytes // 8), ready_ahead_bytes=0,
             extent_bytes=extent, demote_above=0.0,
         )  # fmt: skip
         meta = LocalMeta()
