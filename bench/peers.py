@@ -1,7 +1,7 @@
 """One table of ratios to peers and to floors: ``python -m bench --peers``.
 
 Runs the benchmarks that have a peer or a floor beside them, each in a process of its own, and
-collects the ratios. A peer is another program that does the same (Redis, Mooncake, transformers); a
+collects the ratios. A peer is another program that does the same (Redis, pgbouncer, transformers); a
 floor is the least that the machine allows (a raw socket, memcpy, the SQL engine alone). Every ratio
 is measured in one run, in turn with the other. What a benchmark leaves out, and which peers are
 missing on this machine, it says on standard error. ``--into docs/performance.md`` puts the table
@@ -23,12 +23,12 @@ from bench.report import Report, finish, make_parser, render_number
 
 RUNS: Final = (
     ("start_time",), ("front_overhead",), ("sql", "--relay"), ("compute", "--parts", "decode"),
-    ("block_layers",), ("pool",), ("meta",),
+    ("relay_peers",), ("block_layers",), ("pool",), ("meta",),
 )  # fmt: skip
 """Modules of this package, with their options."""
 
 _ROOT: Final = Path(__file__).parent.parent
-_PEERS: Final = ("redis", "redis_pipe", "redis_mget", "mooncake", "transformers")
+_PEERS: Final = ("redis", "redis_pipe", "redis_mget", "mooncake", "pgbouncer", "transformers")
 _FLOORS: Final = ("raw", "memcpy", "fio", "direct", "encode", "duckdb", "torch", "rpc")
 _LONGEST_FIRST: Final = sorted((*_PEERS, *_FLOORS), key=len, reverse=True)
 _RATIO: Final = re.compile(

@@ -15,6 +15,7 @@ def test_ratios_to_peers_and_floors_are_found_by_name() -> None:
         "1M_counted_1000_of_redis_mget": 1.4,
         "decode_batch_8_times_faster_than_transformers": 1.5,
         "relay_pgbench_simple_1_of_direct": 0.69,
+        "simple_1_relay_of_pgbouncer": 0.88,
         "worst_auto_of_better": 1.0,
         "tcp_get_1MiB_gb_per_s": 2.0,
     }
@@ -24,6 +25,7 @@ def test_ratios_to_peers_and_floors_are_found_by_name() -> None:
         Compared("pool", "1M_counted_1000", "redis_mget", 1.4),
         Compared("pool", "decode_batch_8", "transformers", 1.5),
         Compared("pool", "relay_pgbench_simple_1", "direct", 0.69),
+        Compared("pool", "simple_1_relay", "pgbouncer", 0.88),
     ]
 
 
