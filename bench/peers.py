@@ -1,7 +1,7 @@
 """One table of ratios to peers and to floors: ``python -m bench --peers``.
 
 Runs the benchmarks that have a peer or a floor beside them, each in a process of its own, and
-collects the ratios. A peer is another program that does the same (Redis, pgbouncer, transformers); a
+collects the ratios. A peer is another program that does the same (Redis, pgbouncer); a
 floor is the least that the machine allows (a raw socket, memcpy, the SQL engine alone). Every ratio
 is measured in one run, in turn with the other. What a benchmark leaves out, and which peers are
 missing on this machine, it says on standard error. ``--into docs/performance.md`` puts the table
