@@ -204,7 +204,9 @@ def _read_call(tokens: list[Token], index: int, function: AiFunction) -> FoundCa
         _refuse_modifiers(tokens, index, close, function)
     arguments: dict[str, Argument] = {}
     named = False
-    for position, (first, last) in enumerate(_split(tokens, start, end)):
+    ranges = _split(tokens, start, end)
+    _refuse_too_many(tokens, ranges, function)
+    for position, (first, last) in enumerate(ranges):
         name, first, is_named = _parameter(tokens, first, last, position, function, named)
         named = named or is_named
         if name in arguments:
@@ -322,7 +324,7 @@ def _parameter(
     named_before: bool,
 ) -> tuple[str, int, bool]:
     """Return an argument's parameter name, the start of its value, and True if named."""
-    if last - first > 1 and tokens[first + 1].text in ("=>", ":="):
+    if _is_named(tokens, first, last):
         name = name_value(tokens[first])
         if name not in function.names:
             raise _wrong(
@@ -335,13 +337,31 @@ def _parameter(
         return name, first + 2, True
     if named_before:
         raise _wrong(tokens[first], "positional argument cannot follow named argument")
-    if position >= len(function.parameters):
+    return function.names[position], first, False
+
+
+def _refuse_too_many(
+    tokens: list[Token], ranges: list[tuple[int, int]], function: AiFunction
+) -> None:
+    """Refuse positional arguments beyond the last parameter, before any of them is checked.
+
+    Otherwise a shifted argument would be blamed for not being the option in its place.
+    """
+    most = len(function.parameters)
+    if len(ranges) <= most:
+        return
+    named = [_is_named(tokens, first, last) for first, last in ranges]
+    given = named.index(True) if True in named else len(named)
+    if given > most:
         raise _wrong(
-            tokens[first],
-            f"{function.name} takes at most {len(function.parameters)} arguments",
+            tokens[ranges[most][0]],
+            f"{function.name} takes at most {most} arguments, not {given}",
             f"The arguments are {', '.join(function.names)}.",
         )
-    return function.names[position], first, False
+
+
+def _is_named(tokens: list[Token], first: int, last: int) -> bool:
+    return last - first > 1 and tokens[first + 1].text in ("=>", ":=")
 
 
 def _argument(
