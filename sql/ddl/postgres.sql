@@ -26,46 +26,88 @@ AS $$ SELECT pg_catalog.concat('tierkv_answers.s',
 -- Looks an answer up that the front has left here. An unknown question is told to the front by a
 -- message that only it reads, and answered NULL for now: the front learns the answer and runs the
 -- statement again. Nothing is written, so the function is STABLE.
+-- In a round with a number (tierkv.telling), 512 settings remember the last questions with their
+-- answers, so that rows with equal questions look nothing up and tell nothing again. The first
+-- unknown question is told at once, and others together when they fill tierkv.untold, whose rest
+-- tierkv.tell_rest() tells. '!' means: none was told yet.
 -- After as many unknown questions as tierkv.room has, it ends the round: a LIMIT may need no more.
 -- Its cost puts it behind other conditions, and keeps small statements below jit_above_cost.
+-- Settings are changed by assignments: PERFORM would take twice as long.
 CREATE OR REPLACE FUNCTION tierkv.ai_call(form bigint, question text) RETURNS text
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED COST 1000 AS $ai_call$
 DECLARE
   round pg_catalog.text := pg_catalog.current_setting('tierkv.round', true);
+  telling pg_catalog.text;
+  slot pg_catalog.text;
+  asked pg_catalog.text;
   known pg_catalog.text;
   entry pg_catalog.jsonb;
+  is_known pg_catalog.bool := false;
+  untold pg_catalog.text;
   room pg_catalog.text;
+  ignored pg_catalog.text;
 BEGIN
   IF question IS NULL THEN
     RETURN NULL;
+  END IF;
+  telling := pg_catalog.current_setting('tierkv.telling', true);
+  IF telling OPERATOR(pg_catalog.<>) ''
+      AND pg_catalog.octet_length(question) OPERATOR(pg_catalog.<) 4000 THEN
+    slot := pg_catalog.concat('tierkv_seen.s',
+      pg_catalog.hashtext(question COLLATE pg_catalog."C") OPERATOR(pg_catalog.&) 511);
+    asked := pg_catalog.concat(
+      telling, ' ', form, ' ', pg_catalog.length(question), ' ', question);
+    known := pg_catalog.current_setting(slot, true);
+    IF pg_catalog.starts_with(known, asked COLLATE pg_catalog."C") THEN
+      known := pg_catalog.substr(known, pg_catalog.length(asked) OPERATOR(pg_catalog.+) 1);
+      RETURN CASE WHEN known OPERATOR(pg_catalog.<>) '' THEN pg_catalog.substr(known, 2) END;
+    END IF;
   END IF;
   IF round OPERATOR(pg_catalog.=) 'collect' THEN
     SELECT m.answer INTO known FROM pg_temp.tierkv_memo m
       WHERE m.question OPERATOR(pg_catalog.=) (ai_call.question COLLATE pg_catalog."C")
         AND m.form OPERATOR(pg_catalog.=) ai_call.form;
-    IF FOUND THEN
-      RETURN known;
-    END IF;
+    is_known := FOUND;
   ELSE
     known := pg_catalog.current_setting(tierkv.answers_setting(question), true);
     IF known OPERATOR(pg_catalog.<>) '' THEN
       entry := known::pg_catalog.jsonb
         OPERATOR(pg_catalog.->) pg_catalog.concat(form, ' ', question);
     END IF;
-    IF pg_catalog.jsonb_array_length(entry) OPERATOR(pg_catalog.=) 1
-        OR (entry IS NOT NULL AND COALESCE(round, '') OPERATOR(pg_catalog.<>) 'settings') THEN
-      RETURN entry OPERATOR(pg_catalog.->>) 0;
-    END IF;
+    known := entry OPERATOR(pg_catalog.->>) 0;
+    is_known := COALESCE(pg_catalog.jsonb_array_length(entry) OPERATOR(pg_catalog.=) 1
+        OR (entry IS NOT NULL AND COALESCE(round, '') OPERATOR(pg_catalog.<>) 'settings'), false);
+  END IF;
+  IF asked IS NOT NULL AND (NOT is_known OR known IS NULL
+      OR pg_catalog.octet_length(known) OPERATOR(pg_catalog.<) 4000) THEN
+    ignored := pg_catalog.set_config(slot, pg_catalog.concat(asked,
+      CASE WHEN is_known AND known IS NOT NULL THEN pg_catalog.concat('=', known) END), true);
+  END IF;
+  IF is_known THEN
+    RETURN known;
   END IF;
   IF round OPERATOR(pg_catalog.=) 'collect' OR round OPERATOR(pg_catalog.=) 'settings' THEN
-    RAISE INFO 'tierkv' USING ERRCODE = 'TKV01', DETAIL = pg_catalog.concat(
-      form, ' ', pg_catalog.encode(pg_catalog.convert_to(question, 'UTF8'), 'hex'));
+    IF telling OPERATOR(pg_catalog.<>) '' THEN
+      untold := pg_catalog.current_setting('tierkv.untold', true);
+    END IF;
     room := pg_catalog.current_setting('tierkv.room', true);
+    asked := pg_catalog.concat(NULLIF(untold, '!'), form, ' ',
+      pg_catalog.encode(pg_catalog.convert_to(question, 'UTF8'), 'hex'));
+    IF COALESCE(untold, '!') OPERATOR(pg_catalog.=) '!' OR room OPERATOR(pg_catalog.=) '1'
+        OR pg_catalog.length(asked) OPERATOR(pg_catalog.>) 2000 THEN
+      RAISE INFO 'tierkv' USING ERRCODE = 'TKV01', DETAIL = asked;
+      untold := '';
+    ELSE
+      untold := pg_catalog.concat(asked, E'\n');
+    END IF;
+    IF telling OPERATOR(pg_catalog.<>) '' THEN
+      ignored := pg_catalog.set_config('tierkv.untold', untold, true);
+    END IF;
     IF room OPERATOR(pg_catalog.<>) '' THEN
       IF room::pg_catalog.int4 OPERATOR(pg_catalog.<=) 1 THEN
         RAISE EXCEPTION 'tierkv' USING ERRCODE = 'TKV03';
       END IF;
-      PERFORM pg_catalog.set_config('tierkv.room',
+      ignored := pg_catalog.set_config('tierkv.room',
         (room::pg_catalog.int4 OPERATOR(pg_catalog.-) 1)::pg_catalog.text, true);
     END IF;
     RETURN NULL;
@@ -87,6 +129,19 @@ BEGIN
       'declared: use REPEATABLE READ.';
 END
 $ai_call$;
+
+-- Tells the questions of a round that have not been told yet, and ends telling them together.
+CREATE OR REPLACE FUNCTION tierkv.tell_rest() RETURNS void
+LANGUAGE plpgsql VOLATILE AS $tell_rest$
+DECLARE
+  untold pg_catalog.text := pg_catalog.current_setting('tierkv.untold', true);
+BEGIN
+  IF untold OPERATOR(pg_catalog.<>) '' AND untold OPERATOR(pg_catalog.<>) '!' THEN
+    RAISE INFO 'tierkv' USING ERRCODE = 'TKV01', DETAIL = untold;
+  END IF;
+  PERFORM pg_catalog.set_config('tierkv.telling', '', true);
+END
+$tell_rest$;
 
 -- The same for a cursor that is fetched from while its calls are answered: each call sees what was
 -- learnt since the cursor was opened. The name is as long as the other's.

@@ -8,6 +8,7 @@ as a further member of the JSON object.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -80,6 +81,13 @@ _UNDO: Final = messages.own_statement("ROLLBACK TO SAVEPOINT tierkv")
 _RELEASE: Final = messages.own_statement("RELEASE SAVEPOINT tierkv")
 _FILL: Final = "SELECT tierkv.learn($1::bigint[], $2::bytea[], $3::bytea[])"
 _ROOM: Final = "SELECT pg_catalog.set_config('tierkv.room', '{room}', true)"
+_TELL: Final = (
+    "SELECT pg_catalog.set_config('tierkv.telling', '{round}', true), "
+    "pg_catalog.set_config('tierkv.untold', '!', true)"
+)
+"""Begins a round, in which equal questions are told once and most are told together."""
+_NUMBERS: Final = itertools.count(1)
+_TELL_REST: Final = messages.own_statement("SELECT tierkv.tell_rest()")
 _FILL_BYTES: Final = 8 << 20
 """Approximate size of the messages with answers."""
 
@@ -141,6 +149,7 @@ class RelayRounds:
         self.sync = sync
         self._stop_after = stop_after
         self._room: int | None = None
+        self._tells_together = True
         self._told: dict[tuple[int, str], None] = {}  # questions without an answer in PostgreSQL
         self._behind = False
         self._last: ServerReply | None = None
@@ -174,8 +183,9 @@ class RelayRounds:
             self._last.output.close()
         with self.at_work():
             await self._fill()
-            await self.own(*self._make_room(), _SAVEPOINT)
+            await self.own(*self._make_room(), _SAVEPOINT, *self._begin_telling())
             self._last = reply = await self._run_once()
+            await self._end_telling(reply)
             self._rows = reply.rows
             if self._stop_after is not None and self._analyzes and reply.rows:
                 self._rows = actual_rows(reply)
@@ -194,6 +204,21 @@ class RelayRounds:
         room, self._room = self._room, None if self._room is None else 2 * self._room
         return [] if room is None else [messages.own_statement(_ROOM.format(room=room))]
 
+    def _begin_telling(self) -> list[bytes]:
+        if not self._tells_together:
+            return []
+        return [messages.own_statement(_TELL.format(round=next(_NUMBERS)))]
+
+    async def _end_telling(self, reply: ServerReply) -> None:
+        """Have PostgreSQL tell the questions it still keeps.
+
+        An error loses them: from then on, each question is told at once.
+        """
+        if reply.error is not None:
+            self._tells_together = False
+        elif self._tells_together and reply.misses:
+            reply.misses.update((await self.own(_TELL_REST)).misses)
+
     async def undo(self) -> None:
         """See EngineRounds."""
         await self.own(_UNDO, _RELEASE)
@@ -206,7 +231,7 @@ class RelayRounds:
 
     async def release(self) -> None:
         """Keep the effects of the last round."""
-        await self.own(_RELEASE)
+        await self.own(_TELL_REST, _RELEASE)
 
     async def own(self, *statements: bytes) -> ServerReply:
         """Run statements of the relay itself.

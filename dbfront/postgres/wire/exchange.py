@@ -132,11 +132,11 @@ class ServerReply:
 
     def _add_miss(self, frame: bytes) -> None:
         start = frame.index(b"\0D") + 2
-        miss = frame[start : frame.index(b"\0", start)]
-        full = self._room_for_misses <= 0 or len(self.misses) > limits.MAX_CALLS_PER_STATEMENT
-        if miss not in self.misses and not full:
-            self._room_for_misses -= len(miss)
-            self.misses[miss] = None
+        for miss in frame[start : frame.index(b"\0", start)].splitlines():
+            full = self._room_for_misses <= 0 or len(self.misses) > limits.MAX_CALLS_PER_STATEMENT
+            if miss not in self.misses and not full:
+                self._room_for_misses -= len(miss)
+                self.misses[miss] = None
 
     def _add_reset(self, frame: bytes) -> None:
         what = messages.fields(frame)["D"].decode("utf-8", "replace").strip()
