@@ -62,10 +62,14 @@ class Front:
         raise AssertionError(f"64 connections are all at {sorted(found)}")
 
     def worker_pids(self) -> dict[int, int]:
-        """Return the process of each worker."""
+        """Return the process of each worker that has begun its program."""
         pids = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         words = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in pids}
-        return {int(argv[argv.index("--worker") + 1]): pid for pid, argv in words.items()}
+        return {
+            int(argv[argv.index("--worker") + 1]): pid
+            for pid, argv in words.items()
+            if "--worker" in argv  # Else the process is a fork that still runs its parent's.
+        }
 
     def metric(self, name: str) -> float:
         url = f"http://127.0.0.1:{self.http_port}/metrics"

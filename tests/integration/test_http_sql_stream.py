@@ -157,7 +157,8 @@ async def test_a_statement_is_stopped_when_its_time_is_over(
     ):
         error = late.json()["error"]
     assert (late.status, error["code"], error["sqlstate"]) == (504, "deadline_exceeded", "57014")
-    await generator.stopped.wait()
+    if generator.waiting.is_set():  # On a busy machine the time may be over before a call waits.
+        await generator.stopped.wait()
 
 
 @pytest.mark.parametrize("how", [{"accept": NDJSON}, {"accept": "*/*", "stream": True}])
