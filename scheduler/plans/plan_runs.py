@@ -201,10 +201,11 @@ def deal(
     lacks_s = [
         max(0.0, fair_s * speed - load_s) for speed, load_s in zip(speeds, loads_s, strict=True)
     ]
-    done_s, scale = 0.0, sum(lacks_s) / left_s if left_s else 0.0
-    ends_s = list(accumulate(lacks_s))
-    for run in homeless:
-        middle_s = (done_s + run.work_s / 2) * scale
+    scale = left_s / sum(lacks_s) if left_s else 0.0
+    ends_s = [lacked_s * scale for lacked_s in accumulate(lacks_s)]
+    done_s = 0.0
+    for run in _cut_at(ends_s, homeless):
+        middle_s = done_s + run.work_s / 2
         dealt[min(len(dealt) - 1, bisect_right(ends_s, middle_s))].append(run)
         done_s += run.work_s
     for hand in dealt:
@@ -221,3 +222,22 @@ def _by_home(run: CallRun, homes: Mapping[int, int]) -> Iterator[tuple[int | Non
         positions = list(group)
         share_s = run.work_s * len(positions) / run.calls
         yield home, CallRun(positions[0], positions[-1] + 1, run.stem, share_s)
+
+
+def _cut_at(ends_s: Sequence[float], runs: Sequence[CallRun]) -> Iterator[CallRun]:
+    """Cut runs where a node's share ends, if the runs before and after have the same prefix.
+
+    The nodes on both sides compute this prefix anyway.
+    """
+    done_s = 0.0
+    for at, run in enumerate(runs):
+        rest, end_s = run, done_s + run.work_s
+        alike = 0 < at < len(runs) - 1 and runs[at - 1].stem == run.stem == runs[at + 1].stem
+        if alike or run.stem == ROOT:
+            for share_end_s in ends_s[bisect_right(ends_s, done_s) : bisect_right(ends_s, end_s)]:
+                after = round(run.calls * (end_s - share_end_s) / run.work_s)
+                if 0 < after < rest.calls:
+                    piece, rest = rest.without_last(after)
+                    yield piece
+        yield rest
+        done_s = end_s

@@ -206,20 +206,32 @@ class PlanState:
         return out + [each for lane in touched.values() for each in self._look_ahead(lane)]
 
     def _employ_idle(self) -> None:
+        """Give calls of others to lanes without unsent calls, at half their calls in flight.
+
+        Earlier, a lane would take calls from nodes that are merely about to report the end of a
+        step; later, its steps would become small.
+        """
+        per_speed = self._in_flight_per_speed()
         for lane in self.lanes:
-            if not lane.has_work and not self._take_over(lane):
+            if lane.has_work or 2 * len(lane.in_flight) > math.ceil(per_speed * lane.speed):
+                continue
+            if not self._take_over(lane):
                 return
 
-    def _next(self) -> tuple[NodeLane, int] | None:
-        """Find a call that may go now. Lanes share the calls in flight by speed.
+    def _in_flight_per_speed(self) -> float:
+        """Return the calls that a lane of speed 1 may have in flight: lanes share by speed."""
+        return self._max_in_flight / sum(lane.speed for lane in self.lanes)
 
-        The share also holds when other lanes have no calls left: a call in flight can't be taken
-        over.
+    def _next(self) -> tuple[NodeLane, int] | None:
+        """Find a call that may go now.
+
+        A lane's share of the calls in flight does not grow when other lanes have no calls left: a
+        call in flight can't be taken over.
         """
-        share = self._max_in_flight / sum(lane.speed for lane in self.lanes)
+        per_speed = self._in_flight_per_speed()
         busy = [lane for lane in self.lanes if lane.has_work]
         for lane in sorted(busy, key=lambda each: len(each.in_flight) / each.speed):
-            if len(lane.in_flight) >= math.ceil(share * lane.speed):
+            if len(lane.in_flight) >= math.ceil(per_speed * lane.speed):
                 return None
             position = lane.next_position()
             if position is not None and lane.has_room(position):

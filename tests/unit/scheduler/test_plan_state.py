@@ -187,6 +187,21 @@ def test_a_node_twice_as_fast_takes_over_until_it_has_two_thirds() -> None:
     assert 38 <= shares[B] <= 41, shares
 
 
+def test_a_node_takes_no_calls_while_more_than_half_of_its_calls_still_run() -> None:
+    plan = plan_of([[1, 1, *[q] * 8] for q in range(60)], max_in_flight=16)
+    plan.handle(TWO)
+    for call in (0, 30):
+        plan.handle(CallPrefilled(call))
+    of_b = [call for call in range(60) if call >= 30]
+    taken = []
+    while not taken:
+        out = plan.handle(CallFinished(min(set(of_b) & _running(plan))))
+        taken = [i.call for i in out if isinstance(i, SendCall) and i.call < 30]
+    first, second = plan.lanes
+    assert len(second.in_flight) == 4 + len(taken)
+    assert second.left <= first.left
+
+
 def test_an_idle_node_takes_calls_of_a_run_that_has_begun() -> None:
     plan = plan_of([[1, 1, *[q] * 8] for q in range(40)], max_in_flight=4)
     plan.handle(ONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,8 +81,9 @@ def test_runs_are_a_partition_in_depth_first_order(
         assert stem.first <= run.first < run.stop <= stem.stop
         assert all(run.stem in [*tree.path(p), 0] for p in range(run.first, run.stop))
         assert run.work_s > 0
-    dealt = deal(runs, [1.0] * nodes)
-    assert [run for lane in dealt for run in lane] == list(runs)
+    dealt = [run for lane in deal(runs, [1.0] * nodes) for run in lane]
+    assert [p for run in dealt for p in range(run.first, run.stop)] == list(range(len(texts)))
+    assert sum(run.work_s for run in dealt) == pytest.approx(sum(run.work_s for run in runs))
 
 
 def test_small_subtrees_stay_whole_and_a_big_one_is_cut_below_its_prefix() -> None:
@@ -93,6 +95,18 @@ def test_small_subtrees_stay_whole_and_a_big_one_is_cut_below_its_prefix() -> No
     assert len(runs) == 8
     assert {tree_of(big).stems[run.stem].end_block for run in runs} == {2}
     assert [len(lane) for lane in deal(runs, [1.0, 1.0])] == [4, 4]
+
+
+def test_a_run_is_cut_where_a_share_ends_only_between_runs_with_its_prefix() -> None:
+    texts = [[9, 9, *[q] * 2] for q in range(25)]
+    runs = cut(tree_of(texts), Effort(), 3)
+    calls = [sum(run.calls for run in lane) for lane in deal(runs, [1.0] * 3)]
+    assert max(run.calls for run in runs) > 1
+    assert sorted(calls) == [8, 8, 9]
+    documents = [[9, 9, *[doc] * 8, q, q] for doc in range(3) for q in range(3)]
+    runs = cut(tree_of(documents), Effort(), 1)
+    assert [run.calls for run in runs] == [3, 3, 3]
+    assert [[run.calls for run in lane] for lane in deal(runs, [1.0, 1.0])] == [[3], [3, 3]]
 
 
 def test_a_long_prefix_is_not_computed_twice_for_a_little_balance() -> None:
