@@ -35,7 +35,7 @@ from tierkv.commands.simulate import simulate
 from tierkv.config import list_entries
 from tierkv.kvcore.errors import TierKVError
 from tierkv.output import OutputFormat
-from tierkv.processes.own_process import leave
+from tierkv.processes.own_process import collecting_nothing, leave
 
 app = typer.Typer(
     help="LLM inference inside the database, on a KV cache that all machines share.",
@@ -95,7 +95,8 @@ def sql(
 
     Example: tierkv sql -c "SELECT ai_generate('Mia bought a kettle. Question: What did she buy?')"
     """
-    from tierkv.shell import sql_shell
+    with collecting_nothing():
+        from tierkv.shell import sql_shell
 
     loaded = load(config, settings, front__database=database, **model_flags(models))
     if command and file is not None:

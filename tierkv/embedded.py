@@ -42,7 +42,6 @@ from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.parts.front_part import FrontPart
-from tierkv.parts.parts import disk_tier
 from tierkv.parts.served_models import compute_config, split_by_model, with_default_model
 from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import Settings
@@ -217,9 +216,7 @@ class EmbeddedNodes:
             for i, model in enumerate(split_by_model(settings.compute))
         ]
         self._memory = _pool_config(settings, host)
-        self._disk = disk_tier(
-            settings.dmp, self._memory.node_id, extent_bytes=self._memory.extent_bytes
-        )
+        self._disk = _disk_tier(settings, self._memory)
         self._starting: asyncio.Task[Sequence[ComputeClient]] | None = None
         self._closing = False
 
@@ -339,6 +336,15 @@ def _make_pool(
     from tierkv.parts.parts import DmpPart  # Also imports numpy and the pool's transports.
 
     return DmpPart(config, meta, listen=False, open_lower=open_lower)
+
+
+def _disk_tier(settings: Settings, pool: DmpConfig) -> Callable[[], LowerTier] | None:
+    """As ``disk_tier``; without a disk pool nothing is imported."""
+    if not (settings.dmp.disk_path or settings.dmp.archive_url):
+        return None
+    from tierkv.parts.parts import disk_tier
+
+    return disk_tier(settings.dmp, pool.node_id, extent_bytes=pool.extent_bytes)
 
 
 def _pool_config(settings: Settings, host: HostId) -> DmpConfig:

@@ -13,7 +13,10 @@ import pytest
 from tierkv.processes import start_order
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "grpc", "duckdb", "fastapi", "sqlglot", "psycopg", "pyverbs", "transformers")
+HEAVY = (
+    *("torch", "grpc", "duckdb", "fastapi", "sqlglot", "psycopg", "pyverbs", "transformers"),
+    *("tierkv.parts.parts", "tierkv.storage.l4", "tierkv.compute.node"),
+)
 
 MAY_LOAD = {
     "tierkv.kvcore.request": (),
@@ -31,6 +34,7 @@ MAY_LOAD = {
     "tierkv.compute.client": (),
     "tierkv.integrations.pool_door": (),
     "tierkv.cli": (),
+    "tierkv.shell.sql_shell": ("duckdb", "sqlglot"),
     "tierkv.config": (),
 }
 

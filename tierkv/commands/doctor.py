@@ -7,7 +7,6 @@ the paths in use by running nodes.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import resource
@@ -211,7 +210,9 @@ def check_torch(settings: Settings) -> Finding:
             "not installed; this host can run front, meta and dmp",
             "pip install 'tierkv[compute]' to run compute nodes, `tierkv sql` and `tierkv demo`",
         )
-    return Finding("torch", OK, importlib.metadata.version("torch"))
+    from importlib import metadata  # Imports the email package.
+
+    return Finding("torch", OK, metadata.version("torch"))
 
 
 def check_gpu(settings: Settings) -> Finding:
