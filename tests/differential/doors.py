@@ -149,6 +149,13 @@ class WireDoor:
         except psycopg.Error as error:
             return Outcome(error.sqlstate or "?", str(error), status=self._status)
 
+    def copy_in(self, text: str, data: str) -> Outcome:
+        """Run COPY FROM STDIN with the data."""
+        with self._connection.cursor() as cursor:
+            with cursor.copy(text.encode()) as copy:
+                copy.write(data)
+            return Outcome("", "", cursor.statusmessage or "", (), (), self._status)
+
     @property
     def _status(self) -> str:
         return {0: "I", 2: "T", 3: "E"}.get(int(self._wire.transaction_status), "?")

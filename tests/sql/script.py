@@ -15,7 +15,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from tests.differential.doors import Door, Outcome
+import duckdb
+
+from tests.differential.doors import Door, Outcome, WireDoor
 from tests.fix_sql import InstantGenerator, system_prompt, user_prompt
 from tierkv.dbfront.contracts import PreparedCall, TextEvent
 from tierkv.kvcore.errors import RowLevelError
@@ -31,6 +33,7 @@ GROUPS = {
 }
 """Names for several doors; ``sessions`` are those whose sessions last."""
 
+_DUCKDB = int(duckdb.__version__.split(".")[0])
 _BEGINS = re.compile(r"^(BEGIN|START TRANSACTION)\b", re.MULTILINE)
 
 MARK = "▸"
@@ -150,11 +153,13 @@ def _records(path: Path) -> Iterator[Record]:
 
 def _record(where: str, lines: list[str]) -> Record:
     doors, connection = frozenset(DOORS), ""
-    while (words := lines[0].split())[0] in ("onlyif", "skipif", "connection"):
-        named = frozenset(() if words[0] == "connection" else _doors(words[1:]))
+    while (words := lines[0].split())[0] in ("onlyif", "skipif", "connection", "duckdb"):
         if words[0] == "connection":
             connection = words[1]
+        elif words[0] == "duckdb":
+            doors -= frozenset(EMBEDDED if int(words[1]) > _DUCKDB else ())
         else:
+            named = frozenset(_doors(words[1:]))
             doors = doors & named if words[0] == "onlyif" else doors - named
         lines = lines[1:]
     body, expected = lines[1:], []
@@ -251,6 +256,12 @@ class Player:
         if len(record.words) > 2:
             assert outcome.tag == " ".join(record.words[2:]), outcome
 
+    def _copy(self, record: Record) -> None:
+        door = self._door(record.connection)
+        assert isinstance(door, WireDoor), "only the wire copies in"
+        self.last = door.copy_in(record.text, "".join(f"{line}\n" for line in record.expected))
+        assert self.last.tag == f"COPY {len(record.expected)}", self.last
+
     def _refused(self, record: Record) -> None:
         self._errors(record, free=True)
 
@@ -314,6 +325,8 @@ class Player:
             self.generator.texts[prompt] = answer
 
     def _fail(self, record: Record) -> None:
+        if not record.body:
+            self.generator.failing = {}
         for line in record.body:
             words, _, message = line.partition(" --> ")
             self.generator.failing[words] = RowLevelError(message)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import duckdb
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
@@ -120,3 +121,30 @@ def test_fields_are_a_parameter(
             client_side.execute(sql, ("a note", PARAMETERS[kind]))
             assert client_side.fetchone() == (wanted,)
         assert connection.execute("SELECT ai_extract('x', %s)", (None,)).fetchone() == (None,)
+
+
+@pytest.mark.parametrize("door", ["extended", "relay_extended"])
+def test_a_query_that_writes_takes_parameters(
+    door: str, opens: Callable[[], Door], request: pytest.FixtureRequest
+) -> None:
+    if door == "extended" and duckdb.__version__ < "2":
+        pytest.skip("the WITH of this DuckDB can't write")
+    fixture = request.getfixturevalue("relay_dsn" if door in RELAY else "front")
+    with psycopg.connect(fixture if door in RELAY else fixture.dsn, autocommit=True) as connection:
+        found = connection.execute(
+            "WITH x AS (INSERT INTO docs VALUES (%s, 1, %s) RETURNING id + 1 AS n, body) "
+            "SELECT n, ai_generate(body || %s) AS a FROM x",
+            [100, "a", "b"],
+            prepare=True,
+        )
+        assert found.fetchall() == [(101, "<ab>")]
+        types = [(column.name, column.type_code) for column in found.description or ()]
+        assert types == [("n", 23), ("a", 25)]
+        moved = connection.execute(
+            "WITH gone AS (DELETE FROM docs WHERE id = %s RETURNING *) "
+            "INSERT INTO docs SELECT id + 1, topic, ai_generate(body) FROM gone",
+            [100],
+        )
+        assert moved.statusmessage == "INSERT 0 1"
+        read = connection.execute("SELECT id, body FROM docs WHERE id >= %s", [100])
+        assert read.fetchall() == [(101, "<a>")]

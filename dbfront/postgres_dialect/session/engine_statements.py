@@ -196,14 +196,16 @@ class EngineStatements:
         if "returning" in sql.lower():
             result = await self.run(sql, params)
             column = await self._prep.sequences.serial_insert(
-                self._inner, self._prep.rewrite(sql).text
+                self._inner, self._prep.rewrite(sql).text, of_query=True
             )
             names = [one.name for one in result.columns or ()]
             if column is not None and column.name in names and result.rows:
                 drawn = result.rows[-1][names.index(column.name)]
                 self._prep.sequences.note(column.sequence, drawn)
             return result
-        column = await self._prep.sequences.serial_insert(self._inner, self._prep.rewrite(sql).text)
+        column = await self._prep.sequences.serial_insert(
+            self._inner, self._prep.rewrite(sql).text, of_query=False
+        )
         if column is None:
             return None
         result = await self.run(returning(sql, column), params)

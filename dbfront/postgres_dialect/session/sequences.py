@@ -1,8 +1,9 @@
 """lastval() and currval(): the values that this session's statements drew from sequences.
 
 The engine keeps the last value of a sequence for all sessions. The value that an INSERT gives a
-serial column is therefore read with RETURNING and kept here. If that is impossible (INSERT ...
-SELECT), currval() returns the engine's value. session/engine_statements.py and
+serial column is therefore read with RETURNING and kept here. INSERT ... SELECT may write many rows:
+its value is only kept if the client itself asks for it with RETURNING; otherwise currval() returns
+the engine's value. session/engine_statements.py and
 session/preparation.py use the values.
 """
 
@@ -21,7 +22,7 @@ from tierkv.kvcore.errors import SqlError
 _NAME: Final = r'(?:"(?:[^"]|"")+"|\w+)'
 _INSERT: Final = re.compile(
     rf"\s*INSERT\s+INTO\s+(?P<table>{_NAME}(?:\s*\.\s*{_NAME})*)\s*(?:AS\s+{_NAME}\s*)?"
-    r"(?P<columns>\([^()]*\))?\s*(?P<source>VALUES|DEFAULT\s+VALUES)\b",
+    r"(?P<columns>\([^()]*\))?\s*(?P<source>VALUES|DEFAULT\s+VALUES|SELECT|WITH)\b",
     re.IGNORECASE,
 )
 _DEFAULT: Final = re.compile(r"nextval\('((?:[^']|'')+)'\)")
@@ -84,16 +85,21 @@ class SequenceValues:
         if drawn is not None and result.rows:
             self.note(drawn[1], result.rows[-1][0])
 
-    async def serial_insert(self, inner: SqlSession, sql: str) -> SerialColumn | None:
-        """Return the column that an INSERT of values leaves to a sequence."""
+    async def serial_insert(
+        self, inner: SqlSession, sql: str, *, of_query: bool
+    ) -> SerialColumn | None:
+        """Return the column that an INSERT of values, or also ``of_query``, leaves to a sequence."""
         match = _INSERT.match(sql)
         if match is None or inner.transaction_status == "E":
+            return None
+        source = match["source"].upper()
+        if source in ("SELECT", "WITH") and not of_query:
             return None
         table = match["table"]
         if table not in self._serial:
             self._serial[table] = await _look_up(inner, table)
         column = self._serial[table]
-        if column is None or match["source"].upper() != "VALUES":
+        if column is None or source.startswith("DEFAULT"):
             return column
         if match["columns"] is None:
             return None

@@ -280,13 +280,13 @@ class DialectSession:
 
     async def _on_declare(self, sql: str, params: Params) -> StatementResult | None:
         declaration = parse_declare(sql)
+        if not queries.is_query(declaration.query):
+            queries.refuse_writing_cursor(declaration.query)
         if self.transaction_status == "I" and not declaration.hold:
             raise SqlError(
                 "DECLARE CURSOR can only be used in transaction blocks", sqlstate="25P01"
             )
         self.cursors.refuse_taken(declaration.name)
-        if not queries.is_query(declaration.query):
-            queries.refuse_writing_cursor(declaration.query)
         await self.learn_tables(declaration.query)
         opened = None
         if not declaration.needs_all_rows:
