@@ -152,11 +152,20 @@ def _takes_fields(function: AiFunction, name: str) -> bool:
     return function.parameter(name).kind is ArgumentKind.FIELDS
 
 
+def _kind(value: Any) -> str:
+    """Return what JSON calls a value that is no object, with its article."""
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list | tuple) else "a number"
+
+
 def _context(value: Any) -> dict[str, str]:
     """Return the fields as text, without NULL fields."""
     if not isinstance(value, Mapping):
         raise UdfArgumentError(
-            f"context must be a JSON object, not {type(value).__name__}",
+            f"context must be a JSON object, not {_kind(value)}",
             hint=_HINTS[CONTEXT],
         )
     fields = {
@@ -207,7 +216,7 @@ def parse_options(value: Any) -> CallOptions:
         return CallOptions()
     if not isinstance(value, Mapping):
         raise UdfArgumentError(
-            f"options must be a JSON object, not {type(value).__name__}",
+            f"options must be a JSON object, not {_kind(value)}",
             hint="Write options => '{\"max_tokens\": 64}'.",
         )
     checked = {key: _checked_option(key, item) for key, item in value.items()}

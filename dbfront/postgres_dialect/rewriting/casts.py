@@ -309,8 +309,9 @@ def cast_type(r: Rewriter, i: int) -> int:
     if not width and r.at(i) == "as":
         width = 4 if (r.at(i + 1), r.at(i + 2)) == ("pg_catalog", ".") else 2
         name = r.at(i + width - 1).strip('"')
-        if r.at(i + width) not in (")", "["):
-            return 0
+        closes = i + width + (2 if r.at(i + width) == "[" else 0)
+        if r.at(closes) != ")" or r.at(r.opening(closes) - 1) not in ("cast", "try_cast"):
+            return 0  # Any other AS names a column.
     if not width or (width == 2 and name not in _TYPES):
         return 0
     return r.replace(i, width, f"{r.at(i)} {_TYPES.get(name, name)}")

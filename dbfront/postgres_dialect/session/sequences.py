@@ -88,7 +88,7 @@ class SequenceValues:
     async def serial_insert(
         self, inner: SqlSession, sql: str, *, of_query: bool
     ) -> SerialColumn | None:
-        """Return the column that an INSERT of values, or also ``of_query``, leaves to a sequence."""
+        """Return the column that an INSERT of values, or ``of_query``, leaves to a sequence."""
         match = _INSERT.match(sql)
         if match is None or inner.transaction_status == "E":
             return None
