@@ -253,17 +253,19 @@ class AnswerBook:
                 yield key, text, answer
 
     def missed_forms(self, call: AiCall) -> tuple[int, ...]:
-        """Return the keys of the forms that missed a call, in order of stage.
+        """Return the keys of the forms that missed a call in this round, in order of stage.
 
         The first form is the reason for the call. A form of a higher stage may have made the same
-        call only because the answer to another call was missing.
+        call only because the answer to another call was missing, and in an earlier round any form
+        may have.
         """
         waiting = self._waiting.get(call)
         if waiting is None:
             return ()
         if len(waiting.texts) == 1:
             return (waiting.texts[0][0],)
-        keys = dict.fromkeys(key for key, _ in waiting.texts)
+        keys = dict.fromkeys(key for key, text in waiting.texts if text in self._missed[key])
+        keys = keys or dict.fromkeys(key for key, _ in waiting.texts)
         return tuple(sorted(keys, key=lambda key: self._forms[key].stage))
 
     def add(self, call: AiCall, value: Any) -> None:

@@ -139,6 +139,8 @@ class SimpleQuery:
         if statement.opens_window and not self._block.own:
             return await self._windowed(statement, run)
         collected = statement.collect_text
+        if collected is not None:
+            await self._check(statement)  # Before any model is asked.
         reply = await run.answer(
             lambda: self._run_once(statement),
             keep=not statement.declare,
@@ -155,11 +157,7 @@ class SimpleQuery:
     async def _windowed(self, statement: Statement, run: AiRun) -> ServerReply:
         """Declare a cursor whose calls are answered while the cursor's rows are fetched."""
         # PostgreSQL reports errors for the text whose positions can be translated.
-        checked = messages.parse(b"tierkv check", encoded(statement.engine_text, self._parameters))
-        checked += messages.framed(b"C", b"S", b"tierkv check", b"\0")
-        reply = await self._exchange.ask(checked, sync=True)
-        if reply.error is not None:
-            raise PostgresError(reply.error)
+        await self._check(statement)
         await self._cursors.declare(statement.cursor, statement, run, sync=True)
         text = encoded(statement.cursor_text, self._parameters)
         reply = await self._exchange.ask(messages.query(text), keep_with_misses=True)
@@ -167,6 +165,18 @@ class SimpleQuery:
             raise PostgresError(reply.error)
         await self._block.end_rounds(run.values, rows_to_come=True)
         return reply
+
+    async def _check(self, statement: Statement) -> None:
+        """Have PostgreSQL analyse a statement without running it.
+
+        Raises:
+            PostgresError: PostgreSQL would refuse to run the statement.
+        """
+        checked = messages.parse(b"tierkv check", encoded(statement.engine_text, self._parameters))
+        checked += messages.framed(b"C", b"S", b"tierkv check", b"\0")
+        reply = await self._exchange.ask(checked, sync=True)
+        if reply.error is not None:
+            raise PostgresError(reply.error)
 
     async def _ask(self, text: str) -> ServerReply:
         return await self._exchange.ask(messages.query(encoded(text, self._parameters)))
