@@ -158,6 +158,24 @@ _PROGRAM: Final = re.compile(
     r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:FUNCTION|PROCEDURE)\b.*?\b(?:RETURNS|LANGUAGE|RETURN)\b",
     re.IGNORECASE | re.DOTALL,
 )
+_LACKING: Final = (
+    # the word at which the engine stops, pattern in the statement, message, hint
+    (
+        "FOR",
+        r"\bFOR\s+(NO\s+KEY\s+UPDATE|UPDATE|KEY\s+SHARE|SHARE)\b",
+        "the embedded database has no row locks, as by SELECT ... FOR UPDATE",
+        "Leave the clause out: if two transactions change the same row, the second one fails with "
+        "40001 and can be repeated. PostgreSQL behind the front has row locks "
+        "(tierkv up --postgres).",
+    ),
+    (
+        "INTO",
+        r"\bSELECT\b.*\bINTO\b",
+        "the embedded database has no SELECT ... INTO",
+        "Write CREATE TABLE name AS SELECT ...",
+    ),
+)
+"""Clauses of PostgreSQL that are syntax errors in DuckDB."""
 _AI_NAMES: Final = (*AI_FUNCTIONS, PROMPT_TEMPLATE)
 _AI_LIST: Final = ", ".join(AI_FUNCTIONS)
 _AI_NAME: Final = re.compile(r"Function with name \"?(ai_\w+)", re.IGNORECASE)
@@ -205,6 +223,11 @@ def to_tierkv_error(
             position=position,
             hint="Use CREATE MACRO f(a) AS expression; macros can't contain AI calls.",
         )
+    if state == "42601":
+        for word, clause, what, cure in _LACKING:
+            stops_there = f'at or near "{word}"' in message.replace(word.lower(), word)
+            if stops_there and re.search(clause, engine_text, re.IGNORECASE | re.DOTALL):
+                return FeatureNotSupportedError(what, position=position, hint=cure)
     if state == "42601" and kind in ("Parser", "Syntax"):
         return SqlSyntaxError(message, position=position, hint=hint)
     return SqlError(message, sqlstate=state, position=position, hint=hint)
