@@ -148,3 +148,13 @@ def test_a_query_that_writes_takes_parameters(
         assert moved.statusmessage == "INSERT 0 1"
         read = connection.execute("SELECT id, body FROM docs WHERE id >= %s", [100])
         assert read.fetchall() == [(101, "<a>")]
+
+
+@pytest.mark.parametrize("door", ["extended", "relay_extended"])
+def test_a_backslash_escapes_in_a_pattern_that_is_a_parameter(
+    door: str, opens: Callable[[], Door], request: pytest.FixtureRequest
+) -> None:
+    fixture = request.getfixturevalue("relay_dsn" if door in RELAY else "front")
+    with psycopg.connect(fixture if door in RELAY else fixture.dsn, autocommit=True) as connection:
+        sql = "SELECT 'a_b' LIKE %s, 'axb' LIKE %s::varchar, 'A_B' ILIKE %s::text, 'ab' NOT LIKE %s"
+        assert connection.execute(sql, ["a\\_b"] * 4).fetchone() == (True, False, True, True)

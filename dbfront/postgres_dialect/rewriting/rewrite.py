@@ -46,6 +46,7 @@ TELLING: Final = re.compile(
     r"|\bbytea\b|\bcurrent_(?:user|role|catalog|schemas?)\b|\bsession_user\b|\bcurrent_setting\b|\bformat_type\b"
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
     r"|\be'[^\\]*(?:\\[^xu0-7][^\\]*)*\\[xu0-7]|\bu&'"
+    r"|\bi?like\s+(?:e?'[^'\\]*\\|\$\d)"
     r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
     re.IGNORECASE,
 )
@@ -53,7 +54,7 @@ TELLING: Final = re.compile(
 
 _MARKS: Final = (
     *("pg_", "information_schema", "current_", "json", "'{", "reg", "::", "collate", "operator"),
-    *("version", "session_user", "format_type", "_description", "array_", "quote_ident"),
+    *("like", "version", "session_user", "format_type", "_description", "array_", "quote_ident"),
     *("set_config", "_privilege", "oid", "name", "lastval", "currval", "bytea", "e'", "u&'"),
 )
 """Every text that TELLING matches contains one of these marks, or matches _NO_COLUMNS."""
@@ -169,12 +170,17 @@ def _regex(r: Rewriter, i: int) -> int:
 
 def _like(r: Rewriter, i: int) -> int:
     r"""Add PostgreSQL's default escape, the backslash, to ``LIKE 'ai\_%'``."""
-    if not r.of_catalog or r.at(i) not in ("like", "ilike") or i + 1 >= len(r.tokens):
+    if r.at(i) not in ("like", "ilike") or i + 1 >= len(r.tokens):
         return 0
     pattern = r.tokens[i + 1]
-    if pattern.kind not in ("string", "param") or r.at(i + 2) in ("escape", "||", "::"):
+    typed = r.at(i + 2) == "::" and r.at(i + 3) in ("varchar", "text")
+    after = i + 4 if typed else i + 2
+    if pattern.kind not in ("string", "param") or r.at(after) in ("escape", "||", "::", "("):
         return 0
-    return r.replace(i, 2, f"{r.at(i)} {pattern.text} ESCAPE '\\'")
+    # Without a backslash DuckDB's own LIKE means the same, and is faster.
+    if not r.of_catalog and pattern.kind == "string" and "\\" not in pattern.value:
+        return 0
+    return r.replace(i, after - i, f"{r.at(i)} {pattern.text}{'::TEXT' * typed} ESCAPE '\\'")
 
 
 def _set_in_from(r: Rewriter, first: int) -> int:
