@@ -45,6 +45,7 @@ class Setup:
         context: longest prompt with answer, in tokens.
         folder: folder for logs and files.
         threads: threads of each engine.
+        sequences: most requests that an engine answers at once.
     """
 
     venv: Path
@@ -54,6 +55,7 @@ class Setup:
     context: int
     folder: Path
     threads: int
+    sequences: int = 8
 
 
 def vllm_env(threads: int) -> dict[str, str]:
@@ -111,7 +113,8 @@ class Vllm:
             "--host=127.0.0.1", f"--port={self.port}", f"--model={setup.model}",
             f"--served-model-name={MODEL}", "--dtype=float32", "--enforce-eager",
             f"--max-model-len={setup.context}", f"--max-num-batched-tokens={setup.context}",
-            "--max-num-seqs=8", f"--num-gpu-blocks-override={setup.cache // VLLM_BLOCK}",
+            f"--max-num-seqs={setup.sequences}",
+            f"--num-gpu-blocks-override={setup.cache // VLLM_BLOCK}",
             "--enable-prompt-tokens-details", "--disable-uvicorn-access-log",
         ]  # fmt: skip
         if self._connector is not None:

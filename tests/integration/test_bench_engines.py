@@ -57,3 +57,16 @@ def test_without_vllm_it_says_how_to_get_it(tmp_path) -> None:
     done = run("--venv", str(tmp_path))
     assert done.returncode == 1
     assert "make test-engines" in done.stderr
+
+
+def test_our_engine_is_timed_alone() -> None:
+    """Prefill and decoding without vLLM: real servers, and a speed for each case."""
+    command = [sys.executable, "-m", "bench.engines_speed", "--quick", "--without-vllm"]
+    done = subprocess.run(
+        [*command, "--format", "json"], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads(done.stdout)
+    names = [f"tiny_1_threads_decode_{batch}_tierkv_tokens_per_s" for batch in (1, 8, 32)]
+    names.append("tiny_1_threads_prefill_512_tierkv_tokens_per_s")
+    assert all(metrics[name] > 0 for name in names), metrics
