@@ -159,18 +159,18 @@ _PROGRAM: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _LACKING: Final = (
-    # the word at which the engine stops, pattern in the statement, message, hint
+    # pattern in DuckDB's message (2, then 1.5), the clause in the statement, message, hint
     (
-        "FOR",
-        r"\bFOR\s+(NO\s+KEY\s+UPDATE|UPDATE|KEY\s+SHARE|SHARE)\b",
+        r'at or near "FOR"|locking clause',
+        r"\b(?P<here>FOR)\s+(NO\s+KEY\s+UPDATE|UPDATE|KEY\s+SHARE|SHARE)\b",
         "the embedded database has no row locks, as by SELECT ... FOR UPDATE",
         "Leave the clause out: if two transactions change the same row, the second one fails with "
         "40001 and can be repeated. PostgreSQL behind the front has row locks "
         "(tierkv up --postgres).",
     ),
     (
-        "INTO",
-        r"\bSELECT\b.*\bINTO\b",
+        r'at or near "INTO"|SELECT INTO',
+        r"\bSELECT\b.*?\b(?P<here>INTO)\b",
         "the embedded database has no SELECT ... INTO",
         "Write CREATE TABLE name AS SELECT ...",
     ),
@@ -224,10 +224,11 @@ def to_tierkv_error(
             hint="Use CREATE MACRO f(a) AS expression; macros can't contain AI calls.",
         )
     if state == "42601":
-        for word, clause, what, cure in _LACKING:
-            stops_there = f'at or near "{word}"' in message.replace(word.lower(), word)
-            if stops_there and re.search(clause, engine_text, re.IGNORECASE | re.DOTALL):
-                return FeatureNotSupportedError(what, position=position, hint=cure)
+        for told, clause, what, cure in _LACKING:
+            lacking = re.search(clause, engine_text, re.IGNORECASE | re.DOTALL)
+            if lacking and re.search(told, message, re.IGNORECASE):
+                at = position or source_position(lacking.start("here") + 1)
+                return FeatureNotSupportedError(what, position=at, hint=cure)
     if state == "42601" and kind in ("Parser", "Syntax"):
         return SqlSyntaxError(message, position=position, hint=hint)
     return SqlError(message, sqlstate=state, position=position, hint=hint)
