@@ -201,7 +201,8 @@ def deal(
     lacks_s = [
         max(0.0, fair_s * speed - load_s) for speed, load_s in zip(speeds, loads_s, strict=True)
     ]
-    scale = left_s / sum(lacks_s) if left_s else 0.0
+    lacked_in_all_s = sum(lacks_s)  # 0.0 too if rounding swallows what is left.
+    scale = left_s / lacked_in_all_s if lacked_in_all_s else 0.0
     ends_s = [lacked_s * scale for lacked_s in accumulate(lacks_s)]
     done_s = 0.0
     for run in _cut_at(ends_s, homeless):
