@@ -88,27 +88,31 @@ class Tally:
 
 
 def play(
-    pair: Pair, fill: Sequence[str], script: Sequence[Step], tally: Tally
+    pair: Pair,
+    fill: Sequence[str],
+    script: Sequence[Step],
+    tally: Tally,
+    tables: Sequence[str] = KEPT_TABLES,
 ) -> Difference | None:
-    """Play a script on both sides; None when nothing differs."""
+    """Play a script on both sides; None when nothing differs, in what was said or in the tables."""
     for sql in fill:
         for side in (pair.oracle, pair.door):
             outcome = side.run(sql)
             assert not outcome.sqlstate, (pair.name, sql, outcome.message)
-    before = _tables(pair.door)
+    before = _tables(pair.door, tables)
     for step in script:
         difference, refused = _play_step(pair, script, step, tally)
         if difference is not None:
             _leave(pair)
             return difference
         if refused:
-            if script[0].sql != "BEGIN" and _tables(pair.door) != before:
-                left = _tables(pair.door)
+            if script[0].sql != "BEGIN" and _tables(pair.door, tables) != before:
+                left = _tables(pair.door, tables)
                 return _told(pair, script, step, "a refused statement left traces", before, left)
             break
     _leave(pair)
-    wanted, got = _tables(pair.oracle), _tables(pair.door)
-    parted = [table for table in KEPT_TABLES if wanted[table] != got[table]]
+    wanted, got = _tables(pair.oracle, tables), _tables(pair.door, tables)
+    parted = [table for table in tables if wanted[table] != got[table]]
     if parted and not refused:
         table = parted[0]
         return _told(pair, script, script[-1], f"table {table}", wanted[table], got[table])
@@ -178,13 +182,16 @@ def _check_asked(pair: Pair, script: Sequence[Step], step: Step) -> Difference |
     exact = not any(word in step.sql for word in _ASKS_OTHERWISE)
     if asked.reference is not None and exact and set(asked.prompts) != asked.reference:
         return _told(pair, script, step, "asked", asked.reference, set(asked.prompts))
+    if asked.reference is not None and step.frugal and set(asked.prompts) - asked.reference:
+        needless = set(asked.prompts) - asked.reference
+        return _told(pair, script, step, "asked without need", set(), needless)
     return None
 
 
-def _tables(door: Door) -> dict[str, list[Any]]:
+def _tables(door: Door, tables: Sequence[str]) -> dict[str, list[Any]]:
     """Read what is in the tables, in any order; a table that is not there is None."""
     left = {}
-    for table in KEPT_TABLES:
+    for table in tables:
         outcome = door.run(f"SELECT * FROM {table}")
         left[table] = [outcome.sqlstate] if outcome.sqlstate else sorted(outcome.rows, key=repr)
     return left

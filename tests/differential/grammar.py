@@ -29,11 +29,13 @@ class Step:
         sql: the text, with AI calls.
         ordered: the order of its rows is defined.
         estimates: an EXPLAIN (AI_ESTIMATE): only what it leaves behind is compared.
+        frugal: the model is asked only what plain functions are called with.
     """
 
     sql: str
     ordered: bool = False
     estimates: bool = False
+    frugal: bool = False
 
 
 RESET = (

@@ -9,24 +9,22 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.differential.answers import POSTGRES_FUNCTIONS, DigestGenerator, plain
 from tests.fix_postgres import PostgresServer, RunningRelay
 from tests.fix_sql import InstantGenerator
-from tests.integration.test_relay_shapes import PlainAnswers, plain
 from tierkv.dbfront.postgres.statements.windows import WINDOW_ROWS
 
 pytestmark = pytest.mark.integration
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-TABLE = """
+TABLE = f"""
 DROP SCHEMA IF EXISTS walks CASCADE;
 CREATE SCHEMA walks;
 CREATE TABLE walks.docs AS SELECT i AS id, i % 3 AS topic,
   CASE WHEN i % 17 = 5 THEN NULL ELSE 'body ' || i END AS body FROM generate_series(1, 2000) i;
 CREATE INDEX ON walks.docs (id);
-CREATE FUNCTION walks.plain_generate(p text) RETURNS text LANGUAGE sql IMMUTABLE
-  AS $$ SELECT 'a' || left(md5(p), 1) $$;
-CREATE FUNCTION walks.plain_filter(q text, t text) RETURNS boolean LANGUAGE sql IMMUTABLE
-  AS $$ SELECT left(md5(t || E'\\nQuestion: ' || q || E'\\nAnswer yes or no.'), 1) < '8' $$;
+SET search_path = walks;
+{plain(POSTGRES_FUNCTIONS)}
 """
 QUERIES = (
     "SELECT id, ai_generate(body) FROM docs ORDER BY id DESC",
@@ -44,7 +42,7 @@ STEPS = (
 
 @pytest.fixture
 def generator() -> InstantGenerator:
-    return PlainAnswers()
+    return DigestGenerator()
 
 
 @pytest.fixture(params=["extended", "simple"])

@@ -13,10 +13,10 @@ import asyncpg
 import psycopg
 import pytest
 
+from tests.differential.answers import DigestGenerator, plain
 from tests.fix_postgres import PASSWORD, USER, PostgresServer, RunningRelay
 from tests.fix_sql import InstantGenerator
 from tests.integration.test_relay_cursors import TABLE
-from tests.integration.test_relay_shapes import PlainAnswers, plain
 from tierkv.dbfront.postgres.statements.windows import WINDOW_ROWS
 from tierkv.kvcore.errors import RowLevelError
 
@@ -34,7 +34,7 @@ QUERIES = (
 
 @pytest.fixture
 def generator() -> InstantGenerator:
-    return PlainAnswers()
+    return DigestGenerator()
 
 
 @pytest.fixture
