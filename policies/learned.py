@@ -1,9 +1,10 @@
 """The default policy: keep the blocks with the most expected uses per second of residence.
 
 Every block has a kind: its number of uses, the earlier uses of its prompt when the block entered,
-the new share of its last prompt, whether the block ended the prompt, and the expected next use. The
-victim is the offered block whose kind has the smallest learned value at the block's age. A new
-block of smaller value is not admitted. Without any observation the policy is leaf-LRU.
+the time since its conversation's previous request, the new share of its last prompt, whether the
+block ended the prompt, and the expected next use. The victim is the offered block whose kind has
+the smallest learned value at the block's age. A new block of smaller value is not admitted. Without
+any observation the policy is leaf-LRU.
 docs/policies.md has the explanation and measurements.
 """
 
@@ -17,7 +18,15 @@ from typing import Final
 
 from tierkv.kvcore.block import Expectation
 from tierkv.policies.eviction import BlockFacts
-from tierkv.policies.lifetimes import RUN_KINDS, Lifetimes, PromptRun, WaitCohort, run_kind
+from tierkv.policies.lifetimes import (
+    GAP_KINDS,
+    RUN_KINDS,
+    Lifetimes,
+    PromptRun,
+    WaitCohort,
+    gap_kind,
+    run_kind,
+)
 
 _MOST_USES: Final = 3
 _MOST_KIN: Final = 5
@@ -159,7 +168,11 @@ class LearnedValue:
         fresh = run.fresh if run is not None else 0
         if not block.uses:
             fresh = max(fresh + 1, facts.prompt_blocks - facts.outlook.depth)
-        kind = self._kind_of(block, block.uses + 1, facts) + run_kind(fresh)
+        if block.uses:
+            gap = gap_kind(now - block.used_at)
+        else:
+            gap = _NO_RUN.gap if run is None else run.gap
+        kind = self._kind_of(block, block.uses + 1, gap, facts) + run_kind(fresh)
         worth = self._lifetimes.value(kind, 0.0)
         if worth >= self._round[0][0]:
             return True
@@ -195,9 +208,11 @@ class LearnedValue:
         run.tip = facts.key
         if not block.uses:
             run.fresh = max(run.fresh + 1, facts.prompt_blocks - facts.outlook.depth)
+        else:
+            run.gap = gap_kind(now - block.used_at)
         block.uses += 1
         block.used_at = now
-        kind = block.kind = self._kind_of(block, block.uses, facts)
+        kind = block.kind = self._kind_of(block, block.uses, run.gap, facts)
         block.wait = self._lifetimes.start(kind, run, now, _ODDS[facts.outlook.expectation])
 
     def _run_of(self, facts: BlockFacts) -> PromptRun | None:
@@ -207,13 +222,14 @@ class LearnedValue:
             return None
         return parent.run if parent.run.tip == parent.key else None
 
-    def _kind_of(self, block: _Block, uses: int, facts: BlockFacts) -> int:
+    def _kind_of(self, block: _Block, uses: int, gap: int, facts: BlockFacts) -> int:
         own = min(uses.bit_length() - 1, _MOST_USES)
         kin = min(block.kin.bit_length(), _MOST_KIN)
         future = facts.outlook.expectation * 5
         if facts.outlook.expected_in_s is not None:
             future += 1 + bisect_right(_EXPECTED_EDGES_S, facts.outlook.expected_in_s)
-        return (((future * 4 + own) * 8 + kin) * 2 + facts.outlook.tail) * RUN_KINDS
+        family = ((future * 4 + own) * 8 + kin) * 2 + facts.outlook.tail
+        return (family * GAP_KINDS + gap) * RUN_KINDS
 
     def _recalled(self, facts: BlockFacts) -> _Block:
         """Return the memory about a block; a new block takes its kin from the parent."""

@@ -23,8 +23,10 @@ EDGES: Final = (0.0, *(_FIRST_EDGE_S * _GROWTH**i for i in range(BUCKETS - 1)))
 _FORGOTTEN_S: Final = EDGES[-1] * _GROWTH
 _WIDTHS: Final = tuple(after - before for before, after in pairwise(EDGES))
 
-_PRIOR_WAITS: Final = 20.0
-"""Weight of the average over all kinds in the estimate of each kind, as a number of waits."""
+_PRIOR_WAITS: Final = 100.0
+"""Weight of a family's average in the estimate of each of its kinds, and of the average over all
+kinds in the estimate of a family, as a number of waits. The blocks of one prompt wait together, so
+this is the weight of a few prompts."""
 
 _REFRESH_SHARE: Final = 0.02
 _MIN_REFRESH: Final = 8
@@ -40,8 +42,21 @@ def bucket_of(age_s: float) -> int:
 
 
 RUN_KINDS: Final = 4
-"""Number of run kinds (by length); a block's kind is a multiple of this number plus its run kind.
-"""
+"""Number of run kinds (by length)."""
+
+_GAP_EDGES_S: Final = (4.0, 30.0, 120.0, 600.0)
+GAP_KINDS: Final = len(_GAP_EDGES_S) + 2
+"""Number of gap kinds. A block's kind is (family * GAP_KINDS + gap kind) * RUN_KINDS + run kind.
+Kinds of one family and one run kind differ only in the gap; a kind that has seen little takes what
+its family has seen."""
+
+
+def gap_kind(gap_s: float | None) -> int:
+    """Return the kind of the time since the conversation's previous request; None: there is none.
+
+    How soon a conversation went on tells how soon the conversation will go on.
+    """
+    return 0 if gap_s is None else 1 + bisect_right(_GAP_EDGES_S, gap_s)
 
 
 class PromptRun:
@@ -50,15 +65,17 @@ class PromptRun:
     Attributes:
         number: later runs have higher numbers.
         fresh: number of blocks without an earlier use.
+        gap: gap kind of the last block with an earlier use.
         tip: last block reached.
         cohort: the cohort of the run's most recent blocks.
     """
 
-    __slots__ = ("cohort", "fresh", "number", "tip")
+    __slots__ = ("cohort", "fresh", "gap", "number", "tip")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.fresh = 0
+        self.gap = gap_kind(None)
         self.tip: object = None
         self.cohort: WaitCohort | None = None
 
@@ -99,9 +116,11 @@ class WaitCohort:
 
 @dataclass(slots=True)
 class _Kind:
-    """Observations about one kind of block.
+    """Observations about one kind of block, or about a family of kinds.
 
     Attributes:
+        family: the sum over the kinds that differ only in the gap, the prior of a kind with few
+            facts; None in a family.
         reached: number of waits with an age in or beyond each bucket.
         used: number of waits ended by a use in each bucket.
         hazards: per bucket except the last, the probability that a wait ends in the bucket once the
@@ -110,9 +129,10 @@ class _Kind:
             not computed yet.
         facts: total of reached and used ever counted (halved with them).
         due: number of facts at which the values are computed again.
-        odds: factor on the average over all kinds, used while this kind has few facts.
+        odds: factor on the average over all kinds, used while the family has few facts.
     """
 
+    family: _Kind | None = None
     odds: float = 1.0
     reached: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
     used: list[float] = field(default_factory=lambda: [0.0] * BUCKETS)
@@ -133,13 +153,15 @@ class Lifetimes:
 
     Attributes:
         _kinds: observations by kind.
+        _families: observations by family and run kind.
         _odds: prior odds by kind without run kind, if not 1.
-        _all: sum over all kinds, the prior of a kind with few facts.
+        _all: sum over all kinds, the prior of a family with few facts.
         _cohorts: by age bucket, oldest first.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[int, _Kind] = {}
+        self._families: dict[int, _Kind] = {}
         self._odds: dict[int, float] = {}
         self._all = _Kind()
         self._cohorts: tuple[deque[WaitCohort], ...] = tuple(deque() for _ in range(BUCKETS))
@@ -174,8 +196,10 @@ class Lifetimes:
         else:
             known = self._kind(cohort.kind + cohort.run.kind)
             self._reached(known, 0, 1)
-        known.used[bucket] += 1.0
-        known.facts += 1.0
+        for each in (known, known.family):
+            assert each is not None
+            each.used[bucket] += 1.0
+            each.facts += 1.0
         self._all.used[bucket] += 1.0
 
     def give_up(self, cohort: WaitCohort) -> None:
@@ -217,17 +241,20 @@ class Lifetimes:
         known = self._kinds.get(kind)
         if known is None:
             odds = self._odds.get(kind - kind % RUN_KINDS, 1.0)
-            known = self._kinds[kind] = _Kind(odds)
+            family = kind // (GAP_KINDS * RUN_KINDS) * RUN_KINDS + kind % RUN_KINDS
+            above = self._families.setdefault(family, _Kind(odds=odds))
+            known = self._kinds[kind] = _Kind(above, odds)
         return known
 
     def _reached(self, known: _Kind, bucket: int, count: int) -> None:
-        known.reached[bucket] += count
-        known.facts += count
-        self._all.reached[bucket] += count
-        self._all.facts += count
+        for each in (known, known.family, self._all):
+            assert each is not None
+            each.reached[bucket] += count
+            each.facts += count
 
     def _refresh(self, known: _Kind) -> None:
-        for fading in (known, self._all):
+        for fading in (known, known.family, self._all):
+            assert fading is not None
             if fading.facts > _MOST_FACTS:
                 fading.halve()
         known.due = known.facts + max(_MIN_REFRESH, known.facts * _REFRESH_SHARE)
@@ -238,8 +265,11 @@ class Lifetimes:
         """Return the probability that a wait ends in a bucket once the bucket was reached."""
         reached, used = self._all.reached[bucket], self._all.used[bucket]
         usual = min(1.0, known.odds * used / reached) if reached else 0.0
-        waits = known.reached[bucket] + _PRIOR_WAITS
-        return min(1.0, (known.used[bucket] + _PRIOR_WAITS * usual) / waits)
+        for each in (known.family, known):
+            assert each is not None
+            waits = each.reached[bucket] + _PRIOR_WAITS
+            usual = min(1.0, (each.used[bucket] + _PRIOR_WAITS * usual) / waits)
+        return usual
 
 
 def _value(hazards: list[float], age: int) -> float:

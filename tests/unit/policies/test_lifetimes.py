@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.policies.lifetimes import BUCKETS, EDGES, Lifetimes, PromptRun, bucket_of, run_kind
+from tierkv.policies.lifetimes import (
+    BUCKETS,
+    EDGES,
+    GAP_KINDS,
+    RUN_KINDS,
+    Lifetimes,
+    PromptRun,
+    bucket_of,
+    gap_kind,
+    run_kind,
+)
 
 KIND = 8  # A multiple of RUN_KINDS; a run without new blocks adds nothing.
+OTHER_FAMILY = KIND + GAP_KINDS * RUN_KINDS
 
 
 def learned(ended: int, open_for_s: float = 0.0, open_waits: int = 0) -> Lifetimes:
@@ -55,9 +66,28 @@ def test_a_wait_that_was_given_up_counts_for_its_time_only() -> None:
 
 def test_an_unknown_kind_takes_the_average_and_its_odds() -> None:
     lifetimes = learned(ended=300, open_waits=300, open_for_s=3600.0)
-    lifetimes.start(KIND + 8, PromptRun(1), 3600.0, odds=0.1)
+    lifetimes.start(OTHER_FAMILY, PromptRun(1), 3600.0, odds=0.1)
     lifetimes.advance(3602.0)
-    assert 0.0 < lifetimes.value(KIND + 8, 0.0) < lifetimes.value(KIND, 0.0) / 2
+    assert 0.0 < lifetimes.value(OTHER_FAMILY, 0.0) < lifetimes.value(KIND, 0.0) / 2
+
+
+def test_a_kind_takes_its_familys_experience_until_it_has_its_own() -> None:
+    lifetimes = learned(ended=600)
+    for _ in range(600):  # Another family, which is never used again, pulls the average down.
+        lifetimes.start(OTHER_FAMILY, PromptRun(1), 10.0)
+    lifetimes.advance(4000.0)
+    sibling = KIND + RUN_KINDS
+    assert lifetimes.value(sibling, 0.0) > 5 * lifetimes.value(OTHER_FAMILY, 0.0)
+    for _ in range(2000):
+        lifetimes.start(sibling, PromptRun(1), 4000.0)
+    lifetimes.advance(8000.0)
+    assert lifetimes.value(sibling, 0.0) < lifetimes.value(KIND, 0.0) / 3
+
+
+def test_gaps_have_kinds() -> None:
+    assert [gap_kind(gap) for gap in (None, 0.0, 3.9, 4.0, 100.0, 599.0, 1e9)] == [
+        0, 1, 1, 2, 3, 4, GAP_KINDS - 1,
+    ]  # fmt: skip
 
 
 def test_the_kind_is_settled_when_the_run_is_complete() -> None:
