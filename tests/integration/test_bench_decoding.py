@@ -40,3 +40,16 @@ def test_short_rests_together_stand_beside_rests_one_by_one() -> None:
         for case in ("rest_34", "rest_2_to_64", "rest_34_nothing_shared"):
             assert metrics[f"{model}_{case}_speedup"] > 0
             assert metrics[f"{model}_{case}_processor_speedup"] > 0
+
+
+def test_parts_of_a_prefill_are_parts() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.prefill_parts", "--quick", "--format", "json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    metrics = json.loads(done.stdout)
+    for threads in (1, 2):
+        name = f"{threads}_threads_prefill_512"
+        parts = [metrics[f"{name}_{part}_share"] for part in ("products", "attention")]
+        assert min(parts) > 0 and sum(parts) < 1 and metrics[f"{name}_tokens_per_s"] > 0
