@@ -9,6 +9,7 @@ after reopening, the reader gets all orders active at the time.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
@@ -162,8 +163,9 @@ class LocalMeta:
         config = config or MetaConfig()
         self._clock = clock or SystemClock()
         # Leases of an earlier process must stay unknown: lease numbers begin at the time of this
-        # start.
-        self.state = MetaState(config, first_lease=int(self._clock.wall() * 1_000) << 20)
+        # start. A node hears of leases of several servers, which may start in the same moment.
+        start = int(self._clock.wall() * 1_000) << 20
+        self.state = MetaState(config, first_lease=start + secrets.randbits(20))
         self.namespaces = NamespaceStore(
             config.database,
             cluster_secret=config.cluster_secret,
