@@ -91,12 +91,12 @@ class EngineMembership:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        from tierkv.metaserver.rpc.grpc_client import GrpcMeta  # gRPC: only with a meta server
+        from tierkv.metaserver.connect import connect_meta  # gRPC: only with a meta server
 
         self._loop = asyncio.get_running_loop()
         if self._stop_asked:  # ``stop`` was called before the loop existed.
             return
-        meta = GrpcMeta(self._settings.meta, token=self._settings.token or None)
+        meta = connect_meta(self._settings.meta, token=self._settings.token or None)
         incarnation = Incarnation(int(self._clock.wall() * 1_000))
         model = self._identity.model_info()
         info = NodeInfo(

@@ -1,9 +1,9 @@
 """The meta server's SQLite file: opened, backed up at each change, and set aside when damaged.
 
-Only metaserver/namespaces.py works with the file. Next to FILE lie FILE.backup, a copy from the
-last change; FILE.secret, the cluster secret if none is configured; FILE.lock, held by the owner
-process; and FILE.bad, if FILE was ever damaged. A damaged file must not keep the meta server from
-starting: the backup replaces it.
+Made by metaserver/namespaces.py; implements NamespaceDatabase. Next to FILE lie FILE.backup, a copy
+from the last change; FILE.secret, the cluster secret if none is configured; FILE.lock, held by the
+owner process; and FILE.bad, if FILE was ever damaged. A damaged file must not keep the meta server
+from starting: the backup replaces it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import fcntl
 import logging
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
+from tierkv.metaserver.namespace_database import NamespaceRow, Rows
 
 log = logging.getLogger(__name__)
 MEMORY: Final = ":memory:"
@@ -44,14 +46,73 @@ class DatabaseFile:
         self.trouble = ""
         self._database = database
         self._lock_fd: int | None = None
+        self._connection: sqlite3.Connection | None = None
 
-    def open(self) -> sqlite3.Connection:
+    def open(self) -> None:
         """Open the file; create a missing file, and replace a damaged file by its backup.
 
         Raises:
-            sqlite3.Error, OSError: the file can't be used, for a reason other than damage.
-            ConfigError: a running meta server owns the file.
+            ConfigError: a running meta server owns the file, or the file can't be used, for a
+                reason other than damage.
         """
+        try:
+            self._connection = self._opened()
+            self.back_up()
+        except ConfigError:
+            self.close()
+            raise
+        except (sqlite3.Error, OSError) as error:
+            self.close()
+            raise ConfigError(
+                f"meta.database = {self._database!r} can't be used: {error}",
+                hint="Name a file in a directory this process may write, or :memory:.",
+            ) from error
+
+    def secret(self, fresh: bytes) -> bytes:
+        """Return the secret of the database, of the secret file, or ``fresh``; store it in both."""
+        fallback = self.read_secret()
+        with self._open as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO cluster VALUES ('secret', ?)", (fallback or fresh,)
+            )
+        row = self._open.execute("SELECT value FROM cluster WHERE name = 'secret'").fetchone()
+        secret = bytes(row[0])
+        if self.trouble and secret != fallback:
+            log.critical("the cluster secret may be another one: blocks of before may not be found")
+        if secret != fallback:
+            self.write_secret(secret)
+        self.back_up()
+        return secret
+
+    def rows(self) -> Rows:
+        """Return all namespaces."""
+        rows = self._open.execute(
+            "SELECT name, tenants, cache_enabled, policy FROM namespaces ORDER BY name"
+        )
+        return [NamespaceRow(name, tenants, bool(on), policy) for name, tenants, on, policy in rows]
+
+    def write(self, check: Callable[[Rows], NamespaceRow]) -> Rows:
+        """Store the row that ``check`` makes of all rows; see NamespaceDatabase."""
+        try:
+            row = check(self.rows())
+            with self._open as connection:
+                connection.execute("INSERT OR REPLACE INTO namespaces VALUES (?, ?, ?, ?)", row)
+        except sqlite3.Error as error:
+            raise DirectoryUnavailableError(
+                f"the namespace could not be stored: {error}", hint=_storage_hint(error)
+            ) from error
+        self.back_up()
+        return self.rows()
+
+    def follow(self, changed: Callable[[Rows], None]) -> None:
+        """Do nothing: the file has no other writers."""
+
+    @property
+    def _open(self) -> sqlite3.Connection:
+        assert self._connection is not None, "open() comes first"
+        return self._connection
+
+    def _opened(self) -> sqlite3.Connection:
         self._lock()
         try:
             return _open(self._database)
@@ -68,7 +129,9 @@ class DatabaseFile:
         return _open(self._database)
 
     def close(self) -> None:
-        """Let another process have the file."""
+        """Close the file and let another process have it."""
+        if self._connection is not None:
+            self._connection.close()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -90,8 +153,9 @@ class DatabaseFile:
             ) from None
         self._lock_fd = fd
 
-    def back_up(self, connection: sqlite3.Connection) -> None:
+    def back_up(self) -> None:
         """Back up the database; a failure is only logged, because the database itself is intact."""
+        connection = self._open
         if self._database == MEMORY:
             return
         fresh = self._beside("backup.new")
@@ -156,9 +220,11 @@ class DatabaseFile:
         return Path(f"{self._database}.{suffix}")
 
 
-def is_full(error: sqlite3.Error) -> bool:
-    """Return whether the disk was full; SQLite reports a failed write to the log as I/O error."""
-    return _code(error) in _FULL
+def _storage_hint(error: sqlite3.Error) -> str:
+    """Tell the cure; SQLite reports a failed write to its log as I/O error."""
+    if _code(error) in _FULL:
+        return "The disk of meta.database is full: free space there, then try again."
+    return "The file of meta.database can't be written: see the meta server's log."
 
 
 def _is_damage(error: sqlite3.Error) -> bool:

@@ -1,27 +1,29 @@
-"""Durable namespaces and the cluster secret, in one SQLite file.
+"""Durable namespaces and the cluster secret, in a SQLite file or in PostgreSQL.
 
 Called by metaserver/local.py, from any thread. Reads come from memory; only ``put`` waits for the
-disk, and callers run ``put`` off the event loop.
+database, and callers run ``put`` off the event loop.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import re
 import secrets
-import sqlite3
 import threading
 from dataclasses import asdict, replace
 
 from tierkv.kvcore import block_key, limits
-from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
+from tierkv.kvcore.errors import ConfigError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import Namespace, NamespaceGrant
-from tierkv.metaserver.database_file import DatabaseFile, is_full
-
-log = logging.getLogger(__name__)
+from tierkv.metaserver.database_file import DatabaseFile
+from tierkv.metaserver.namespace_database import (
+    POSTGRES_SCHEMES,
+    NamespaceDatabase,
+    NamespaceRow,
+    Rows,
+)
 
 _SECRET_BYTES = 32
 _MAX_TENANTS = 10_000
@@ -37,7 +39,6 @@ class NamespaceStore:
     namespace without tenants is the policy of the tenant with the same name.
 
     Attributes:
-        trouble: database damage found at the start, for people; empty without damage.
         _namespaces: mirror of the table; the table is written first.
         _namespace_of: the namespace that applies to each tenant.
     """
@@ -52,7 +53,7 @@ class NamespaceStore:
         """Open or make the database.
 
         Args:
-            database: a path, or ``:memory:``.
+            database: a path, ``:memory:``, or a PostgreSQL URL.
             cluster_secret: 16 to 64 bytes; None takes the secret of the database, made at the first
                 start.
             default_policy: policy of tenants without a namespace; exact reuse if None.
@@ -62,28 +63,23 @@ class NamespaceStore:
                 another process.
         """
         self._lock = threading.Lock()
-        self._file = DatabaseFile(database)
+        self._writing = threading.Lock()
         self._default_policy = default_policy or ReusePolicy()
+        self._database = _database(database)
+        self._database.open()
         try:
-            self._connection = self._file.open()
-            try:
-                self._secret = cluster_secret or self._stored_secret()
-                self._namespaces = self._stored_namespaces()
-            except (sqlite3.Error, ConfigError):
-                self._connection.close()
-                raise
-            self._file.back_up(self._connection)
+            fresh = secrets.token_bytes(_SECRET_BYTES)
+            self._secret = cluster_secret or self._database.secret(fresh)
+            self._take(self._database.rows())
         except ConfigError:
-            self._file.close()
+            self._database.close()
             raise
-        except (sqlite3.Error, OSError) as error:
-            self._file.close()
-            raise ConfigError(
-                f"meta.database = {database!r} can't be used: {error}",
-                hint="Name a file in a directory this process may write, or :memory:.",
-            ) from error
-        self._namespace_of = _index(self._namespaces)
-        self.trouble = self._file.trouble
+        self._database.follow(self._take)
+
+    @property
+    def trouble(self) -> str:
+        """Return what is wrong with the database, for people; empty without trouble."""
+        return self._database.trouble
 
     def resolve(
         self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
@@ -124,82 +120,63 @@ class NamespaceStore:
             UserError: a malformed name, too many tenants, or a tenant listed by another namespace.
             DirectoryUnavailableError: the database refused (disk full, closed).
         """
-        with self._lock:
-            changed = _normalised(namespace)
-            self._check(changed)
-            try:
-                self._write(changed)
-            except sqlite3.Error as error:
-                raise DirectoryUnavailableError(
-                    f"namespace {changed.name} could not be stored: {error}",
-                    hint=_storage_hint(error),
-                ) from error
-            self._file.back_up(self._connection)
-            self._namespaces[changed.name] = changed
-            self._namespace_of = _index(self._namespaces)
-            return changed
+        changed = _normalised(namespace)
+
+        def check(rows: Rows) -> NamespaceRow:
+            self._check(changed, _namespaces(rows))
+            tenants, policy = json.dumps(changed.tenants), json.dumps(asdict(changed.policy))
+            return NamespaceRow(changed.name, tenants, changed.cache_enabled, policy)
+
+        with self._writing:
+            self._take(self._database.write(check))
+        return changed
 
     def close(self) -> None:
         """Close the database; the object can't be used afterwards."""
+        with self._writing:
+            self._database.close()
+
+    def _take(self, rows: Rows) -> None:
+        """Take the table over; also called after writes of other servers, in another thread."""
+        namespaces = _namespaces(rows)
         with self._lock:
-            self._connection.close()
-            self._file.close()
+            self._namespaces = namespaces
+            self._namespace_of = _index(namespaces)
 
-    def _write(self, namespace: Namespace) -> None:
-        with self._connection:
-            self._connection.execute(
-                "INSERT OR REPLACE INTO namespaces VALUES (?, ?, ?, ?)",
-                (
-                    namespace.name,
-                    json.dumps(namespace.tenants),
-                    namespace.cache_enabled,
-                    json.dumps(asdict(namespace.policy)),
-                ),
-            )
-
-    def _check(self, namespace: Namespace) -> None:
+    @staticmethod
+    def _check(namespace: Namespace, known: dict[str, Namespace]) -> None:
+        namespace_of = _index(known)
         _check_name(namespace.name, "namespace")
         if len(namespace.tenants) > _MAX_TENANTS:
             raise UserError(f"a namespace has at most {_MAX_TENANTS} tenants")
         for tenant in namespace.tenants:
             _check_name(tenant, "tenant")
-            other = self._namespace_of.get(tenant)
+            other = namespace_of.get(tenant)
             if other is not None and other.tenants and other.name != namespace.name:
                 raise UserError(
                     f"tenant {tenant} already belongs to namespace {other.name}",
                     hint=f"Remove {tenant} from {other.name} first.",
                 )
 
-    def _stored_namespaces(self) -> dict[str, Namespace]:
-        rows = self._connection.execute(
-            "SELECT name, tenants, cache_enabled, policy FROM namespaces"
+
+def _database(database: str) -> NamespaceDatabase:
+    if not database.startswith(POSTGRES_SCHEMES):
+        return DatabaseFile(database)
+    from tierkv.metaserver.database_postgres import PostgresDatabase  # psycopg: only for a URL
+
+    return PostgresDatabase(database)
+
+
+def _namespaces(rows: Rows) -> dict[str, Namespace]:
+    return {
+        row.name: Namespace(
+            row.name,
+            tuple(json.loads(row.tenants)),
+            row.cache_enabled,
+            _policy(row.name, row.policy),
         )
-        return {
-            name: Namespace(name, tuple(json.loads(tenants)), bool(enabled), _policy(name, policy))
-            for name, tenants, enabled, policy in rows
-        }
-
-    def _stored_secret(self) -> bytes:
-        """Return the secret of the database, of the secret file, or a new one; store it in both."""
-        fallback = self._file.read_secret()
-        with self._connection:
-            self._connection.execute(
-                "INSERT OR IGNORE INTO cluster VALUES ('secret', ?)",
-                (fallback or secrets.token_bytes(_SECRET_BYTES),),
-            )
-        row = self._connection.execute("SELECT value FROM cluster WHERE name = 'secret'").fetchone()
-        secret = bytes(row[0])
-        if self._file.trouble and secret != fallback:
-            log.critical("the cluster secret may be another one: blocks of before may not be found")
-        if secret != fallback:
-            self._file.write_secret(secret)
-        return secret
-
-
-def _storage_hint(error: sqlite3.Error) -> str:
-    if is_full(error):
-        return "The disk of meta.database is full: free space there, then try again."
-    return "The file of meta.database can't be written: see the meta server's log."
+        for row in rows
+    }
 
 
 def _index(namespaces: dict[str, Namespace]) -> dict[str, Namespace]:

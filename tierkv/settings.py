@@ -42,7 +42,9 @@ class ClusterSettings(Section):
         default="",
         description="key of the block hashes, 16 to 64 bytes; empty: created at first start",
     )
-    meta_address: str = Field(default="", description="host:port of the meta server")
+    meta_address: str = Field(
+        default="", description="host:port of the meta server; of several, separated by commas"
+    )
     host: str = Field(
         default="", description="name of this machine; nodes of one host share memory (L2)"
     )
@@ -221,7 +223,9 @@ class MetaSettings(Section):
         description="port for locates in frames, which are faster than over gRPC; 0: any, -1: none",
     )
     database: str = Field(
-        default="", description="SQLite file of namespaces; empty: in run_dir (up) or in memory"
+        default="",
+        description="SQLite file of namespaces, or postgresql://... for several meta servers; "
+        "empty: in run_dir (up) or in memory",
     )
 
 

@@ -184,9 +184,9 @@ def check_meta(settings: PoolAccess) -> Finding:
 
 
 async def _check_meta(settings: PoolAccess) -> Finding:
-    from tierkv.metaserver.rpc.grpc_client import GrpcMeta  # gRPC: only with a meta server
+    from tierkv.metaserver.connect import connect_meta  # gRPC: only with a meta server
 
-    meta = GrpcMeta(settings.meta, token=settings.token or None)
+    meta = connect_meta(settings.meta, token=settings.token or None)
     try:
         nodes = await meta.list_nodes()
     except TierKVError as error:

@@ -18,7 +18,7 @@ from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserErr
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import MetaClient, Namespace
-from tierkv.metaserver.rpc.grpc_client import GrpcMeta
+from tierkv.metaserver.connect import connect_meta
 from tierkv.output import OutputFormat, render_rows
 from tierkv.settings import Settings
 from tierkv.sql.text.suggest import did_you_mean
@@ -118,7 +118,7 @@ async def set_namespace(
 async def _meta(settings: Settings) -> AsyncIterator[MetaClient]:
     settings, _ = find_cluster(settings)
     address = settings.cluster.meta_address
-    meta = GrpcMeta(address, token=settings.cluster.token or None)
+    meta = connect_meta(address, token=settings.cluster.token or None)
     try:
         yield meta
     except DirectoryUnavailableError as error:

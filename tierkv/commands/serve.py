@@ -306,7 +306,7 @@ async def _start_front(
 def _meta(
     config: LoadedConfig, name: NodeId, stack: AsyncExitStack, *, home: str = ""
 ) -> MetaClient:
-    from tierkv.metaserver.rpc.grpc_client import GrpcMeta  # gRPC
+    from tierkv.metaserver.connect import connect_meta  # gRPC
 
     cluster = config.settings.cluster
     address = cluster.meta_address
@@ -316,7 +316,7 @@ def _meta(
             hint="Give --set cluster.meta_address=HOST:PORT.",
         )
     home = home or claim_home(cluster.run_dir.expanduser(), name, stack)
-    meta = GrpcMeta(address, token=cluster.token or None, home=home)
+    meta = connect_meta(address, token=cluster.token or None, home=home)
     stack.push_async_callback(meta.close)
     return meta
 

@@ -19,7 +19,7 @@ from tierkv.dbfront.contracts import Column
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
 from tierkv.kvcore.node import TierStats
 from tierkv.metaserver.client import DirectoryNode
-from tierkv.metaserver.rpc.grpc_client import GrpcMeta
+from tierkv.metaserver.connect import connect_meta
 from tierkv.output import OutputFormat, render_rows
 from tierkv.processes.cluster_files import CONFIG_FILE, CURE, STATE_FILE, orphans_text
 from tierkv.settings import Settings
@@ -49,7 +49,7 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
     """
     settings, state = find_cluster(settings)
     address = settings.cluster.meta_address
-    meta = GrpcMeta(address, token=settings.cluster.token or None)
+    meta = connect_meta(address, token=settings.cluster.token or None)
     try:
         nodes = await meta.list_nodes()
     except DirectoryUnavailableError as error:

@@ -15,7 +15,7 @@ from typing import Final
 
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
-from tierkv.metaserver.rpc.grpc_client import GrpcMeta
+from tierkv.metaserver.connect import connect_meta, meta_addresses
 from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import ClusterSettings, Settings
 
@@ -56,18 +56,20 @@ async def await_cluster(cluster: ClusterSettings, role: str, stop: asyncio.Event
 
 
 async def _await_port(address: str, stop: asyncio.Event) -> None:
-    host, _, port = address.rpartition(":")
+    """Wait until one of the meta servers accepts connections."""
     while not stop.is_set():
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            writer.close()
-            return
+        for one in meta_addresses(address):
+            host, _, port = one.rpartition(":")
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                writer.close()
+                return
         await _pause(stop)
 
 
 async def _await_nodes(cluster: ClusterSettings, stop: asyncio.Event) -> None:
     await _await_port(cluster.meta_address, stop)  # A refused gRPC channel would back off.
-    meta = GrpcMeta(cluster.meta_address, token=cluster.token or None)
+    meta = connect_meta(cluster.meta_address, token=cluster.token or None)
     try:
         while not stop.is_set() and await _count(meta) < cluster.start_nodes:
             await _pause(stop)

@@ -15,6 +15,7 @@ from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserErr
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import Namespace
+from tierkv.metaserver.database_file import DatabaseFile
 from tierkv.metaserver.namespaces import NamespaceStore
 
 
@@ -109,7 +110,8 @@ def test_a_configured_secret_gives_equal_keys_on_every_meta_server(tmp_path: Pat
 
 def test_durability_is_that_of_full_synchronous_wal(tmp_path: Path) -> None:
     with opened(tmp_path / "meta.db") as store:
-        connection = store._connection
+        assert isinstance(store._database, DatabaseFile)
+        connection = store._database._open
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
         store.put(Namespace("x"))

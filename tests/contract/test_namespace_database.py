@@ -1,0 +1,221 @@
+"""The NamespaceDatabase contract: in memory, in a SQLite file, and in a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+from tests.fix_postgres import PASSWORD, PostgresServer
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
+from tierkv.metaserver.client import Namespace
+from tierkv.metaserver.database_file import MEMORY, DatabaseFile
+from tierkv.metaserver.database_postgres import MIGRATIONS, PostgresDatabase
+from tierkv.metaserver.namespace_database import NamespaceDatabase, NamespaceRow, Rows
+from tierkv.metaserver.namespaces import NamespaceStore
+
+Opens = Callable[[], NamespaceDatabase]
+
+
+def url_of(server: PostgresServer) -> str:
+    return f"postgresql://alice:{quote(PASSWORD)}@127.0.0.1:{server.port}/app"
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> Iterator[str]:
+    yield url_of(postgres)
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS tierkv_meta CASCADE")
+
+
+@pytest.fixture(params=["memory", "file", "postgres"])
+def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opens]:
+    """Opens one database, again and again where it lasts."""
+    made: list[NamespaceDatabase] = []
+
+    def open_one() -> NamespaceDatabase:
+        if request.param == "postgres":
+            database: NamespaceDatabase = PostgresDatabase(request.getfixturevalue("url"))
+        else:
+            file = MEMORY if request.param == "memory" else str(tmp_path / "meta.db")
+            database = DatabaseFile(file)
+        database.open()
+        made.append(database)
+        return database
+
+    if request.param == "postgres":
+        request.getfixturevalue("url")
+    yield open_one
+    for database in made:
+        database.close()
+
+
+def row(name: str, tenants: str = "[]") -> NamespaceRow:
+    return NamespaceRow(name, tenants, True, "{}")
+
+
+def put(database: NamespaceDatabase, new: NamespaceRow) -> Rows:
+    return database.write(lambda rows: new)
+
+
+def test_what_was_written_is_read(opens: Opens) -> None:
+    database = opens()
+    assert list(database.rows()) == []
+    assert list(put(database, row("b"))) == [row("b")]
+    assert list(put(database, row("a", '["x"]'))) == [row("a", '["x"]'), row("b")]
+    changed = NamespaceRow("b", '["y", "é"]', False, '{"blend": true}')
+    put(database, changed)
+    assert list(database.rows()) == [row("a", '["x"]'), changed]
+    assert database.trouble == ""
+
+
+def test_the_first_secret_stays(opens: Opens) -> None:
+    database = opens()
+    assert database.secret(b"1" * 32) == b"1" * 32
+    assert database.secret(b"2" * 32) == b"1" * 32
+
+
+def test_a_check_that_refuses_changes_nothing(opens: Opens) -> None:
+    database = opens()
+    put(database, row("a"))
+
+    def refuse(rows: Rows) -> NamespaceRow:
+        assert [each.name for each in rows] == ["a"]
+        raise UserError("no")
+
+    with pytest.raises(UserError, match="no"):
+        database.write(refuse)
+    assert list(database.rows()) == [row("a")]
+    put(database, row("b"))
+
+
+@pytest.mark.parametrize("opens", ["file", "postgres"], indirect=True)
+def test_it_lasts(opens: Opens) -> None:
+    database = opens()
+    secret = database.secret(b"1" * 32)
+    put(database, row("a"))
+    database.close()
+    again = opens()
+    assert (again.secret(b"2" * 32), list(again.rows())) == (secret, [row("a")])
+
+
+@pytest.mark.parametrize("opens", ["postgres"], indirect=True)
+class TestShared:
+    """Several servers write to one PostgreSQL."""
+
+    def test_writes_of_others_are_told(self, opens: Opens) -> None:
+        one, other = opens(), opens()
+        told: list[Rows] = []
+        heard = threading.Condition()
+
+        def changed(rows: Rows) -> None:
+            with heard:
+                told.append(rows)
+                heard.notify()
+
+        one.follow(changed)
+        put(other, row("a"))
+        with heard:
+            assert heard.wait_for(lambda: told and list(told[-1]) == [row("a")], timeout=30)
+
+    def test_no_write_is_lost_between_writers(self, opens: Opens) -> None:
+        """Each adds a tenant to what it read in its transaction."""
+        databases = [opens() for _ in range(4)]
+        put(databases[0], row("n"))
+
+        def add(database: NamespaceDatabase) -> None:
+            for _ in range(10):
+                database.write(lambda rows: row("n", rows[0].tenants + "x"))
+
+        threads = [threading.Thread(target=add, args=(each,)) for each in databases]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert databases[1].rows()[0].tenants == "[]" + 40 * "x"
+
+    def test_first_starts_at_once_make_one_schema_and_one_secret(
+        self, opens: Opens, url: str
+    ) -> None:
+        found: list[bytes] = []
+
+        def start(number: int) -> None:
+            database = PostgresDatabase(url)
+            database.open()
+            found.append(database.secret(bytes([number]) * 32))
+            database.close()
+
+        threads = [threading.Thread(target=start, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 6 and len(set(found)) == 1
+
+    def test_a_schema_of_the_next_release_is_used_a_later_one_refused(
+        self, opens: Opens, url: str
+    ) -> None:
+        database = opens()
+        put(database, row("a"))
+        with psycopg.connect(url, autocommit=True) as connection:
+            version = "UPDATE tierkv_meta.schema_version SET version = %s"
+            connection.execute("ALTER TABLE tierkv_meta.namespaces ADD COLUMN quota bigint")
+            connection.execute(version, (len(MIGRATIONS) + 1,))
+            newer = opens()
+            put(newer, row("b"))
+            assert [each.name for each in newer.rows()] == ["a", "b"]
+            connection.execute(version, (len(MIGRATIONS) + 2,))
+        with pytest.raises(ConfigError, match="has version"):
+            opens()
+
+
+def test_stores_of_two_servers_agree(url: str) -> None:
+    one, other = NamespaceStore(url), NamespaceStore(url)
+
+    def key(store: NamespaceStore, tenant: str) -> bytes:
+        return store.resolve(tenant, model_revision="m", layout_fingerprint=b"l").namespace_key
+
+    assert key(one, "ann") == key(other, "ann") != key(one, "bob")
+    one.put(Namespace("team", ("ann", "bob")))
+    with pytest.raises(UserError, match="already belongs to namespace team"):
+        other.put(Namespace("rivals", ("ann",)))
+    wanted = key(one, "ann")
+    deadline = threading.Event()
+    for _ in range(300):
+        if key(other, "ann") == key(other, "bob") == wanted:
+            break
+        deadline.wait(0.1)
+    assert key(other, "bob") == wanted
+    one.close()
+    other.close()
+
+
+def test_a_malformed_url_is_told_without_its_password() -> None:
+    with pytest.raises(ConfigError, match="malformed") as refused:
+        NamespaceStore("postgresql://alice:correct horse@127.0.0.1/app")
+    assert "horse" not in str(refused.value)
+
+
+def test_reads_outlive_postgres_and_writes_say_what_is_wrong(postgres: PostgresServer) -> None:
+    store = NamespaceStore(url_of(postgres))
+    store.put(Namespace("before"))
+    postgres.stop("immediate")
+    try:
+        assert store.resolve("before", model_revision="m", layout_fingerprint=b"l").cache_enabled
+        with pytest.raises(DirectoryUnavailableError) as refused:
+            store.put(Namespace("after"))
+        assert "meta.database" in refused.value.hint and PASSWORD not in str(refused.value)
+        with pytest.raises(ConfigError, match="PostgreSQL can't be used") as unusable:
+            NamespaceStore(url_of(postgres))
+        assert PASSWORD not in str(unusable.value)
+    finally:
+        postgres.start()
+    store.put(Namespace("after"))
+    assert [each.name for each in store.namespaces()] == ["after", "before"]
+    store.close()
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA tierkv_meta CASCADE")
