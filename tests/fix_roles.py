@@ -139,7 +139,7 @@ class Roles:
             yield from ("compute.threads=1", "compute.block_tokens=16")
             yield "compute.l1_capacity=64MiB"
             yield from ("compute.load_policy=always", "pool.transport=tcp")
-        else:
+        elif name.startswith("dmp"):
             yield f"dmp.port={self._ports[name]}"
             yield "cluster.advertise=127.0.0.2"
             yield from ("dmp.capacity=64MiB", "dmp.remove_on_stop=true")
