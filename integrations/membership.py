@@ -91,7 +91,7 @@ class EngineMembership:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        from tierkv.metaserver.connect import connect_meta  # gRPC: only with a meta server
+        from tierkv.metaserver.several_meta import connect_meta  # gRPC: only with a meta server
 
         self._loop = asyncio.get_running_loop()
         if self._stop_asked:  # ``stop`` was called before the loop existed.

@@ -27,10 +27,9 @@ from sglang.version import __version__ as sglang_version
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.settings import PoolAccess
 from tierkv.integrations.sglang.host_pages import HostPages, page_memory
-from tierkv.integrations.sglang.page_hits import SidePool, leading, prefix_hit
 from tierkv.integrations.sglang.page_names import KV, identity_of, part_of
 from tierkv.integrations.sglang.page_store import Component, PageStore
-from tierkv.integrations.sglang.stats import TransferBook
+from tierkv.integrations.sglang.pages import SidePool, TransferBook, leading, prefix_hit
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError
 

@@ -50,7 +50,7 @@ from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.rpc.grpc_client import GrpcMeta
 from tierkv.metaserver.rpc.server import MetaServer
-from tierkv.metaserver.several.several import SeveralMeta
+from tierkv.metaserver.several_meta import SeveralMeta
 
 LAYOUT = BlockLayout(layers=2, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=4)
 MODEL = ModelInfo(

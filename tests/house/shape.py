@@ -111,7 +111,10 @@ def _height(part: str, above: frozenset[str]) -> int:
 
 
 def lone_fragments() -> list[str]:
-    """Return modules that one other module imports, and that one is in the same package."""
+    """Return modules that one other module of the same package imports, at its top.
+
+    What is only imported inside a function stands apart because the import is heavy.
+    """
     importers = defaultdict(set)
     for name, others in imports().items():
         for other in others:
@@ -121,7 +124,26 @@ def lone_fragments() -> list[str]:
         for name in modules()
         if len(importers[name]) == 1
         and next(iter(importers[name])).rpartition(".")[0] == name.rpartition(".")[0]
+        and name in _imported_at_top(next(iter(importers[name])))
     ]
+
+
+def _imported_at_top(module: str) -> set[str]:
+    return {
+        node.module
+        for node in modules()[module].body
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+
+
+def lines_per_module() -> float:
+    """Return how many lines a module has on average."""
+    lines = sum(max(_last_line(tree), 1) for tree in modules().values())
+    return lines / len(modules())
+
+
+def _last_line(tree: ast.Module) -> int:
+    return tree.body[-1].end_lineno or 0 if tree.body else 0
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:

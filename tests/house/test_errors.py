@@ -73,6 +73,8 @@ MISS = {
 NO_DIRECTORY = {
     "integrations/membership.py",
     "metaserver/agent.py",
+    "metaserver/server_group.py",
+    "metaserver/several_meta.py",
     "scheduler/nodes/cluster_view.py",
     "tierkv/parts/front_source.py",
     "tierkv/commands/namespaces.py",

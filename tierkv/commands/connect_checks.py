@@ -184,7 +184,7 @@ def check_meta(settings: PoolAccess) -> Finding:
 
 
 async def _check_meta(settings: PoolAccess) -> Finding:
-    from tierkv.metaserver.connect import connect_meta  # gRPC: only with a meta server
+    from tierkv.metaserver.several_meta import connect_meta  # gRPC: only with a meta server
 
     meta = connect_meta(settings.meta, token=settings.token or None)
     try:

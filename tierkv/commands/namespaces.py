@@ -18,7 +18,7 @@ from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserErr
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import MetaClient, Namespace
-from tierkv.metaserver.connect import connect_meta
+from tierkv.metaserver.several_meta import connect_meta
 from tierkv.output import OutputFormat, render_rows
 from tierkv.settings import Settings
 from tierkv.sql.text.suggest import did_you_mean

@@ -306,7 +306,7 @@ async def _start_front(
 def _meta(
     config: LoadedConfig, name: NodeId, stack: AsyncExitStack, *, home: str = ""
 ) -> MetaClient:
-    from tierkv.metaserver.connect import connect_meta  # gRPC
+    from tierkv.metaserver.several_meta import connect_meta  # gRPC
 
     cluster = config.settings.cluster
     address = cluster.meta_address

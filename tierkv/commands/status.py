@@ -19,7 +19,7 @@ from tierkv.dbfront.contracts import Column
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
 from tierkv.kvcore.node import TierStats
 from tierkv.metaserver.client import DirectoryNode
-from tierkv.metaserver.connect import connect_meta
+from tierkv.metaserver.several_meta import connect_meta
 from tierkv.output import OutputFormat, render_rows
 from tierkv.processes.cluster_files import CONFIG_FILE, CURE, STATE_FILE, orphans_text
 from tierkv.settings import Settings

@@ -15,7 +15,7 @@ from typing import Final
 
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
-from tierkv.metaserver.connect import connect_meta, meta_addresses
+from tierkv.metaserver.several_meta import connect_meta, meta_addresses
 from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import ClusterSettings, Settings
 

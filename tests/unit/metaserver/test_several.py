@@ -23,7 +23,7 @@ from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import LocateReply
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.reporter import MetaReporter
-from tierkv.metaserver.several.several import SeveralMeta
+from tierkv.metaserver.several_meta import SeveralMeta
 
 CONFIG = MetaConfig(cluster_secret=b"s" * 32)
 ADDRESSES = ["a:1", "b:1", "c:1"]

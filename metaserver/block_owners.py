@@ -1,19 +1,20 @@
 """Which meta servers own which block, and what their answers say together. Pure.
 
-Called by metaserver/several/several.py. Every block has two owners: the servers with the highest
+Called by metaserver/several_meta.py. Every block has two owners: the servers with the highest
 scores of the block's key (rendezvous hashing: D. Thaler and C. Ravishankar, "Using name-based
 mappings to increase hit rates", 1998). All nodes compute the same owners from the same list of
 servers, without asking. Blocks of one chain are spread by their own keys, not by their prompt's
 first block, so that a system prompt that everybody shares does not end on one server.
 
 An owner that is asked for its blocks of a chain, in chain order, answers with the longest prefix of
-these. The first block missing at any owner ends the prefix of the whole chain.
+these. The first block missing at any owner ends the prefix of the whole chain. Views join likewise;
+what counts blocks counts each as often as it has owners.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -22,7 +23,13 @@ from numpy.typing import NDArray
 
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NodeId
 from tierkv.kvcore.location import Replica
-from tierkv.metaserver.client import LocateReply, NodeCoverage
+from tierkv.metaserver.client import (
+    BlockListing,
+    BlockRecord,
+    DirectoryNode,
+    LocateReply,
+    NodeCoverage,
+)
 
 OWNERS: Final = 2
 """Owners of a block, or all servers if there are fewer."""
@@ -35,7 +42,7 @@ OwnerTable = NDArray[np.int64]
 """Shape ``[blocks, owners]``: numbers of servers, best first."""
 
 
-class Owners:
+class BlockOwners:
     """Computes owners for one list of servers, whose order does not matter for the result.
 
     Attributes:
@@ -72,7 +79,7 @@ def asked_of(table: OwnerTable, usable: Sequence[bool]) -> dict[int, list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartAnswer:
     """One server's answer about some positions of a chain, in ascending order."""
 
     positions: Sequence[int]
@@ -83,14 +90,14 @@ class Part:
         return self.positions[blocks] if blocks < len(self.positions) else length
 
 
-def joined(parts: Sequence[Part], length: int) -> LocateReply:
+def joined(parts: Sequence[PartAnswer], length: int) -> LocateReply:
     """Join the answers about all positions of one chain of ``length`` blocks, without leases."""
     prefix = min((part.reach(part.reply.prefix_blocks, length) for part in parts), default=0)
     memory = min((part.reach(part.reply.memory_blocks, length) for part in parts), default=0)
     return LocateReply(_replicas(parts, prefix), _coverage(parts, length), prefix, memory)
 
 
-def _replicas(parts: Sequence[Part], prefix: int) -> tuple[tuple[Replica, ...], ...]:
+def _replicas(parts: Sequence[PartAnswer], prefix: int) -> tuple[tuple[Replica, ...], ...]:
     found: list[tuple[Replica, ...]] = [()] * prefix
     for part in parts:
         for position, replicas in zip(part.positions, part.reply.replicas, strict=False):
@@ -99,7 +106,7 @@ def _replicas(parts: Sequence[Part], prefix: int) -> tuple[tuple[Replica, ...], 
     return tuple(found) if all(found) else ()
 
 
-def _coverage(parts: Sequence[Part], length: int) -> tuple[NodeCoverage, ...]:
+def _coverage(parts: Sequence[PartAnswer], length: int) -> tuple[NodeCoverage, ...]:
     near: list[Mapping[NodeId, NodeCoverage]] = [
         {each.node_id: each for each in part.reply.coverage} for part in parts
     ]
@@ -115,3 +122,61 @@ def _coverage(parts: Sequence[Part], length: int) -> tuple[NodeCoverage, ...]:
         if l2:
             joined_up.append(NodeCoverage(node, l1, l2))
     return tuple(joined_up)
+
+
+_PER_OWNER: Final = ("blocks", "copies", "events_")
+"""Beginnings of counts that every owner of a block adds to; every server counts stale batches."""
+
+
+def joined_nodes(listings: Iterable[tuple[DirectoryNode, ...]]) -> tuple[DirectoryNode, ...]:
+    """Return each node as the server saw it that heard from it last."""
+    found: dict[NodeId, DirectoryNode] = {}
+    for listing in listings:
+        for node in listing:
+            known = found.get(node.info.node_id)
+            if known is None or node.heartbeat_age_s < known.heartbeat_age_s:
+                found[node.info.node_id] = node
+    return tuple(found[node_id] for node_id in sorted(found))
+
+
+def joined_listing(
+    listings: Sequence[BlockListing], limit: int, *, copies_told: float
+) -> BlockListing:
+    """Return the newest copies of all listings, each once; the total is exact with all servers."""
+    found: dict[tuple[BlockKey, NodeId, str], BlockRecord] = {}
+    for listing in listings:
+        for record in listing.blocks:
+            place = (record.block.key, record.node_id, record.tier)
+            known = found.get(place)
+            found[place] = record if known is None else _together(known, record)
+    newest = sorted(found.values(), key=lambda record: record.age_s)[:limit]
+    total = round(sum(listing.total for listing in listings) / copies_told)
+    return BlockListing(tuple(newest), total)
+
+
+def _together(one: BlockRecord, other: BlockRecord) -> BlockRecord:
+    """Join what two owners know; each sees the uses that it was asked about."""
+    return replace(
+        one,
+        age_s=max(one.age_s, other.age_s),
+        idle_s=min(one.idle_s, other.idle_s),
+        hits=one.hits + other.hits,
+        heat=one.heat + other.heat,
+        leases=one.leases + other.leases,
+    )
+
+
+def joined_counts(
+    counts: Sequence[tuple[tuple[str, int], ...]], *, copies_told: float
+) -> tuple[tuple[str, int], ...]:
+    """Return the sums over all servers; what several servers were told of counts once."""
+    sums: dict[str, int] = {}
+    for server in counts:
+        for name, count in server:
+            sums[name] = sums.get(name, 0) + count
+    for name in sums:
+        if name.startswith(_PER_OWNER):
+            sums[name] = round(sums[name] / copies_told)
+        elif name == "stale_batches":
+            sums[name] = max(dict(server)[name] for server in counts)
+    return tuple(sorted(sums.items()))

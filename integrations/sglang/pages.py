@@ -1,14 +1,17 @@
-"""The restorable length of a prefix, given the pages in the pool. Pure.
+"""Pages of SGLang: how much of a prefix can be restored, and what was transferred. Pure.
 
-Used by integrations/sglang/hicache.py. SGLang asks for leading pages. Models with further pools
-(state of Mamba layers, sliding windows, indexers) need pages of these pools too: all pages, or only
-the last ones.
+Used by integrations/sglang/hicache.py; transfers are added from several threads. SGLang asks for
+leading pages. Models with further pools (state of Mamba layers, sliding windows, indexers) need
+pages of these pools too: all pages, or only the last ones.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +68,35 @@ def _allowed(side: SidePool, pages: int) -> set[int]:
         return set(range(1, min(leading(side.there), pages) + 1))
     window = max(side.trailing, 1)
     return {n for n in range(1, pages + 1) if all(side.there[max(0, n - window) : n])}
+
+
+_MOST: Final = 4_096
+"""Limit of kept transfers, for servers without metrics."""
+
+
+def _book() -> deque[tuple[int, float]]:
+    return deque(maxlen=_MOST)
+
+
+@dataclass(slots=True)
+class TransferBook:
+    """Transfers since the last ``take``: pages, and gigabytes per second, for SGLang's metrics."""
+
+    reads: deque[tuple[int, float]] = field(default_factory=_book)
+    writes: deque[tuple[int, float]] = field(default_factory=_book)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, *, is_read: bool, pages: int, size_bytes: int, seconds: float) -> None:
+        """Record a transfer, unless no page was moved."""
+        if pages:
+            rate = size_bytes / 1e9 / max(seconds, 1e-9)
+            with self._lock:
+                (self.reads if is_read else self.writes).append((pages, rate))
+
+    def take(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+        """Return and forget all reads and writes."""
+        with self._lock:
+            taken = list(self.reads), list(self.writes)
+            self.reads.clear()
+            self.writes.clear()
+        return taken

@@ -1,0 +1,28 @@
+"""bench.many runs on real servers, and what it counts is right; no time is judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.timeout(240)]
+ROOT = Path(__file__).parents[2]
+
+
+def test_losses_cost_no_block_and_shares_are_even() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.many", "--quick", "--format", "json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    metrics = json.loads(done.stdout)
+    assert (metrics["1_servers_reported_of_blocks"], metrics["3_servers_reported_of_blocks"]) == (
+        1, 2,
+    )  # fmt: skip
+    assert metrics["killed_least_prefix_share"] == metrics["frozen_least_prefix_share"] == 1
+    assert metrics["tenants_largest_share_of_mean"] < 1.2
+    assert metrics["3_servers_largest_blocks_of_mean"] < 1.2
