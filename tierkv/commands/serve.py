@@ -172,9 +172,13 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
     stack.push_async_callback(server.stop)
     assert server.local is not None, "a started meta server has its local side"
     info = _info(config, name, NodeRole.META, address)
-    trouble = server.local.namespaces.trouble[: limits.MAX_REASON_CHARS]
-    report = NodeReport(notes=(trouble,) if trouble else ())
-    agent = await announce(server.local, info, lambda: report)
+    namespaces = server.local.namespaces
+
+    def report() -> NodeReport:
+        trouble = namespaces.trouble[: limits.MAX_REASON_CHARS]
+        return NodeReport(notes=(trouble,) if trouble else ())
+
+    agent = await announce(server.local, info, report)
     stack.push_async_callback(agent.stop)
     return {"address": address}
 
