@@ -58,6 +58,7 @@ from tierkv.scheduler.routing_stats import (
     SchedulerStats,
     node_costs,
 )
+from tierkv.scheduler.scale_signals import ScaleSignals, scale_signals
 
 log = logging.getLogger("tierkv.scheduler")
 
@@ -405,6 +406,16 @@ class Dispatcher:
             leases_committed=self.stats.leases_committed,
             leases_aborted=self.stats.leases_aborted,
             leases_lost=self.stats.leases_lost,
+        )
+
+    def scale(self) -> ScaleSignals:
+        """Return what an autoscaler has to know."""
+        return scale_signals(
+            self.state.fleet.records.values(),
+            self.view.nodes,
+            tuple(self.stats.decisions()),
+            (waiting.model for waiting in self.waiting()),
+            self._clock.now(),
         )
 
     def routing(self) -> RoutingView:

@@ -76,7 +76,7 @@ class Reply:
 @asynccontextmanager
 async def open_door(folder: Path, **config: Any) -> AsyncIterator[Door]:
     async with running_front(folder) as front:
-        metrics = Metrics(front.dispatcher.snapshot)
+        metrics = Metrics(front.dispatcher.snapshot, front.dispatcher.scale)
         front.generation.reducers.append(metrics.take)
         server = HttpServer(
             HttpConfig(port=0, **(FAST | config)), front.generation, metrics=metrics
@@ -365,6 +365,18 @@ async def test_what_a_front_can_do_without_only_degrades_it(door: Door) -> None:
         body = (await door.raw("GET", f"{path}?verbose")).json()
         assert body["status"] == "degraded" and body["failing"] == {}
         assert body["degraded"] == {"directory": "no meta server answers"}
+
+
+async def test_an_autoscaler_is_told_of_queues_and_times(door: Door) -> None:
+    before = json.loads((await door.raw("GET", "/v1/scale")).body)
+    (model,) = before["models"]
+    assert (model["nodes"] > 0, model["ttft_s"], model["waiting"]) == (True, None, 0)
+    await door.client.chat.completions.create(model="tiny", messages=ASK)
+    (model,) = json.loads((await door.raw("GET", "/v1/scale")).body)["models"]
+    assert model["ttft_s"] >= 0.0 and 0.0 <= model["hit_ratio"] <= 1.0
+    text = (await door.raw("GET", "/metrics")).body.decode()
+    assert f'tierkv_scale_ttft_seconds{{model="{model["model"]}"}}' in text
+    assert "tierkv_scale_pool_used_bytes" in text
 
 
 async def test_metrics_exist_at_zero_and_count(door: Door) -> None:

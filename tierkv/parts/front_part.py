@@ -170,7 +170,7 @@ class FrontPart:
         from tierkv.dbfront.http.endpoints.metrics import Metrics
         from tierkv.dbfront.http.server import HttpServer  # as above: FastAPI
 
-        metrics = Metrics(self.dispatcher.snapshot)
+        metrics = Metrics(self.dispatcher.snapshot, self.dispatcher.scale)
         self.generation.reducers.append(metrics.take)
         settings = self._config.settings.front
         self._http = HttpServer(

@@ -8,6 +8,7 @@ degraded, not unready: otherwise one fault would remove all fronts from a load b
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -24,6 +25,7 @@ _ENDPOINTS = (
     ("POST /v1/sql", 'one SQL statement; {"sql": "SELECT 1"}'),
     ("GET  /readyz?verbose", "what works and what does not"),
     ("GET  /metrics", "for Prometheus"),
+    ("GET  /v1/scale", "for autoscalers: queues, time to first token, free memory"),
     ("GET  /docs", "this, with fields and examples"),
 )
 
@@ -67,6 +69,12 @@ def health_router(services: Services) -> APIRouter:
         others = await services.siblings.ask_all("metrics")
         text, content_type = services.metrics.render(others)
         return Response(text, media_type=content_type)
+
+    @router.get("/v1/scale", summary="For autoscalers: queues, time to first token, memory")
+    async def scale() -> Response:
+        if services.metrics.scale is None:
+            return JSONResponse({"models": [], "pool": {}})
+        return JSONResponse(asdict(services.metrics.scale()))
 
     return router
 

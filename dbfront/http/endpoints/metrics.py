@@ -20,12 +20,16 @@ from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
 from tierkv.kvcore import errors
 from tierkv.kvcore.location import Tier
 from tierkv.scheduler.routing_stats import SchedulerStats
+from tierkv.scheduler.scale_signals import ScaleSignals
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 MODELS_KEPT = 256
 OTHER_MODEL = "other"
 _NODES: Final = "tierkv_nodes"
 """The nodes are the same for all workers of a front."""
+
+_SCALE: Final = "tierkv_scale_"
+"""Gauges of all nodes, of which each worker has its own view."""
 
 Family = tuple[str, str, str, list[Any]]
 """Name, documentation, type, and the samples: name, labels, value."""
@@ -36,15 +40,22 @@ class Metrics:
 
     Attributes:
         registry: rendered by /metrics; other components may add collectors.
+        scale: the signals of autoscaling; None without a scheduler.
     """
 
-    def __init__(self, scheduler: Callable[[], SchedulerStats] | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Callable[[], SchedulerStats] | None = None,
+        scale: Callable[[], ScaleSignals] | None = None,
+    ) -> None:
         """Create the metrics.
 
         Args:
             scheduler: the dispatcher's ``snapshot``; None omits the scheduler's series.
+            scale: the dispatcher's ``scale``; None omits the signals of autoscaling.
         """
         self.registry = CollectorRegistry()
+        self.scale = scale
         self._models: set[str] = set()
         self._requests = self._counter("requests", "AI calls by how they ended", "outcome")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of finished calls")
@@ -57,6 +68,8 @@ class Metrics:
         self._duration = self._histogram("call_duration_seconds", "From call to last token")
         if scheduler is not None:
             self.registry.register(_SchedulerCollector(scheduler))
+        if scale is not None:
+            self.registry.register(_ScaleCollector(scale))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"tierkv_{name}", text, ("model", *labels), registry=self.registry)
@@ -146,9 +159,36 @@ class _JoinedCollector(Collector):
 
 
 def _join(sample: str, values: Sequence[float]) -> float:
-    if sample == _NODES:
+    if sample == _NODES or sample.startswith(_SCALE):
         return max(values)
     return min(values) if sample.endswith("_created") else sum(values)
+
+
+class _ScaleCollector(Collector):
+    """Reads the signals of autoscaling when Prometheus asks."""
+
+    def __init__(self, scale: Callable[[], ScaleSignals]) -> None:
+        self._scale = scale
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield gauges by model, and the pool's."""
+        signals = self._scale()
+        for name, text, value in (
+            ("queue_seconds", "Mean time of the prompts queued at a node", "queue_s"),
+            ("ttft_seconds", "Predicted time to first token, p90 of a minute", "ttft_s"),
+            ("kv_usage_ratio", "Mean share of KV pages in use", "kv_usage"),
+            ("hit_ratio", "Prompt tokens not to be computed, of a minute", "hit_ratio"),
+        ):
+            gauge = GaugeMetricFamily(f"{_SCALE}{name}", text, labels=("model",))
+            for model in signals.models[:MODELS_KEPT]:
+                if (known := getattr(model, value)) is not None:
+                    gauge.add_metric((model.model,), known)
+            yield gauge
+        for name, text, count in (
+            ("pool_capacity_bytes", "Memory of the pool", signals.pool.capacity_bytes),
+            ("pool_used_bytes", "Memory of the pool that holds KV", signals.pool.used_bytes),
+        ):
+            yield GaugeMetricFamily(f"{_SCALE}{name}", text, count)
 
 
 class _SchedulerCollector(Collector):
