@@ -23,11 +23,13 @@ _MOST_PAUSES: Final = 3
 """A time-out that fires later than this was late because of this process, so the wait begins again,
 at most so often."""
 
-FIRST_TIMEOUT_S: Final = 0.25
+FIRST_TIMEOUT_S: Final = 0.2
 """Time-out until enough answers were seen."""
 
 LEAST_TIMEOUT_S: Final = 0.1
-MOST_TIMEOUT_S: Final = 0.5
+MOST_TIMEOUT_S: Final = 0.2
+"""Two owners in a row fit into the patience of those who ask (``locate_timeout_s``: 0.5 s)."""
+
 _WEIGHT: Final = 0.1
 _DEVIATIONS: Final = 6.0
 _ENOUGH: Final = 10

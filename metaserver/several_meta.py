@@ -227,17 +227,18 @@ class SeveralMeta:
         self._group.refuse_if_closed()
         orders: asyncio.Queue[HoldOrder | None] = asyncio.Queue()
         alive = len(self._group.servers)
-        lost: list[DirectoryUnavailableError] = []
+        lost: DirectoryUnavailableError | None = None
 
         async def follow(server: MetaClient) -> None:
-            nonlocal alive
+            nonlocal alive, lost
             while True:
                 try:
                     async with aclosing(server.holds(node_id, incarnation)) as stream:
                         async for order in stream:
                             await orders.put(order)
+                    lost = None
                 except DirectoryUnavailableError as error:
-                    lost.append(error)
+                    lost = error
                 alive -= 1
                 if not alive:
                     await orders.put(None)
@@ -252,8 +253,8 @@ class SeveralMeta:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if lost:
-            raise lost[-1]
+        if lost is not None:
+            raise lost
 
     # Chains
 
@@ -319,9 +320,8 @@ class SeveralMeta:
                     open_rows += rows
                     continue
                 heard = True
-                for which, reply in found.items():
-                    positions = [at[row] for row in rows if owner[row] == which]
-                    parts[which].append(PartAnswer(positions, reply))
+                for which, (chosen, reply) in found.items():
+                    parts[which].append(PartAnswer([at[row] for row in chosen], reply))
                     if reply.lease:
                         leases[which].append((number, reply.lease))
             if not open_rows:
@@ -349,21 +349,23 @@ class SeveralMeta:
         keys: list[BlockKey],
         owner: list[int],
         ask: Callable[[MetaClient, list[list[BlockKey]]], Awaitable[list[LocateReply]]],
-    ) -> dict[int, LocateReply] | None:
-        """Ask one server about its rows; return replies by chain, None without an answer."""
+    ) -> dict[int, tuple[list[int], LocateReply]] | None:
+        """Ask one server about its rows; return rows and reply by chain, None without an answer."""
         health = self._group.health[number]
-        chains: dict[int, list[BlockKey]] = {}
+        chains: dict[int, list[int]] = {}
         for row in rows:
-            chains.setdefault(owner[row], []).append(keys[row])
+            chains.setdefault(owner[row], []).append(row)
         started = self._clock.now()
         try:
-            question = ask(self._group.servers[number], list(chains.values()))
+            wanted = [[keys[row] for row in chain] for chain in chains.values()]
+            question = ask(self._group.servers[number], wanted)
             replies = await within(question, health.timeout_s)
         except (DirectoryUnavailableError, TimeoutError) as error:
             self._group.lose(number, error)
             return None
         health.answered(self._clock.now() - started)
-        return dict(zip(chains, replies, strict=True))
+        found = zip(chains.values(), replies, strict=True)
+        return dict(zip(chains, found, strict=True))
 
     async def extend_lease(self, lease: LeaseId, *, ttl_s: float) -> bool:
         self._group.refuse_if_closed()

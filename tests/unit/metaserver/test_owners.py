@@ -70,8 +70,8 @@ def test_the_time_out_follows_the_answers() -> None:
         health.answered(0.001)
     assert health.timeout_s == LEAST_TIMEOUT_S
     for _ in range(50):
-        health.answered(0.2)
-    assert 0.2 < health.timeout_s < MOST_TIMEOUT_S
+        health.answered(0.12)
+    assert 0.12 < health.timeout_s < MOST_TIMEOUT_S
     for _ in range(50):
         health.answered(3.0)
     assert health.timeout_s == MOST_TIMEOUT_S
