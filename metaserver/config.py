@@ -21,8 +21,8 @@ class MetaConfig:
         stream_port: port of the stream of locates, on the same host; 0 lets the system choose, -1
             has no stream.
         token: cluster token that every caller must send; required on a public address.
-        database: file of the durable state (namespaces, cluster secret); ``:memory:`` keeps no
-            state.
+        database: file, or PostgreSQL URL, of the durable state (namespaces, cluster secret);
+            ``:memory:`` keeps no state.
         cluster_secret: 16 to 64 bytes keying all block names; None: made at the first start and
             kept in ``database``. A changed secret loses every stored block.
         heartbeat_interval_s: how often nodes report.
@@ -35,7 +35,7 @@ class MetaConfig:
     address: str = "127.0.0.1:7400"
     stream_port: int = 0
     token: str | None = field(default=None, repr=False)
-    database: str = ":memory:"
+    database: str = field(default=":memory:", repr=False)
     cluster_secret: bytes | None = field(default=None, repr=False)
     heartbeat_interval_s: float = 1.0
     suspect_after_s: float = 3.0

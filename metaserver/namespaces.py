@@ -162,8 +162,13 @@ class NamespaceStore:
 def _database(database: str) -> NamespaceDatabase:
     if not database.startswith(POSTGRES_SCHEMES):
         return DatabaseFile(database)
-    from tierkv.metaserver.database_postgres import PostgresDatabase  # psycopg: only for a URL
-
+    try:
+        from tierkv.metaserver.database_postgres import PostgresDatabase  # psycopg: only for a URL
+    except ImportError:
+        raise ConfigError(
+            "meta.database in PostgreSQL needs psycopg",
+            hint="Run `pip install 'tierkv[postgres]'`.",
+        ) from None
     return PostgresDatabase(database)
 
 

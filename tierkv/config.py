@@ -35,6 +35,11 @@ SECRET_KEYS = frozenset(
 )
 
 
+def _is_secret(key: str, value: object) -> bool:
+    """Return whether a value must not be shown; a URL of the meta database has a password."""
+    return bool(value) and (key in SECRET_KEYS or (key == "meta.database" and "://" in str(value)))
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
     """Settings, and the source of each setting.
@@ -106,7 +111,7 @@ def list_entries(config: LoadedConfig) -> list[ConfigEntry]:
         section, name = key.split(".", 1)
         value = getattr(getattr(config.settings, section), name)
         shown = _render(value)
-        if key in SECRET_KEYS and value:
+        if _is_secret(key, value):
             shown = str(SecretStr("x"))
         entries.append(ConfigEntry(key, shown, config.sources[key], description))
     return entries
@@ -232,7 +237,7 @@ def _validate(values: dict[str, dict[str, Any]], sources: Mapping[str, str]) -> 
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:2])
-        shown = str(SecretStr("x")) if key in SECRET_KEYS else repr(first["input"])
+        shown = str(SecretStr("x")) if _is_secret(key, first["input"]) else repr(first["input"])
         hint = "See `tierkv config show`, which describes every setting."
         if first["type"].startswith("byte_size"):
             hint = "Write a number of bytes, or a number with a unit: 512MiB, 4GiB, 10GB."

@@ -88,9 +88,10 @@ def test_answers_equal_those_of_the_other_door(tmp_path: Path, postgres: Postgre
             assert connection.execute(QUESTION).fetchall() == expected
 
 
-def test_the_dsn_is_a_secret() -> None:
+def test_connection_strings_are_secrets() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tierkv", "config", "show", "--set", "front.postgres=pw-in-it"],
+        [sys.executable, "-m", "tierkv", "config", "show", "--set", "front.postgres=pw-in-it",
+         "--set", "meta.database=postgresql://ann:pw-in-it@db/app"],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "front.postgres" in done.stdout and "pw-in-it" not in done.stdout

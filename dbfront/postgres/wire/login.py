@@ -69,10 +69,11 @@ def parse_dsn(dsn: str) -> Target:
         ) from None
     try:
         given = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
-    except ProgrammingError as error:
+    except ProgrammingError:  # Its text quotes pieces of the string, perhaps of the password.
         raise ConfigError(
-            f"front.postgres can't be read: {str(error).strip()}",
-            hint="Write it as postgresql://tierkv@127.0.0.1:5432/app.",
+            "front.postgres is no connection string of PostgreSQL",
+            hint="Write it as postgresql://tierkv@127.0.0.1:5432/app; in a password a space is %20 "
+            "and an @ is %40.",
         ) from None
     host = given.get("host") or "localhost"
     if host.startswith(("/", "@")) or "," in host:
