@@ -242,3 +242,71 @@ async def test_a_rival_is_refused_by_all(several: SeveralMeta) -> None:
     await several.register(newer)
     with pytest.raises(StaleEpochError):
         await several.register(older)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_happened_the_servers_agree_in_the_end(
+    several: SeveralMeta, servers: list[BreakableMeta], clock: ManualClock, seed: int
+) -> None:
+    """Blocks come and go while servers are away and start again; never is a lost block found."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    keys, node = chain(rng, 80), NODES[0]
+    held: dict[int, BlockStored] = {}
+    reporter = MetaReporter(node.node_id, node.incarnation, lambda: list(held.values()))
+
+    async def tell(rounds: int) -> None:
+        """What an agent does, without its pauses."""
+        for _ in range(rounds):
+            try:
+                reply = await several.heartbeat(node.node_id, node.incarnation, NodeReport())
+                if not reply.known and (await several.register(node)).send_inventory:
+                    reporter.request_inventory()
+                if reply.send_inventory:
+                    reporter.request_inventory()
+                while (batch := reporter.next_batch()) is not None:
+                    reporter.acknowledge(batch, await several.report_events(batch))
+            except DirectoryUnavailableError:
+                return
+
+    for _ in range(40):
+        events: list[BlockStored | BlockRemoved] = []
+        for at in rng.sample(range(80), 6):
+            if at in held:
+                events.append(BlockRemoved(keys[at], Tier.L2))
+                del held[at]
+            else:
+                held[at] = stored(node, keys, at, Tier.L2)
+                events.append(held[at])
+        reporter.report(events)
+        server = rng.choice(servers)
+        match rng.randrange(4):
+            case 0:
+                server.down = not server.down
+            case 1:
+                fresh = BreakableMeta(CONFIG, clock=clock)
+                server.state, server.streams = fresh.state, fresh.streams
+        await tell(rng.randrange(3))
+    for server in servers:
+        server.down = False
+    last: list[BlockStored | BlockRemoved] = [
+        stored(node, keys, at, Tier.L2) for at in range(40) if at not in held
+    ]
+    held |= {at: stored(node, keys, at, Tier.L2) for at in range(40)}
+    if held.pop(40, None) is not None:
+        last.append(BlockRemoved(keys[40], Tier.L2))
+    reporter.report(last)
+    async with asyncio.timeout(60):
+        while not all(health.usable for health in several._group.health):
+            await asyncio.sleep(0.01)
+    await tell(4)
+    for lost in (None, *servers):
+        if lost is not None:
+            lost.down = True
+        assert (await several.locate(keys)).prefix_blocks == 40
+        if lost is not None:
+            lost.down = False
+            several._group.health[servers.index(lost)].looked(well=True)
+    assert dict(await several.directory_counts())["copies"] == len(held)
+    for server in servers:
+        server.state.check_invariants(clock.now())
