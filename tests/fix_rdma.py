@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -71,7 +72,29 @@ def cables() -> Iterator[Callable[[str, bool], None]]:
 
     def set_link(name: str, up: bool) -> None:
         subprocess.run(["ip", "link", "set", name, "up" if up else "down"], check=True)
+        if up:
+            _introduce(name, f"rdma{int(name[-1]) + 1}")
 
     yield set_link
     for name in CABLES:
         set_link(name, True)
+
+
+def _introduce(one: str, other: str) -> None:
+    """Tell the ends of a cable each other's addresses, which a pulled cable makes them forget.
+
+    Asking for them takes the kernel up to seconds after the cable is plugged, and a queue pair that
+    is connected meanwhile fails.
+    """
+    for here, there in ((one, other), (other, one)):
+        shown = subprocess.run(
+            ["ip", "-4", "-brief", "address", "show", "dev", there],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        address = shown.stdout.split()[2].partition("/")[0]
+        hardware = Path(f"/sys/class/net/{there}/address").read_text().strip()
+        subprocess.run(
+            ["ip", "neighbour", "replace", address, "lladdr", hardware, "dev", here,
+             "nud", "permanent"],
+            check=True,
+        )  # fmt: skip
