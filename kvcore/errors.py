@@ -211,6 +211,17 @@ class NoNodeError(RetryableError):
     sqlstate = "57P03"
 
 
+class DrainingError(RetryableError):
+    """The front is about to end: it finishes what runs and takes nothing new."""
+
+    code = "draining"
+    sqlstate = "57P03"
+
+    def __init__(self, message: str = "this front is shutting down") -> None:
+        hint = "Connect to another front; libpq and JDBC try several: host=a,b port=5433,5433."
+        super().__init__(message, hint=hint)
+
+
 class NodeLostError(RetryableError):
     """A node died while answering and no other node could take over."""
 

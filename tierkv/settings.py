@@ -176,6 +176,13 @@ class FrontSettings(Section):
         description="seconds a statement may run unless the session sets statement_timeout; 0: no "
         "limit",
     )
+    drain_s: float = Field(
+        default=5.0,
+        ge=0.0,
+        le=3_600.0,
+        description="seconds that running statements and requests may take to end after SIGTERM, "
+        "while new ones are refused",
+    )
     idle_session_timeout_s: float = Field(
         default=0.0, ge=0.0, description="seconds a SQL session may be idle; 0: no limit"
     )

@@ -28,7 +28,7 @@ from starlette.requests import ClientDisconnect
 from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.config import DEFAULT_TENANT, HASH_PREFIX, HttpConfig
 from tierkv.dbfront.http.endpoints.api_docs import docs_router
-from tierkv.dbfront.http.endpoints.health import health_router
+from tierkv.dbfront.http.endpoints.health import PROBES, health_router
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.endpoints.openai import chat_router, completions_router, models_router
 from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
@@ -38,6 +38,7 @@ from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (
     AuthenticationError,
     CancelledByUserError,
+    DrainingError,
     RetryableError,
     TierKVError,
     UserError,
@@ -173,6 +174,8 @@ def make_app(
 
     async def authenticate(request: Request) -> None:
         path, headers = request.scope["path"], request.headers
+        if services.draining and path not in PROBES:
+            raise DrainingError
         try:
             request.state.tenant = admit(config, request.method, path, headers)
         except AuthenticationError:
@@ -229,6 +232,8 @@ def _status(error: BaseException) -> tuple[int, dict[str, str]]:
         wait_ms = min(max(cause.retry_after_ms, 1), MAX_RETRY_AFTER_MS)
         headers["retry-after-ms"] = str(wait_ms)
         headers["retry-after"] = str(math.ceil(wait_ms / 1_000))
+    if isinstance(cause, DrainingError):
+        headers["connection"] = "close"  # The next request should meet another front.
     if isinstance(cause, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
     return cause.http_status, headers

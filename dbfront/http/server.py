@@ -268,6 +268,23 @@ class HttpServer:
     async def _tell_metrics(self, _: Mapping[str, Any]) -> list[Family]:
         return self.metrics.families()
 
+    async def drain(self, most_s: float) -> None:
+        """Report "not ready" and refuse requests; wait for those that run, then end them.
+
+        Args:
+            most_s: longest wait for running requests. Then each is answered 503, or its stream ends
+                with an error.
+        """
+        self._services.draining = True
+        if self._server is None:
+            return
+        if self._config.reuse_port:
+            for server in self._server.servers:
+                server.close()  # The kernel gives the clients to the other workers.
+        if running := set(self._server.server_state.tasks):
+            await asyncio.wait(running, timeout=most_s)
+        self._services.ended.set()
+
     async def stop(self) -> None:
         """Report "not ready", let running requests end for a while, then close the connections."""
         self._services.draining = True

@@ -19,7 +19,7 @@ from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
-from tierkv.kvcore.errors import CancelledByUserError, TierKVError, UserError
+from tierkv.kvcore.errors import CancelledByUserError, DrainingError, TierKVError, UserError
 
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
@@ -43,7 +43,9 @@ class Services:
         sql: the SQL server; None answers 404.
         clock: wall time for ``created``.
         error_body: writes the body of an error inside a stream.
-        draining: set when the server is stopping; readiness is then false.
+        draining: set when the server is about to stop; readiness is then false, and what is not a
+            probe is answered 503.
+        ended: set when running requests must end, too.
         siblings: the other workers of the front.
     """
 
@@ -55,6 +57,7 @@ class Services:
     clock: Clock
     error_body: ErrorBody
     draining: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     siblings: Siblings = field(default_factory=Siblings)
 
     def created(self) -> int:
@@ -68,23 +71,31 @@ def tenant_of(request: Request) -> str:
     return tenant
 
 
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Run the work, and cancel it if the client disconnects first.
+async def until_disconnect(
+    services: Services, request: Request, work: Coroutine[Any, Any, Result]
+) -> Result:
+    """Run the work, and cancel it if the client disconnects or the front ends first.
 
     Raises:
         CancelledByUserError: the client disconnected.
+        DrainingError: the front ends.
     """
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(client_gone(request))
+    watches = {
+        asyncio.ensure_future(client_gone(request)),
+        asyncio.ensure_future(services.ended.wait()),
+    }
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *watches}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
+        if services.ended.is_set():
+            raise DrainingError
         raise CancelledByUserError("the client went away")
     finally:
-        task.cancel()
-        watch.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        for each in (task, *watches):
+            each.cancel()
+        await asyncio.gather(task, *watches, return_exceptions=True)
 
 
 async def client_gone(request: Request) -> None:

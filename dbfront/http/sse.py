@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tierkv.dbfront.http.services import FieldError, Services, client_gone
-from tierkv.kvcore.errors import TierKVError
+from tierkv.kvcore.errors import DrainingError, TierKVError
 
 log = logging.getLogger("tierkv.http")
 
@@ -127,22 +127,29 @@ class FramedStream(Response, Generic[Chunk]):
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
+        ended: asyncio.Future[Any] = asyncio.ensure_future(self._services.ended.wait())
         try:
-            await self._send_chunks(send)
+            await self._send_chunks(send, ended)
         except OSError:
             return  # the client has disconnected
         except Exception as error:
             if not isinstance(error, TierKVError | FieldError):
                 log.exception("a stream broke")
             await _send_part(send, self._framing.error(self._services.error_body(error)))
+        finally:
+            ended.cancel()
         await _send_part(send, self._framing.done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_chunks(self, send: Send) -> None:
+    async def _send_chunks(self, send: Send, ended: asyncio.Future[Any]) -> None:
         interval_s = self._services.config.keep_alive_interval_s
         while True:
-            await asyncio.wait({self._next}, timeout=interval_s)
+            await asyncio.wait(
+                {self._next, ended}, timeout=interval_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if not self._next.done():
+                if ended.done():
+                    raise DrainingError
                 await _send_part(send, self._framing.keep_alive)
                 continue
             try:

@@ -86,12 +86,28 @@ class PgWireServer:
         _LOG.info("pgwire listens on %s:%d", config.bind, port)
         return port
 
+    async def drain(self, most_s: float) -> None:
+        """Refuse new sessions, and end each open one after its statement or transaction.
+
+        Args:
+            most_s: longest wait for statements and transactions.
+        """
+        if self._lobby is None:
+            return
+        self._lobby.draining = True
+        if self._acceptor is not None and self._config.reuse_port:
+            self._acceptor.close()  # The kernel gives the clients to the other workers.
+        for handler in list(self._clients.values()):
+            handler.leave(AdminShutdownError())
+        if self._clients:
+            await asyncio.wait(set(self._clients), timeout=most_s)
+
     async def stop(self) -> None:
         """Stop listening, notify every client, and close the sessions."""
         self._stopping = True
         if self._acceptor is not None:
             self._acceptor.close()
-        goodbye = AdminShutdownError("terminating connection due to administrator command")
+        goodbye = AdminShutdownError()
         for handler in list(self._clients.values()):
             handler.shut_down(goodbye)
         await wait_for_clients(self._clients, self._config.shutdown_grace_s)

@@ -104,6 +104,7 @@ class Relay:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listener: Callable[[bytes], None] | None = None
         self._news: asyncio.Future[None] | None = None
+        self._leaving: TierKVError | None = None
 
     def use(self, attendant: Attendant) -> None:
         """Set the attendant for the messages that matter."""
@@ -138,6 +139,18 @@ class Relay:
         # A connection closed without Terminate would leave a log entry in PostgreSQL.
         self.backend.write(messages.TERMINATE)
         await self.backend.finish()
+
+    def leave(self, error: TierKVError) -> None:
+        """End the session with ``error`` as soon as no statement and no transaction is open."""
+        self._leaving = error
+        self._leave_at_rest()
+
+    def _leave_at_rest(self) -> None:
+        books = self.books
+        if self._leaving is None or self._work is not None or self._listener is not None:
+            return
+        if books.settled and not books.in_batch and books.status == "I":
+            self.stop(self._leaving)
 
     def stop(self, error: TierKVError) -> None:
         """End the session with a FATAL error."""
@@ -190,6 +203,8 @@ class Relay:
         self.books.server_data(data)
         if self._news is not None:
             self._wake()
+        if self._leaving is not None:
+            self._leave_at_rest()
 
     def _take_over(self, message: bytes) -> None:
         work = asyncio.get_running_loop().create_task(self._attend(message))
@@ -211,6 +226,7 @@ class Relay:
         if error is None:
             self.client.release(_HELD)
             self._from_client(b"")
+            self._leave_at_rest()
             return
         if isinstance(error, BackendLostError):
             lost = NodeLostError("PostgreSQL closed the connection unexpectedly")

@@ -36,7 +36,7 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.endpoint import Endpoint
 from tierkv.dbfront.postgres.wire.login import LoggedIn, Login, Target, connect, parse_dsn
 from tierkv.dbfront.siblings import Siblings
-from tierkv.kvcore.errors import ConfigError, TierKVError
+from tierkv.kvcore.errors import ConfigError, DrainingError, TierKVError
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class RelayServer:
         self._acceptor: Acceptor | None = None
         self._clients: dict[asyncio.Task[None], Endpoint] = {}
         self._sessions: dict[int, Relay] = {}
-        self._stopping = False
+        self._stopping = self._draining = False
         self._siblings = siblings or Siblings()
         self._siblings.answers["cancel"] = self._cancel_asked
 
@@ -153,12 +153,26 @@ class RelayServer:
         _LOG.info("relay listens on %s:%d for %s", config.bind, port, self._target.address)
         return port
 
+    async def drain(self, most_s: float) -> None:
+        """Refuse new sessions, and end each open one after its statement or transaction.
+
+        Args:
+            most_s: longest wait for statements and transactions.
+        """
+        self._draining = True
+        if self._acceptor is not None and self._config.reuse_port:
+            self._acceptor.close()  # The kernel gives the clients to the other workers.
+        for relay in self.sessions:
+            relay.leave(AdminShutdownError())
+        if self._clients:
+            await asyncio.wait(set(self._clients), timeout=most_s)
+
     async def stop(self) -> None:
         """Stop listening, notify every client, and end the sessions."""
         self._stopping = True
         if self._acceptor is not None:
             self._acceptor.close()
-        goodbye = AdminShutdownError("terminating connection due to administrator command")
+        goodbye = AdminShutdownError()
         for relay in self.sessions:
             relay.stop(goodbye)
         await wait_for_clients(self._clients, self._config.shutdown_grace_s)
@@ -207,6 +221,8 @@ class RelayServer:
         return await login.run()
 
     def _admit(self) -> None:
+        if self._draining:
+            raise DrainingError
         if len(self._sessions) >= self._config.max_connections:
             raise TooManyConnectionsError("sorry, too many clients already")
 
@@ -215,6 +231,8 @@ class RelayServer:
         if self._make_attendant is not None:
             relay.use(self._make_attendant(relay))
         self._sessions[login.pid] = relay
+        if self._draining:
+            relay.leave(AdminShutdownError())
         try:
             await relay.serve()
         finally:

@@ -304,6 +304,7 @@ async def _start_front(
     info = _info(config, name, NodeRole.FRONT, told["pg"])
     part.source.own_id = name
     stack.push_async_callback((await announce(meta, info, part.source.own_report)).stop)
+    stack.push_async_callback(part.drain)
     return told
 
 

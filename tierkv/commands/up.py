@@ -52,6 +52,8 @@ from tierkv.storage.modelfiles.model_folder import read_model_config
 
 START_S: Final = 300.0
 """Longest start of a cluster: a large model takes minutes."""
+STOP_S: Final = 12.0
+"""Longest end of a process, besides the time that its front gives to running statements."""
 SCRAM: Final = "SCRAM-SHA-256$"
 """Prefix of a SCRAM verifier, whose password is unknown here."""
 
@@ -197,6 +199,7 @@ async def _start_all(
             plan.node_id,
             _argv(plan, config),
             run_dir / "logs" / f"{plan.node_id}.log",
+            stop_timeout_s=STOP_S + (settings.front.drain_s if plan.role == "front" else 0.0),
             first=waits,
         )
         ready[plan.node_id] = await supervisor.start(spec, timeout_s=START_S)

@@ -6,6 +6,7 @@ cluster uses the same part with a compute node in the process and opens no door.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -195,6 +196,12 @@ class FrontPart:
             siblings=self.siblings,
         )
         return await self._http.start()
+
+    async def drain(self) -> None:
+        """Take nothing new, and let what runs end, for at most ``front.drain_s``."""
+        most_s = self._config.settings.front.drain_s
+        doors = [door for door in (self._pg, self._http) if door is not None]
+        await asyncio.gather(*(door.drain(most_s) for door in doors))
 
     async def stop(self) -> None:
         """Close the doors, the sessions and the connections, in that order."""

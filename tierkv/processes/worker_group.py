@@ -181,7 +181,7 @@ class WorkerGroup:
             f"{self._name}.{number}",
             tuple(argv),
             log_path=None,
-            stop_timeout_s=_STOP_S,
+            stop_timeout_s=_STOP_S + self._settings.front.drain_s,
             first=tuple(waits),
             environment=plain_environment(),
         )

@@ -29,6 +29,9 @@ _ENDPOINTS = (
     ("GET  /docs", "this, with fields and examples"),
 )
 
+PROBES = frozenset({"/", "/livez", "/readyz", "/health", "/metrics", "/v1/scale"})
+"""Paths that a front answers until its end."""
+
 NEEDED = frozenset({"models", "draining"})
 """Checks that are necessary to serve requests; failure of any other check means degraded."""
 

@@ -76,7 +76,7 @@ def completions_router(services: Services) -> APIRouter:
                 services, prepared, envelope, include_usage=body.include_usage
             )
             return await open_stream(services, chunks)
-        answers = await until_disconnect(request, _answer_all(services, prepared))
+        answers = await until_disconnect(services, request, _answer_all(services, prepared))
         return JSONResponse(_completion(answers, envelope))
 
     return router
@@ -177,7 +177,7 @@ def chat_router(services: Services) -> APIRouter:
         if body.stream:
             chunks = _chat_chunks(services, prepared, envelope, include_usage=body.include_usage)
             return await open_stream(services, chunks)
-        answer = await until_disconnect(request, services.generator.answer(prepared))
+        answer = await until_disconnect(services, request, services.generator.answer(prepared))
         return JSONResponse(_chat_completion(answer, envelope))
 
     return router

@@ -101,7 +101,7 @@ def sql_router(services: Services, sql: SqlServer) -> APIRouter:
         client = ClientInfo(user=tenant_of(request), application_name="http")
         if body.stream or NDJSON in request.headers.get("accept", ""):
             return await open_framed(services, _lines(sql, client, body, bounds), LINES)
-        result = await until_disconnect(request, _run(sql, client, body, bounds))
+        result = await until_disconnect(services, request, _run(sql, client, body, bounds))
         return Response(_whole(result), media_type="application/json")
 
     return router

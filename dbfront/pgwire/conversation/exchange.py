@@ -47,6 +47,7 @@ class Exchange:
         session: the SQL session.
         running: True while a statement runs; a cancel is passed on only then.
         goodbye: the error sent for a cancelled statement while the server stops; None otherwise.
+        leaving: the error that ends the connection between two statements; None: no end is near.
     """
 
     def __init__(self, connection: PgConnection, stream: PgStream, session: DialectSession) -> None:
@@ -55,6 +56,7 @@ class Exchange:
         self.session = session
         self.running = False
         self.goodbye: TierKVError | None = None
+        self.leaving: TierKVError | None = None
         self._pending = bytearray()
         self._cancels: set[asyncio.Task[None]] = set()
         self._told: Notice | None = None
@@ -82,14 +84,26 @@ class Exchange:
 
     async def _read(self) -> bytes:
         """Wait for the client; between statements no longer than the session's settings allow."""
-        idle = self.connection.phase is ConnectionPhase.READY and not self.connection.extended
+        idle = self._between_statements
         in_transaction = self.session.transaction_status != "I"
+        if self.leaving is not None and idle and not in_transaction:
+            raise self.leaving
         limit_s = self.session.settings.idle_timeout_s(in_transaction=in_transaction) if idle else 0
         try:
             async with asyncio.timeout(limit_s or None):
                 return await self.stream.read()
         except TimeoutError:
             raise IdleTimeoutError(in_transaction=in_transaction) from None
+
+    @property
+    def _between_statements(self) -> bool:
+        return self.connection.phase is ConnectionPhase.READY and not self.connection.extended
+
+    def leave(self, error: TierKVError) -> None:
+        """End the connection with ``error`` as soon as no statement and no transaction is open."""
+        self.leaving = error
+        if self._between_statements and self.session.transaction_status == "I":
+            self.stream.interrupt(error)
 
     def send(self, data: bytes) -> None:
         """Queue bytes until the next flush."""

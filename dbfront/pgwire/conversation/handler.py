@@ -31,6 +31,7 @@ from tierkv.dbfront.postgres_dialect.session.session import WireNeeds
 from tierkv.dbfront.siblings import Siblings
 from tierkv.kvcore.errors import (
     AuthenticationError,
+    DrainingError,
     FeatureNotSupportedError,
     SqlError,
     TierKVError,
@@ -52,6 +53,7 @@ class Lobby:
         handlers: connections by pid, for CancelRequest.
         numbers: cached numbers of tables.
         siblings: the other workers of the front.
+        draining: no client may log in any more.
     """
 
     config: PgWireConfig
@@ -61,6 +63,7 @@ class Lobby:
     handlers: dict[int, ClientHandler] = field(default_factory=dict)
     numbers: TableNumbers = field(default_factory=TableNumbers)
     siblings: Siblings = field(default_factory=Siblings)
+    draining: bool = False
 
     async def cancel(self, request: m.CancelRequest) -> None:
         """Cancel the running statement of the named connection, here or at another worker."""
@@ -110,6 +113,11 @@ class ClientHandler:
         self._stream.interrupt(error)
         self.cancel()
 
+    def leave(self, error: TierKVError) -> None:
+        """End the connection with ``error`` after its running statement or transaction."""
+        if self._exchange is not None:
+            self._exchange.leave(error)
+
     async def serve(self) -> None:
         """Serve the client until the client leaves; raise nothing but a cancellation."""
         try:
@@ -153,6 +161,8 @@ class ClientHandler:
         self._connection.accept_startup()
         self._negotiate_version(startup)
         client = self._client_info(startup)
+        if self._lobby.draining:
+            raise DrainingError
         if len(self._lobby.handlers) >= self._lobby.config.max_connections:
             raise TooManyConnectionsError("sorry, too many clients already")
         await self._authenticate(client.user)

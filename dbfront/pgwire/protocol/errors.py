@@ -6,16 +6,19 @@ from typing import Final
 
 from tierkv.dbfront.contracts import Notice
 from tierkv.dbfront.pgwire.protocol.messages import TooLong
-from tierkv.kvcore.errors import RetryableError, SqlError, TierKVError
+from tierkv.kvcore.errors import DrainingError, RetryableError, SqlError, TierKVError
 
 _INTERNAL: Final = "XX000"
 
 
-class AdminShutdownError(TierKVError):
+class AdminShutdownError(DrainingError):
     """The server is shutting down (57P01); raised in idle connections."""
 
     code = "admin_shutdown"
     sqlstate = "57P01"
+
+    def __init__(self) -> None:
+        super().__init__("terminating connection due to administrator command")
 
 
 class TooManyConnectionsError(TierKVError):
