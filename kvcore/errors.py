@@ -218,7 +218,7 @@ class DrainingError(RetryableError):
     sqlstate = "57P03"
 
     def __init__(self, message: str = "this front is shutting down") -> None:
-        hint = "Connect to another front; libpq and JDBC try several: host=a,b port=5433,5433."
+        hint = "Ask another front; libpq and JDBC try several by themselves: host=a,b."
         super().__init__(message, hint=hint)
 
 

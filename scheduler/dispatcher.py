@@ -13,10 +13,11 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from uuid import uuid4
 
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import CacheError, TransportError, UdfArgumentError
-from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
@@ -33,6 +34,7 @@ from tierkv.scheduler.events import (
     Instruction,
     Locate,
     NodesSeen,
+    OthersSeen,
     Prefetch,
     RefreshNodes,
     RequestArrived,
@@ -59,6 +61,8 @@ from tierkv.scheduler.routing_stats import (
     node_costs,
 )
 from tierkv.scheduler.scale_signals import ScaleSignals, scale_signals
+from tierkv.scheduler.shared_state.contract import FrontWork, SharedState
+from tierkv.scheduler.shared_state.exchange import WorkExchange
 
 log = logging.getLogger("tierkv.scheduler")
 
@@ -90,6 +94,7 @@ class Dispatcher:
         affinity: counters of where prompts went.
         directory: locations of blocks, and the hash keys of tenants.
         planner: plans the calls of a statement; each call is submitted later, in its turn.
+        exchange: tells other fronts of this front's work; None without shared state.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class Dispatcher:
         meta: MetaClient | None = None,
         config: SchedulerConfig | None = None,
         clock: Clock | None = None,
+        shared: SharedState | None = None,
     ) -> None:
         """Make a dispatcher; does nothing before ``start``.
 
@@ -107,6 +113,8 @@ class Dispatcher:
             meta: the directory; None means no hits and tenant keys known to this process alone.
             config: waits, bounds and default rates.
             clock: source of ``now``.
+            shared: what the fronts share; closed by ``stop``. None: other fronts are known from the
+                nodes' heartbeats only.
         """
         self.view = view
         self.config = config or SchedulerConfig()
@@ -130,6 +138,11 @@ class Dispatcher:
             clock=self._clock,
             handle=self._handle,
         )
+        self.exchange = (
+            WorkExchange(shared, uuid4().hex, self._own_work, lambda w: self._handle(OthersSeen(w)))
+            if shared is not None
+            else None
+        )
         self._jobs: dict[RequestId, Job] = {}
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -140,6 +153,8 @@ class Dispatcher:
         """Refresh the node list once and start the periodic refresh."""
         await self.refresh()
         self._watcher = asyncio.create_task(self._watch(), name="scheduler-watch")
+        if self.exchange is not None:
+            self.exchange.start()
 
     async def stop(self) -> None:
         """Stop refreshing and close connections; requests in flight lose their nodes."""
@@ -148,6 +163,8 @@ class Dispatcher:
             with suppress(asyncio.CancelledError):
                 await self._watcher
             self._watcher = None
+        if self.exchange is not None:
+            await self.exchange.stop()
         await self._ahead.stop()
         await self._leases.stop(timeout_s=self.config.locate_timeout_s)
         await self.view.close()
@@ -381,6 +398,13 @@ class Dispatcher:
         if wanted.layout is not None:
             return wanted.layout
         return next((m.layout for m in self.models() if wanted.matches(m)), None)
+
+    def _own_work(self) -> dict[NodeId, FrontWork]:
+        return {
+            node_id: FrontWork(record.in_flight, record.waiting_tokens)
+            for node_id, record in self.state.fleet.records.items()
+            if record.in_flight
+        }
 
     def snapshot(self) -> SchedulerStats:
         """Return the counters for the views and /metrics."""

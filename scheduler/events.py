@@ -14,6 +14,7 @@ from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix, CostSplit
 from tierkv.kvcore.ids import Incarnation, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, PreferredNode
+from tierkv.scheduler.shared_state.contract import FrontWork
 
 IDLE = NodeLoad()
 
@@ -92,6 +93,13 @@ class NodesSeen:
 
     nodes: tuple[SeenNode, ...]
     pool_nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OthersSeen:
+    """What all other fronts together have at the nodes; nodes without such work are missing."""
+
+    work: Mapping[NodeId, FrontWork]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +222,7 @@ class RequestCancelled:
 
 Event = (
     NodesSeen
+    | OthersSeen
     | RequestArrived
     | ChainLocated
     | FirstToken

@@ -33,6 +33,7 @@ class ModelScale:
         model: name of the model.
         nodes: live nodes that compute.
         running: requests in the batches of these nodes.
+        of_other_fronts: requests at these nodes that other fronts sent.
         waiting: requests queued at the nodes, and at this front for want of room.
         queue_s: seconds until the nodes have computed the prompts queued there, on average.
         ttft_s: predicted time to the first token that one of ten requests exceeds; None without a
@@ -44,6 +45,7 @@ class ModelScale:
     model: str
     nodes: int
     running: int
+    of_other_fronts: int
     waiting: int
     queue_s: float
     ttft_s: float | None
@@ -122,6 +124,7 @@ def _of_model(
         name,
         nodes=len(records),
         running=sum(load.requests_running for load in loads),
+        of_other_fronts=sum(record.others_in_flight for record in records),
         waiting=held + sum(load.requests_waiting for load in loads),
         queue_s=statistics.fmean(map(_queue_s, loads)) if loads else 0.0,
         ttft_s=_p90([each.predicted_ttft_s for each in decisions]),

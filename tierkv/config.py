@@ -30,6 +30,7 @@ SECRET_KEYS = frozenset(
         "front.users",
         "front.api_keys",
         "front.postgres",
+        "front.shared_state",
         "dmp.archive_options",
     }
 )

@@ -176,6 +176,11 @@ class FrontSettings(Section):
         description="seconds a statement may run unless the session sets statement_timeout; 0: no "
         "limit",
     )
+    shared_state: str = Field(
+        default="",
+        description="Valkey or Redis server through which several fronts know each other's work, "
+        "such as redis://host:6379/0; empty: from the nodes' heartbeats, a second later",
+    )
     drain_s: float = Field(
         default=5.0,
         ge=0.0,

@@ -311,13 +311,16 @@ class Router:
     def has_room(self, record: NodeRecord, *, alone: bool, urgent: bool) -> bool:
         """Return whether a node should get a further request now, urgent or not.
 
-        A first request may always go, whatever other fronts have sent to the node. The only
-        candidate (``alone``) batches best with all prompts at hand; otherwise prompts wait here,
-        still free to go to another node.
+        A first request may always go, whatever other fronts have sent to the node; a front that
+        knows the others may use its share of the places. The only candidate (``alone``) batches
+        best with all prompts at hand; otherwise prompts wait here, still free to go to another
+        node.
         """
         if record.in_flight == 0:
             return True
-        if record.outstanding >= self._places(urgent):
+        places = self._places(urgent)
+        has_share = record.other_fronts and record.in_flight * (record.other_fronts + 1) < places
+        if record.outstanding >= places and not has_share:
             return False
         tokens = record.waiting_tokens + record.others_waiting_tokens
         return alone or tokens < max(

@@ -20,6 +20,7 @@ from tierkv.kvcore.node import ModelInfo, NodeLoad, NodeRole
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import SeenNode, Stage, WantedModel
 from tierkv.scheduler.nodes.node_record import NodeRecord, NodeTable
+from tierkv.scheduler.shared_state.contract import NO_WORK, FrontWork
 
 ALIVE, SUSPECT, DEAD = "alive", "suspect", "dead"
 """States of a node in the directory (tierkv.metaserver.client.DirectoryNode.state)."""
@@ -99,6 +100,11 @@ class Fleet:
         self._age(now)
         self._all_usable = not any(record.failures for record in self.records.values())
         return ended
+
+    def see_others(self, work: Mapping[NodeId, FrontWork], now: float) -> None:
+        """Apply what the other fronts say that they have at the nodes."""
+        for node_id, record in self.records.items():
+            record.observe_others(work.get(node_id, NO_WORK), now)
 
     def _age(self, now: float) -> None:
         for node_id, record in list(self.records.items()):

@@ -25,6 +25,7 @@ from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeRole
 from tierkv.scheduler.events import SeenNode, WantedModel
+from tierkv.scheduler.shared_state.contract import KEPT_S, FrontWork
 
 _GROWTH = 64
 
@@ -188,9 +189,12 @@ class NodeRecord:
         table: holds the figures in row ``row``; -1 after the incarnation has ended.
         in_flight: our requests at the node.
         waiting_tokens: prompt tokens of our requests without a first token.
-        others_in_flight: requests of other fronts, derived from the heartbeat.
+        others_in_flight: requests of other fronts: as the fronts say, or derived from the
+            heartbeat.
         others_waiting_tokens: prompt tokens of these requests.
         others_bytes: bytes that the node loads for these requests from L2, L3 and L4.
+        other_fronts: how many other fronts have requests at the node; 0 if fronts do not tell.
+        others_told_s: when the other fronts told last.
         correction: learned from the node's answers.
         failures: losses in a row; 0 means trusted.
         suspended_until_s: not used before this time while ``failures`` > 0.
@@ -210,6 +214,8 @@ class NodeRecord:
     others_in_flight: int = 0
     others_waiting_tokens: int = 0
     others_bytes: tuple[float, float, float] = _NO_BYTES
+    other_fronts: int = 0
+    others_told_s: float = -math.inf
     correction: Correction = field(default_factory=Correction)
     failures: int = 0
     suspended_until_s: float = 0.0
@@ -241,8 +247,10 @@ class NodeRecord:
         self.rates = rates
         reported = load.requests_running + load.requests_waiting
         most = max_of(self._peaks)
-        self.others_in_flight = max(0, reported - most.in_flight)
-        self.others_waiting_tokens = max(0, load.waiting_prefill_tokens - most.waiting_tokens)
+        if now - self.others_told_s >= KEPT_S:
+            self.other_fronts = 0
+            self.others_in_flight = max(0, reported - most.in_flight)
+            self.others_waiting_tokens = max(0, load.waiting_prefill_tokens - most.waiting_tokens)
         ours = most.load_bytes
         self.others_bytes = (
             max(0.0, load.l2_queued_bytes - ours[0]),
@@ -251,6 +259,13 @@ class NodeRecord:
         )
         self._peaks.append(self._now())
         self.correction.fade(now)
+        self._note()
+
+    def observe_others(self, work: FrontWork, now: float) -> None:
+        """Apply what other fronts say; heartbeats do not count for a while, being older."""
+        self.others_told_s, self.other_fronts = now, work.fronts
+        self.others_in_flight = work.requests
+        self.others_waiting_tokens = work.waiting_tokens
         self._note()
 
     def take(self, request_id: RequestId, work: Work, now: float) -> None:

@@ -36,6 +36,7 @@ from tierkv.scheduler.events import (
     NodeLost,
     NodeRefused,
     NodesSeen,
+    OthersSeen,
     PrefetchDone,
     PrefillProgress,
     RefreshNodes,
@@ -89,6 +90,10 @@ class SchedulerState:
     def _dispatch_event(self, event: Event, now: float) -> list[Instruction]:
         if isinstance(event, NodesSeen):
             return self._on_nodes(event, now)
+        if isinstance(event, OthersSeen):
+            self.placement.fleet_changed = True
+            self.fleet.see_others(event.work, now)
+            return []
         if isinstance(event, RequestArrived):
             return self._on_arrived(event, now)
         request = self.requests.get(event.request_id)
@@ -125,7 +130,7 @@ class SchedulerState:
                 return self._end(request, RequestPhase.FAILED, now)
             case RequestCancelled():
                 return self._end(request, RequestPhase.CANCELLED, now)
-            case _:  # pragma: no cover - NodesSeen and RequestArrived are handled above
+            case _:  # pragma: no cover - events without a request are handled above
                 raise AssertionError(event)
 
     # -- arrivals and nodes

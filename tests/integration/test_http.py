@@ -549,6 +549,30 @@ async def test_stopping_the_server_cancels_what_does_not_end(door: Door) -> None
     await writer.wait_closed()
 
 
+async def test_a_stream_that_outlasts_the_drain_ends_with_an_error(door: Door) -> None:
+    door.front.node.gate.clear()
+    async with asyncio.TaskGroup() as group:
+        body = json.dumps({"messages": ASK, "stream": True}).encode()
+        streamed = group.create_task(door.raw("POST", "/v1/chat/completions", body))
+        whole = group.create_task(
+            door.raw("POST", "/v1/chat/completions", json.dumps({"messages": ASK}).encode())
+        )
+        await until(lambda: len(door.front.node.seen) == 2)
+        draining = group.create_task(door.server.drain(0.2))
+        await until(lambda: door.server._services.draining)
+        refused = await door.raw("GET", "/v1/models")
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "draining")
+        assert refused.headers["connection"] == "close"
+        assert (await door.raw("GET", "/livez")).status == 200
+        assert (await door.raw("GET", "/readyz")).status == 503
+        assert not draining.done()
+    assert whole.result().status == 503
+    _, error, done = streamed.result().body.partition(b'"code": "draining"')
+    assert error and b"data: [DONE]" in done
+    await door.server.stop()
+    assert len(door.front.node.cancelled) == 2
+
+
 async def test_a_salt_shares_with_nobody(door: Door) -> None:
     for salt in ("a", "b", None):
         body = {"ignore_eos": True} | ({"cache_salt": salt} if salt else {})

@@ -165,6 +165,35 @@ def test_a_statement_in_flight_is_told_that_the_server_stops() -> None:
         conn.close()
 
 
+def test_a_session_that_drains_ends_its_statement_first() -> None:
+    with running_pgwire() as server, ThreadPoolExecutor(1) as pool:
+        idle, inside, busy = (psycopg.connect(server.dsn) for _ in range(3))
+        idle.autocommit = busy.autocommit = True
+        assert inside.execute("SELECT 1").fetchone() == (1,)
+        running = pool.submit(busy.execute, SLOW)
+        handlers = server.server._clients
+        wait_for(
+            lambda: any(h._exchange and h._exchange.running for h in list(handlers.values())),
+            what="the statement runs",
+        )
+        server.call(server.server.drain(0.0))
+        assert not running.done()
+        busy.cancel_safe()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            running.result(30)
+        with pytest.raises(psycopg.OperationalError, match="another front"):
+            psycopg.connect(server.dsn)
+        with pytest.raises(psycopg.OperationalError):
+            idle.execute("SELECT 1")
+        assert inside.execute("SELECT 2").fetchone() == (2,)
+        inside.commit()
+        for conn in (inside, busy):
+            with pytest.raises(psycopg.OperationalError):
+                conn.execute("SELECT 1")
+        for conn in (idle, inside, busy):
+            conn.close()
+
+
 def test_silent_clients_are_sent_away() -> None:
     with (
         running_pgwire(auth_timeout_s=0.1) as server,

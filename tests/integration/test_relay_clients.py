@@ -280,6 +280,34 @@ def test_a_backend_that_is_away_and_comes_back(generator: InstantGenerator) -> N
             assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
+async def test_a_session_that_drains_ends_its_work_first(generator: InstantGenerator) -> None:
+    generator.gate = asyncio.Event()
+    with running_postgres() as server, running_relay(server.dsn, attendants(generator)) as relay:
+        await install(server.dsn)
+        idle, inside, asking = [await open_asyncpg(relay) for _ in range(3)]
+        transaction = inside.transaction()
+        await transaction.start()
+        running = asyncio.create_task(asking.fetchval("SELECT ai_generate('x')"))
+        while not generator.started.is_set():
+            await asyncio.sleep(0.01)
+        draining = asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(relay.server.drain(30), relay.loop)
+        )
+        with pytest.raises(asyncpg.CannotConnectNowError, match="shutting down") as caught:
+            while True:  # Until the relay has begun.
+                await (await open_asyncpg(relay)).close()
+        assert "another front" in (caught.value.hint or "")
+        with pytest.raises((asyncpg.AdminShutdownError, asyncpg.InterfaceError)):
+            await idle.fetch("SELECT 1")
+        assert await inside.fetchval("SELECT 2") == 2
+        await transaction.commit()
+        assert not draining.done()
+        relay.loop.call_soon_threadsafe(generator.gate.set)
+        assert await running == answer_text("x")
+        await draining
+        assert relay.server.connections == 0
+
+
 async def test_a_backend_that_dies_while_models_answer(generator: InstantGenerator) -> None:
     generator.gate = asyncio.Event()
     with running_postgres() as server, running_relay(server.dsn, attendants(generator)) as relay:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tierkv.dbfront.pgwire.config import PgWireConfig
     from tierkv.dbfront.pgwire.server import PgWireServer
     from tierkv.dbfront.postgres.server import RelayServer
+    from tierkv.scheduler.shared_state.contract import SharedState
 
 
 _ENGINE_SHARE: Final = 80
@@ -102,7 +103,9 @@ class FrontPart:
             return connect_compute(info.control_address, token=token)
 
         view = ClusterView(meta=meta, connect=connect, start_nodes=start_nodes, memory=memory)
-        self.dispatcher = Dispatcher(view, meta=meta, config=_scheduler_config(settings))
+        self.dispatcher = Dispatcher(
+            view, meta=meta, config=_scheduler_config(settings), shared=_shared_state(settings)
+        )
         self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
@@ -212,6 +215,14 @@ class FrontPart:
         await self.siblings.stop()
         await self.sql.close()
         await self.dispatcher.stop()
+
+
+def _shared_state(settings: FrontSettings) -> SharedState | None:
+    if not settings.shared_state:
+        return None
+    from tierkv.scheduler.shared_state.valkey import ValkeyState  # optional client
+
+    return ValkeyState(settings.shared_state)
 
 
 def _folder(settings: FrontSettings) -> Path | None:

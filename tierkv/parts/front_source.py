@@ -151,7 +151,16 @@ def front_checks(
     async def disk() -> str:
         return _disk(folder) if folder is not None else ""
 
-    return {"directory": directory, "nodes": nodes, "pool": pool, "disk": disk}
+    checks: dict[str, Check] = {
+        "directory": directory, "nodes": nodes, "pool": pool, "disk": disk,
+    }  # fmt: skip
+    if (exchange := dispatcher.exchange) is not None:
+
+        async def shared_state() -> str:
+            return exchange.trouble
+
+        checks["shared state"] = shared_state
+    return checks
 
 
 def _disk(folder: Path) -> str:

@@ -1,0 +1,1 @@
+"""What the fronts of a cluster share, and how: embedded for one front, Valkey for several."""
