@@ -217,9 +217,15 @@ class DrainingError(RetryableError):
     code = "draining"
     sqlstate = "57P03"
 
-    def __init__(self, message: str = "this front is shutting down") -> None:
-        hint = "Ask another front; libpq and JDBC try several by themselves: host=a,b."
-        super().__init__(message, hint=hint)
+    def __init__(
+        self,
+        message: str = "this front is shutting down",
+        *,
+        retry_after_ms: int = 1_000,
+        detail: str = "",
+        hint: str = "Ask another front; libpq and JDBC try several by themselves: host=a,b.",
+    ) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms, detail=detail, hint=hint)
 
 
 class NodeLostError(RetryableError):

@@ -113,7 +113,7 @@ class Dispatcher:
             meta: the directory; None means no hits and tenant keys known to this process alone.
             config: waits, bounds and default rates.
             clock: source of ``now``.
-            shared: what the fronts share; closed by ``stop``. None: other fronts are known from the
+            shared: what the fronts share; left by ``stop``. None: other fronts are known from the
                 nodes' heartbeats only.
         """
         self.view = view

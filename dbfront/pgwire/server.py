@@ -22,7 +22,7 @@ from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.conversation.handler import ClientHandler, Lobby
 from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol.auth import Authenticator
-from tierkv.dbfront.pgwire.protocol.errors import AdminShutdownError
+from tierkv.dbfront.pgwire.protocol.errors import ADMIN_SHUTDOWN, AdminShutdownError
 from tierkv.dbfront.pgwire.protocol.stream import PgStream
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.siblings import Siblings
@@ -98,7 +98,7 @@ class PgWireServer:
         if self._acceptor is not None and self._config.reuse_port:
             self._acceptor.close()  # The kernel gives the clients to the other workers.
         for handler in list(self._clients.values()):
-            handler.leave(AdminShutdownError())
+            handler.leave(AdminShutdownError(ADMIN_SHUTDOWN))
         if self._clients:
             await asyncio.wait(set(self._clients), timeout=most_s)
 
@@ -107,7 +107,7 @@ class PgWireServer:
         self._stopping = True
         if self._acceptor is not None:
             self._acceptor.close()
-        goodbye = AdminShutdownError()
+        goodbye = AdminShutdownError(ADMIN_SHUTDOWN)
         for handler in list(self._clients.values()):
             handler.shut_down(goodbye)
         await wait_for_clients(self._clients, self._config.shutdown_grace_s)

@@ -27,6 +27,7 @@ from tierkv.dbfront.pgwire.config import is_loopback
 from tierkv.dbfront.pgwire.protocol import messages as frontend
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.errors import (
+    ADMIN_SHUTDOWN,
     AdminShutdownError,
     TooManyConnectionsError,
     error_fields,
@@ -163,7 +164,7 @@ class RelayServer:
         if self._acceptor is not None and self._config.reuse_port:
             self._acceptor.close()  # The kernel gives the clients to the other workers.
         for relay in self.sessions:
-            relay.leave(AdminShutdownError())
+            relay.leave(AdminShutdownError(ADMIN_SHUTDOWN))
         if self._clients:
             await asyncio.wait(set(self._clients), timeout=most_s)
 
@@ -172,7 +173,7 @@ class RelayServer:
         self._stopping = True
         if self._acceptor is not None:
             self._acceptor.close()
-        goodbye = AdminShutdownError()
+        goodbye = AdminShutdownError(ADMIN_SHUTDOWN)
         for relay in self.sessions:
             relay.stop(goodbye)
         await wait_for_clients(self._clients, self._config.shutdown_grace_s)
@@ -232,7 +233,7 @@ class RelayServer:
             relay.use(self._make_attendant(relay))
         self._sessions[login.pid] = relay
         if self._draining:
-            relay.leave(AdminShutdownError())
+            relay.leave(AdminShutdownError(ADMIN_SHUTDOWN))
         try:
             await relay.serve()
         finally:

@@ -62,15 +62,7 @@ class SharedState(Protocol):
         ...
 
     async def leave(self, front: str) -> None:
-        """Forget a front's work now.
-
-        Raises:
-            SharedStateLostError: no answer.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Close connections; idempotent."""
+        """Forget a front's work now, if possible, and close connections; raise nothing."""
         ...
 
 

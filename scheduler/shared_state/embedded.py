@@ -31,6 +31,3 @@ class EmbeddedState:
 
     async def leave(self, front: str) -> None:
         self._told.pop(front, None)
-
-    async def close(self) -> None:
-        """Do nothing."""

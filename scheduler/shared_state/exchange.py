@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final
 
 from tierkv.kvcore.ids import NodeId
@@ -41,7 +40,7 @@ class WorkExchange:
         """Prepare; ``start`` begins.
 
         Args:
-            shared: where fronts meet; closed by ``stop``.
+            shared: where fronts meet; left by ``stop``.
             front: name of this process, unique in the cluster.
             own: returns this front's work by node.
             tell: takes the other fronts' work after each exchange.
@@ -63,9 +62,7 @@ class WorkExchange:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
-            with suppress(SharedStateLostError):
-                await self._shared.leave(self._front)
-        await self._shared.close()
+        await self._shared.leave(self._front)
 
     async def _run(self) -> None:
         told: Mapping[NodeId, FrontWork] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from tierkv.kvcore.errors import ConfigError
@@ -90,12 +91,8 @@ class ValkeyState:
         return summed(map(_work_of, others))
 
     async def leave(self, front: str) -> None:
-        try:
+        with suppress(*self._errors):
             await self._valkey.hdel(_KEY, front)
-        except self._errors as error:
-            raise SharedStateLostError(f"{type(error).__name__}: {error}") from None
-
-    async def close(self) -> None:
         await self._valkey.aclose()
 
 

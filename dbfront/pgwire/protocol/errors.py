@@ -17,8 +17,9 @@ class AdminShutdownError(DrainingError):
     code = "admin_shutdown"
     sqlstate = "57P01"
 
-    def __init__(self) -> None:
-        super().__init__("terminating connection due to administrator command")
+
+ADMIN_SHUTDOWN: Final = "terminating connection due to administrator command"
+"""PostgreSQL's words for AdminShutdownError."""
 
 
 class TooManyConnectionsError(TierKVError):

@@ -1,4 +1,4 @@
-"""What other fronts say that they have at the nodes: where calls go, and how fronts share places."""
+"""What other fronts say of their work at the nodes: where calls go, and how places are shared."""
 
 from __future__ import annotations
 
