@@ -21,6 +21,7 @@ from tierkv.commands.options import (
     ModelOption,
     ModelsOption,
     PostgresOption,
+    RayOption,
     Role,
     SetOption,
     Switch,
@@ -129,6 +130,9 @@ def up(
         int, typer.Option(min=0, help="Memory pool nodes; each acts as a separate host.")
     ] = 1,
     workers: WorkersOption = None,
+    on_ray: RayOption = None,
+    meta: Annotated[int, typer.Option(min=1, help="Meta servers, with --ray.")] = 1,
+    front: Annotated[int, typer.Option(min=0, help="Fronts, with --ray.")] = 1,
     keep: Annotated[bool, typer.Option(help="Keep the pool's KV in memory after a stop.")] = True,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -137,6 +141,9 @@ def up(
 
     Front, meta server, memory pool and compute nodes run as child processes and are restarted when
     they die. --prefill 1 --decode 1 replaces the default compute node by a split pair.
+
+    With --ray, the processes run on the machines of a running Ray, one pool node on each, and the
+    command returns when they answer (tierkv[ray], docs/operations.md).
     """
     from tierkv.commands.up import ClusterShape, run_cluster
 
@@ -154,8 +161,41 @@ def up(
         if not (prefill and decode):
             raise typer.BadParameter("give --prefill and --decode together")
         compute = 0 if compute == 1 else compute
+    if on_ray is not None:
+        from tierkv.commands.on_ray import start
+
+        counts = {"meta": meta, "compute": compute, "prefill": prefill, "decode": decode}
+        raise typer.Exit(start(loaded, on_ray, counts | {"front": front}))
     shape = ClusterShape(dmp=dmp, compute=compute, prefill=prefill, decode=decode)
     raise typer.Exit(asyncio.run(run_cluster(loaded, shape)))
+
+
+@app.command()
+def scale(
+    counts: Annotated[
+        list[str], typer.Argument(metavar="ROLE=NUMBER...", help="Such as compute=8 front=2.")
+    ],
+    on_ray: RayOption = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Change the number of nodes of a cluster on Ray.
+
+    Ray places the new nodes, and its autoscaler adds machines for those that find no room.
+
+    Example: tierkv scale compute=8
+    """
+    from tierkv.commands.on_ray import scale as change
+
+    raise typer.Exit(change(load(config, settings).settings, on_ray, counts))
+
+
+@app.command()
+def down(on_ray: RayOption = None, config: ConfigOption = None, settings: SetOption = None) -> None:
+    """End a cluster that `tierkv up --ray` started; the pool's KV stays in memory."""
+    from tierkv.commands.on_ray import end
+
+    raise typer.Exit(end(load(config, settings).settings, on_ray))
 
 
 @app.command()

@@ -40,6 +40,12 @@ ModelsOption = Annotated[
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="Processes of the front, on the same ports.")
 ]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray", metavar="ADDRESS", help="HOST:PORT of a running Ray; auto: this machine's."
+    ),
+]
 AddressOption = Annotated[
     str, typer.Argument(help="HOST:PORT of one or more pool nodes, separated by commas.")
 ]

@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+from tierkv.commands.on_ray import reports
 from tierkv.config import load_config
 from tierkv.dbfront.contracts import Column
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
@@ -40,6 +41,13 @@ COLUMNS = (
     Column("notes", "VARCHAR"),
 )
 
+RAY_COLUMNS = (
+    Column("ray_node", "VARCHAR"),
+    Column("restarts", "INTEGER"),
+    Column("why", "VARCHAR"),
+)
+"""Of a cluster on Ray: where Ray placed a node, how often it began again, why it does not run."""
+
 
 async def print_status(settings: Settings, output: OutputFormat) -> int:
     """Print one row per node; return 1 if no cluster answers.
@@ -61,8 +69,16 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
         return 1
     finally:
         await meta.close()
-    rows = [_row(node) for node in sorted(nodes, key=lambda n: n.info.node_id)]
-    sys.stdout.write(render_rows(COLUMNS, rows, output))
+    rows = {str(node.info.node_id): _row(node) for node in nodes}
+    columns: tuple[Column, ...] = COLUMNS
+    if "ray" in state:
+        columns = (*COLUMNS, *RAY_COLUMNS)
+        rows = {name: (*row, None, None, None) for name, row in rows.items()}
+        for each in reports(state["ray"]):
+            unlisted = (each.name, each.role, None, each.state, *[None] * (len(COLUMNS) - 4))
+            known = rows.get(each.name, unlisted)[: len(COLUMNS)]
+            rows[each.name] = (*known, each.ray_node[:12], each.restarts, each.why)
+    sys.stdout.write(render_rows(columns, [rows[name] for name in sorted(rows)], output))
     front = state.get("nodes", {}).get("front")
     if front and output is OutputFormat.TABLE:
         _tell_left(settings)

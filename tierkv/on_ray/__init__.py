@@ -1,0 +1,1 @@
+"""A cluster whose processes Ray places and watches (``tierkv up --ray``)."""
