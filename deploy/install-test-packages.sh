@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the system programs the tests use as real clients and for faults (psql and a PostgreSQL server, node, openssl, strace, fio, redis-server) where they are missing.
+# Installs the system programs the tests use as real clients and for faults (psql and a PostgreSQL server, node, openssl, strace, fio, redis-server, systemd-analyze) where they are missing.
 set -euo pipefail
 missing=()
 command -v psql >/dev/null || missing+=(postgresql-client)
@@ -9,6 +9,7 @@ command -v openssl >/dev/null || missing+=(openssl)
 command -v strace >/dev/null || missing+=(strace)
 command -v fio >/dev/null || missing+=(fio)
 command -v redis-server >/dev/null || missing+=(redis-server)
+command -v systemd-analyze >/dev/null || missing+=(systemd)
 [ ${#missing[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null; then
   echo "please install: ${missing[*]}" >&2

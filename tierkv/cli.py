@@ -25,6 +25,7 @@ from tierkv.commands.options import (
     Role,
     SetOption,
     Switch,
+    Target,
     WorkersOption,
     engine_flags,
     is_on,
@@ -269,6 +270,35 @@ def doctor(config: ConfigOption = None, settings: SetOption = None) -> None:
     from tierkv.commands.doctor import print_report
 
     raise typer.Exit(print_report(load(config, settings)))
+
+
+@app.command()
+def deploy(
+    target: Annotated[Target, typer.Argument(help="What runs the processes.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the files.")],
+    meta: Annotated[int | None, typer.Option(min=1, help="Meta servers (helm: 3).")] = None,
+    compute: Annotated[int, typer.Option(min=0, help="Compute nodes.")] = 1,
+    front: Annotated[int, typer.Option(min=1, help="Fronts; several need front.postgres.")] = 1,
+    image: Annotated[str, typer.Option(help="Container image; default: tierkv:VERSION.")] = "",
+    roles: Annotated[
+        str, typer.Option(help="Roles on this machine, for systemd.")
+    ] = "meta,dmp,compute,front",
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Write the files that run a cluster under Kubernetes, compose or systemd.
+
+    The settings are those of every other verb; missing secrets are made and kept in the files.
+
+    Example: tierkv deploy helm --out chart --compute 4 --set dmp.capacity=64GiB
+    """
+    from tierkv.commands.deploy import deploy as write
+
+    counts = {"meta": meta or (3 if target is Target.HELM else 1)}
+    counts |= {"compute": compute, "front": front}
+    names = [name.strip() for name in roles.split(",") if name.strip()]
+    loaded = load(config, settings)
+    raise typer.Exit(write(loaded, target, out, counts=counts, image=image, roles=names))
 
 
 @app.command("postgres-sql")

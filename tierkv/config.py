@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,34 @@ def dump_toml(settings: Settings) -> str:
         lines.append(f"[{section}]")
         lines += [f"{name} = {_toml_value(value)}" for name, value in table.items()]
     return "\n".join(lines) + "\n"
+
+
+def changed_toml(
+    loaded: LoadedConfig, more: Mapping[str, Any], *, leave_out: Collection[str] = ()
+) -> str:
+    """Write the settings that are not defaults as TOML for ``load_config``, secrets included.
+
+    Args:
+        loaded: the settings.
+        more: further settings by ``section.key``.
+        leave_out: settings that are not written.
+    """
+    lines: list[str] = []
+    for section, table in loaded.settings.model_dump(mode="json").items():
+        given = {
+            name: value
+            for name, value in table.items()
+            if loaded.sources[f"{section}.{name}"] != "default"
+        }
+        given |= {
+            key.partition(".")[2]: value
+            for key, value in more.items()
+            if key.startswith(f"{section}.")
+        }
+        kept = {n: value for n, value in given.items() if f"{section}.{n}" not in leave_out}
+        if kept:
+            lines += [f"[{section}]", *(f"{n} = {_toml_value(v)}" for n, v in kept.items()), ""]
+    return "\n".join(lines)
 
 
 def _toml_value(value: Any) -> str:

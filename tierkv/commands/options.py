@@ -69,6 +69,14 @@ class Role(StrEnum):
     COMPUTE = "compute"
 
 
+class Target(StrEnum):
+    """What runs the processes of a deployment."""
+
+    HELM = "helm"
+    COMPOSE = "compose"
+    SYSTEMD = "systemd"
+
+
 class AnsweringEngine(StrEnum):
     """A foreign engine behind a compute node."""
 

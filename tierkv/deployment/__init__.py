@@ -1,0 +1,1 @@
+"""Files that run a cluster under Kubernetes, compose or systemd (``tierkv deploy``)."""
