@@ -30,8 +30,8 @@ from bench.load_choice_pool import HOST, open_pool
 from bench.report import Report, finish, make_parser
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from tierkv.compute.node import ComputeNode
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import Incarnation, NodeId, new_request_id
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import GenerateRequest, SamplingParams
 
 SMALL: Final[dict[str, Any]] = MODEL | {

@@ -21,8 +21,8 @@ from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import HostId, NodeId
-from tierkv.kvcore.location import Tier
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.local import LocalMeta
 from tierkv.parts.parts import DmpPart

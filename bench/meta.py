@@ -28,10 +28,9 @@ from bench.meta_redis import RedisKeys
 from bench.pool_cores import client_side, server_side
 from bench.pool_peers import PeerMissingError
 from bench.report import Report, finish, make_parser
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, Location, Owner, Tier
 from tierkv.kvcore.block_event import BlockStored, EventBatch
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvwire.convert import event_records_to_proto
 from tierkv.kvwire.event_records import pack_events
 

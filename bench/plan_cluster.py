@@ -23,8 +23,8 @@ from tierkv.dbfront.contracts import CallDefaults, PlanSummary, TextGenerator
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import HostId, NodeId
-from tierkv.kvcore.location import Tier
 from tierkv.metaserver.local import LocalMeta
 from tierkv.parts.compute_part import ComputePart, make_compute_part
 from tierkv.parts.parts import DmpPart

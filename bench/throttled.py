@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
-from tierkv.kvcore.location import Location
 
 
 class Order(StrEnum):

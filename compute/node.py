@@ -28,6 +28,7 @@ from tierkv.compute.tiers.store_reader import StoreReader
 from tierkv.compute.tiers.tiers import Tiers
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import (
     BlockEvent,
     BlockReporter,
@@ -46,7 +47,6 @@ from tierkv.kvcore.errors import (
     UserError,
 )
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId, RequestId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, PathReport, TierStats
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
 from tierkv.metaserver.client import LocateReply, MetaClient

@@ -40,8 +40,8 @@ from tierkv.costing.service_time import (
     causal_pairs,
     pipeline_ends,
 )
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Tier
 
 _TRIED_ALL = 8
 """Trying this many depths costs less than finding the depths that can be best."""

@@ -19,7 +19,7 @@ from typing import Final
 from tierkv.dmp.client.values import PoolStats
 from tierkv.integrations.identity import EngineIdentity
 from tierkv.kvcore import limits
-from tierkv.kvcore.location import Tier
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.node import NodeReport, PathReport, TierStats
 
 _log = logging.getLogger("tierkv.engines")

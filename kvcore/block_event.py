@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location, Tier
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 
 
 @dataclass(frozen=True, slots=True)

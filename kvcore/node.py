@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.layout import BlockLayout
-from tierkv.kvcore.location import Tier
 
 
 class NodeRole(StrEnum):

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import (
     LoadChoiceStats,
     ModelInfo,

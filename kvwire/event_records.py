@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 
 RECORD_BYTES: Final = 80
 STORED: Final = 1

@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tierkv.kvcore.block import Replica
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NodeId
-from tierkv.kvcore.location import Replica
 from tierkv.metaserver.client import (
     BlockListing,
     BlockRecord,

@@ -11,10 +11,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Replica
 from tierkv.kvcore.block_event import NO_LEASE, EventBatch, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId
-from tierkv.kvcore.location import Replica
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvcore.request import ReusePolicy
 

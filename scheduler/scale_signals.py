@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.kvcore.location import Tier
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.node import NodeLoad, NodeRole
 from tierkv.metaserver.client import DirectoryNode
 from tierkv.scheduler.nodes.node_record import NodeRecord

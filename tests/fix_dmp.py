@@ -15,12 +15,11 @@ from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from tierkv.dmp.server.server import DmpServer
-from tierkv.kvcore.block import BlockSpec, Outlook, Owner, RangeShape
+from tierkv.kvcore.block import BlockSpec, Location, Outlook, Owner, RangeShape
 from tierkv.kvcore.block_event import BlockEvent
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import Clock, ManualClock, SystemClock
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
-from tierkv.kvcore.location import Location
 
 RANGE_BYTES = 24_000
 """Two of them, with their checksums, make a slot of 48 KiB: 5 in an extent of 256 KiB."""

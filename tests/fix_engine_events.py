@@ -17,10 +17,10 @@ import msgspec
 
 from tierkv.integrations.events.messages import EngineBatch, decode_batch
 from tierkv.integrations.keys import TenantSalt, identity_digest
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 from tierkv.kvcore.layout import BlockLayout, KvDtype
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import ModelInfo
 
 WIDTH = 4

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from tierkv.integrations.remote.config import EngineKind, RemoteConfig
-from tierkv.integrations.remote.door import EngineDoor
+from tierkv.integrations.remote.door import EngineDoor, EngineKind, RemoteConfig
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.kvcore.node import NodeRole
 from tierkv.parts.engine_part import open_door

@@ -15,13 +15,12 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from tests.fix_scheduler import LAYOUT, make_info
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, Location, Owner, Tier
 from tierkv.kvcore.block_event import BlockStored, EventBatch, HoldOrder
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.kvcore.request import GenerateRequest
 from tierkv.metaserver.client import MetaClient

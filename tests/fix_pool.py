@@ -20,12 +20,11 @@ from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PutGrant, RangeRead
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.wire.messages import RangeRef
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.block_event import NullReporter
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ChecksumError, TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
-from tierkv.kvcore.location import Location
 
 _EXTENT_BYTES = 1 << 20
 _segments = count()

@@ -14,6 +14,8 @@ from typing import Annotated
 import typer
 
 from tierkv.commands.connect import connect
+from tierkv.commands.deploy import deploy
+from tierkv.commands.on_ray import down, scale, start
 from tierkv.commands.options import (
     AddressOption,
     AnsweringEngine,
@@ -25,7 +27,6 @@ from tierkv.commands.options import (
     Role,
     SetOption,
     Switch,
-    Target,
     WorkersOption,
     engine_flags,
     is_on,
@@ -57,6 +58,9 @@ app.add_typer(namespace_app, name="namespace")
 
 app.command()(simulate)
 app.command()(connect)
+app.command()(deploy)
+app.command()(scale)
+app.command()(down)
 
 
 def main() -> None:
@@ -163,40 +167,10 @@ def up(
             raise typer.BadParameter("give --prefill and --decode together")
         compute = 0 if compute == 1 else compute
     if on_ray is not None:
-        from tierkv.commands.on_ray import start
-
         counts = {"meta": meta, "compute": compute, "prefill": prefill, "decode": decode}
         raise typer.Exit(start(loaded, on_ray, counts | {"front": front}))
     shape = ClusterShape(dmp=dmp, compute=compute, prefill=prefill, decode=decode)
     raise typer.Exit(asyncio.run(run_cluster(loaded, shape)))
-
-
-@app.command()
-def scale(
-    counts: Annotated[
-        list[str], typer.Argument(metavar="ROLE=NUMBER...", help="Such as compute=8 front=2.")
-    ],
-    on_ray: RayOption = None,
-    config: ConfigOption = None,
-    settings: SetOption = None,
-) -> None:
-    """Change the number of nodes of a cluster on Ray.
-
-    Ray places the new nodes, and its autoscaler adds machines for those that find no room.
-
-    Example: tierkv scale compute=8
-    """
-    from tierkv.commands.on_ray import scale as change
-
-    raise typer.Exit(change(load(config, settings).settings, on_ray, counts))
-
-
-@app.command()
-def down(on_ray: RayOption = None, config: ConfigOption = None, settings: SetOption = None) -> None:
-    """End a cluster that `tierkv up --ray` started; the pool's KV stays in memory."""
-    from tierkv.commands.on_ray import end
-
-    raise typer.Exit(end(load(config, settings).settings, on_ray))
 
 
 @app.command()
@@ -270,35 +244,6 @@ def doctor(config: ConfigOption = None, settings: SetOption = None) -> None:
     from tierkv.commands.doctor import print_report
 
     raise typer.Exit(print_report(load(config, settings)))
-
-
-@app.command()
-def deploy(
-    target: Annotated[Target, typer.Argument(help="What runs the processes.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the files.")],
-    meta: Annotated[int | None, typer.Option(min=1, help="Meta servers (helm: 3).")] = None,
-    compute: Annotated[int, typer.Option(min=0, help="Compute nodes.")] = 1,
-    front: Annotated[int, typer.Option(min=1, help="Fronts; several need front.postgres.")] = 1,
-    image: Annotated[str, typer.Option(help="Container image; default: tierkv:VERSION.")] = "",
-    roles: Annotated[
-        str, typer.Option(help="Roles on this machine, for systemd.")
-    ] = "meta,dmp,compute,front",
-    config: ConfigOption = None,
-    settings: SetOption = None,
-) -> None:
-    """Write the files that run a cluster under Kubernetes, compose or systemd.
-
-    The settings are those of every other verb; missing secrets are made and kept in the files.
-
-    Example: tierkv deploy helm --out chart --compute 4 --set dmp.capacity=64GiB
-    """
-    from tierkv.commands.deploy import deploy as write
-
-    counts = {"meta": meta or (3 if target is Target.HELM else 1)}
-    counts |= {"compute": compute, "front": front}
-    names = [name.strip() for name in roles.split(",") if name.strip()]
-    loaded = load(config, settings)
-    raise typer.Exit(write(loaded, target, out, counts=counts, image=image, roles=names))
 
 
 @app.command("postgres-sql")

@@ -55,7 +55,7 @@ from tierkv.compute.batching.sequence import Phase, Sequence
 from tierkv.compute.batching.step_choice import StepChoice, chunk_of
 from tierkv.compute.l1.page_pool import FullBlock, PagePool
 from tierkv.compute.l1.part_index import KnownBlocks
-from tierkv.kvcore.location import Tier
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.request import places_for
 
 _SCAN_LIMIT = 512

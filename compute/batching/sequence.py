@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, next_block_key, tail_key
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import Blend, FinishReason, GenerateRequest, HitTokens
 
 Int64Array = NDArray[np.int64]

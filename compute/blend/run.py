@@ -19,8 +19,8 @@ from tierkv.compute.blend.selectors import first_read
 from tierkv.compute.model.decoder import Decoder
 from tierkv.compute.tiers.chunk_lookup import PromptChunk
 from tierkv.compute.tiers.loader import LoadJob
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import Blend, HitTokens
 
 

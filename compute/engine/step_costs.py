@@ -30,8 +30,8 @@ from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.compute.transfers.loads import Loads
 from tierkv.costing.fit import Rate
 from tierkv.costing.service_time import Line, causal_pairs, tell_cost
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.clock import Clock
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeLoad
 
 _log = logging.getLogger(__name__)

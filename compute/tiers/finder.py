@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from tierkv.dmp.client.ring import rank_nodes
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Location, Replica, Tier, tier_seen_from
 from tierkv.kvcore.errors import CacheError
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
-from tierkv.kvcore.location import Location, Replica, Tier, tier_seen_from
 from tierkv.metaserver.client import LocateReply
 
 

@@ -23,9 +23,9 @@ import torch
 
 from tierkv.compute.model.pages import DeviceWindow, L1Pages
 from tierkv.dmp.pool_node import PoolNode
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.errors import BlockNotFoundError
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Location
 
 _log = logging.getLogger(__name__)
 _PORTABLE: Final = 1

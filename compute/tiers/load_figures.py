@@ -16,10 +16,10 @@ from tierkv.compute.tiers.finder import Source
 from tierkv.costing.fit import LineFit, Overlap, Rate, StepCostFit, TierMeter
 from tierkv.costing.load_controller import Level, Run
 from tierkv.costing.service_time import Line
+from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvCodec
-from tierkv.kvcore.location import Location, Tier
 
 ASSUMED = {Tier.L2: Line(0.0, 2e9), Tier.L3: Line(0.0, 5e8), Tier.L4: Line(0.0, 2e8)}
 """Assumed before any measurement: optimistic, to have a first load happen and be measured."""

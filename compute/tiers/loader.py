@@ -20,11 +20,11 @@ from tierkv.compute.tiers.finder import Absorb, Source
 from tierkv.compute.tiers.host_memory import DirectRead, DirectReader
 from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.dmp.pool_node import PoolNode, RangeRead
+from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import LayoutError, TransportError
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.layout import FRAME_ALIGNMENT, KvCodec
-from tierkv.kvcore.location import Location, Tier
 
 
 @contextmanager

@@ -26,11 +26,11 @@ from tierkv.compute.tiers.prompt_lookup import PoolPart, PromptLookup, find_part
 from tierkv.compute.tiers.publisher import Publisher
 from tierkv.costing.fit import Rate, TierMeter
 from tierkv.dmp.pool_node import PoolNode
+from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CacheError
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.request import GenerateRequest, HitTokens
 
 _log = logging.getLogger(__name__)

@@ -29,9 +29,9 @@ from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave
 from tierkv.costing.blend_controller import BlendDecision
 from tierkv.costing.correction import Beside
 from tierkv.costing.load_controller import LoadDecision
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Tier
 
 LayerSteps = Generator[int, None, Outputs]
 """A forward pass: yields each layer's number before computing the layer, returns the outputs."""

@@ -24,7 +24,7 @@ from tierkv.dbfront.views.kvcache import (
     prefix_rows,
     tier_rows,
 )
-from tierkv.kvcore.location import Tier
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
 from tierkv.metaserver.client import BlockListing, DirectoryNode, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest

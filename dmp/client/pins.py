@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dmp.client.node_link import Act, NodeLink
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Location
 
 HOLD_S: Final = 120.0
 """How long a node keeps a pinned block after its client fell silent."""

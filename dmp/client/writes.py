@@ -15,10 +15,9 @@ from typing import TypeVar
 from tierkv.dmp.client.node_link import Act, NodeLink
 from tierkv.dmp.client.values import Value, to_bytes_view
 from tierkv.dmp.pool_node import PutGrant, RangeWrite
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Location
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -18,10 +18,10 @@ from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import DescribedBlock, Ref, as_ref
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.block_event import HoldOrder
 from tierkv.kvcore.errors import CacheError
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Location
 
 _LEASE_STEP: Final = 512
 """Blocks leased under one lock: less than a millisecond."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Tier
 from tierkv.kvcore.block_event import BlockStored
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import TierStats
 
 

@@ -23,10 +23,10 @@ from tierkv.dmp.node.tiering import Demoter, Promoter
 from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import open_segment
 from tierkv.dmp.segment.slots import SlotState
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.block_event import BlockReporter
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location
 
 log = logging.getLogger(__name__)
 _DRAIN_LOOK_S: Final = 0.01

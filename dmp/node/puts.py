@@ -15,10 +15,9 @@ from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.slot_table import NO_DEADLINE
 from tierkv.dmp.wire.messages import RangeRef, Sealing, check_put
 from tierkv.dmp.wire.range_codec import ANY_SIZE, WHOLE, Ref, as_ref
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved
 from tierkv.kvcore.errors import BlockNotFoundError
-from tierkv.kvcore.location import Location, Tier
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,8 @@ from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.pool_node import NO_DISK, PoolNodeStats
 from tierkv.dmp.segment.slots import SlotState
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import BlockStored
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
 
 _STEP: Final = 512

@@ -18,6 +18,7 @@ from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import scan_segment
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.slot_table import SlotTable
+from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (
@@ -28,7 +29,6 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import Incarnation
-from tierkv.kvcore.location import Location, Tier
 from tierkv.policies.eviction import EvictionPolicy
 from tierkv.policies.select import make_policy
 

@@ -26,11 +26,10 @@ from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.segment.slots import Slot
 from tierkv.dmp.wire.messages import RangeRef, Sealing
 from tierkv.dmp.wire.range_codec import WHOLE, as_ref
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import BlockRemoved
 from tierkv.kvcore.errors import CacheError, RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Location, Tier
 
 log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0

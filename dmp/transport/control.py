@@ -20,11 +20,10 @@ from tierkv.dmp.wire.frame import FrameType
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import DescribedBlock, unpack_stored
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import BlockNotFoundError, RemoteProtocolError, TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
-from tierkv.kvcore.location import Location
 
 T = TypeVar("T")
 _ITEMS: Final = limits.MAX_FRAME_ITEMS

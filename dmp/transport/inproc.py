@@ -14,7 +14,7 @@ from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
 from tierkv.dmp.transport.pending import PendingPuts, as_bytes, as_grant
 from tierkv.dmp.wire.messages import RangeRef
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -23,7 +23,6 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
-from tierkv.kvcore.location import Location
 
 
 class InprocPoolNode(PoolNode):

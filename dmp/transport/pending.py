@@ -14,10 +14,9 @@ import xxhash
 
 from tierkv.dmp.pool_node import PutGrant, RangeWrite
 from tierkv.dmp.wire.messages import Sealing
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import BlockNotFoundError, LeaseExpiredError
-from tierkv.kvcore.location import Location
 
 
 @dataclass(slots=True)

@@ -20,9 +20,8 @@ from tierkv.dmp.segment.segment import Stamp
 from tierkv.dmp.segment.slots import SlotState, slot_bytes_for
 from tierkv.dmp.wire.rdma_messages import RdmaAccept
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import RangeShape
+from tierkv.kvcore.block import Location, RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, CacheError, StaleEpochError
-from tierkv.kvcore.location import Location
 
 MAX_UNREPORTED: Final = 1_024
 """Number of distinct slots read at which the reads are reported."""

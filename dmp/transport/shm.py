@@ -39,7 +39,7 @@ from tierkv.dmp.transport.pending import as_bytes
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
     CacheError,
@@ -50,7 +50,6 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import HostId
-from tierkv.kvcore.location import Location
 
 _Item = TypeVar("_Item")
 _WORD: Final = struct.Struct("<Q")

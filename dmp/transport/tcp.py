@@ -19,11 +19,10 @@ from tierkv.dmp.wire.frame import FrameType
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import Ref, pack_ranges
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError
 from tierkv.kvcore.ids import HostId
-from tierkv.kvcore.location import Location
 
 _FRAME_BYTES: Final = 4 << 20
 """Payload per frame (a single block or range may be longer). Several frames are in flight, so the

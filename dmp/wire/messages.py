@@ -22,14 +22,15 @@ from tierkv.kvcore.block import (
     NO_OUTLOOK,
     BlockSpec,
     Expectation,
+    Location,
     Outlook,
     Owner,
+    Tier,
     shared_owner,
     shared_ranges,
 )
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import TierStats
 
 Head = bytes | bytearray | memoryview

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Sequence
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, Incarnation, NodeId
-from tierkv.kvcore.location import Location
 
 _REF = struct.Struct("<QIQQQ")
 MAX_NUMBER = 1e12

@@ -17,10 +17,9 @@ from typing import Final
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.packing import Packer, Unpacker
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import RangeShape
+from tierkv.kvcore.block import Location, RangeShape
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import NodeId
-from tierkv.kvcore.location import Location
 
 Ref = tuple[int, int, int, int, int, int]
 """Incarnation, segment, slot, generation, index of the range, expected bytes of the range."""

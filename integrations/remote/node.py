@@ -17,9 +17,9 @@ from tierkv.costing.fit import EnginePace
 from tierkv.costing.service_time import tell_cost
 from tierkv.integrations.keys import TenantSalt, identity_digest, uncached_salt
 from tierkv.integrations.remote.answering import Answering, hands_over
-from tierkv.integrations.remote.config import RemoteConfig
-from tierkv.integrations.remote.door import EngineDoor, EngineLook, EngineRequest
+from tierkv.integrations.remote.door import EngineDoor, EngineLook, EngineRequest, RemoteConfig
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     ContextTooLongError,
@@ -31,7 +31,6 @@ from tierkv.kvcore.errors import (
     UserError,
 )
 from tierkv.kvcore.ids import Incarnation, NamespaceKey, RequestId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import (
     ModelInfo,
     NodeInfo,

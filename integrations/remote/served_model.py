@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tierkv.integrations.identity import FACTS_MARK
-from tierkv.integrations.remote.config import EngineKind, RemoteConfig
-from tierkv.integrations.remote.door import EngineDoor, EngineLook
+from tierkv.integrations.remote.door import EngineDoor, EngineKind, EngineLook, RemoteConfig
 from tierkv.integrations.remote.text_tokens import END, text_folder
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError

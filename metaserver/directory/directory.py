@@ -23,8 +23,8 @@ from typing import Final
 
 import numpy as np
 
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo
 from tierkv.kvwire.event_records import EventRecords
 from tierkv.metaserver.client import MAX_LISTED_REPLICAS, BlockListing, LocateReply

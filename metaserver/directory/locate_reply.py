@@ -13,9 +13,9 @@ from typing import overload
 import numpy as np
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Location, Replica, Tier
 from tierkv.kvcore.errors import LocalProtocolError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Replica, Tier
 from tierkv.metaserver.directory.arrays import Ints
 from tierkv.metaserver.directory.copy_table import Places
 

@@ -13,9 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, Owner, Tier
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId
-from tierkv.kvcore.location import Tier
 from tierkv.metaserver.client import BlockListing, BlockRecord, NodeCoverage
 from tierkv.metaserver.directory.arrays import U8, Bools, Ints, distinct
 from tierkv.metaserver.directory.block_table import halves

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, Owner, Tier
 from tierkv.kvcore.block_event import HoldOrder, LeaseId
 from tierkv.kvcore.errors import RemoteProtocolError, UserError
 from tierkv.kvcore.ids import (
@@ -27,7 +27,6 @@ from tierkv.kvcore.ids import (
     NodeId,
 )
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.kvwire.codec import (
     AMOUNT,

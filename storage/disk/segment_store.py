@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Tier
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -28,7 +28,6 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import TierStats
 from tierkv.storage.block_store import (
     BlockRead,

@@ -17,8 +17,7 @@ from tests.fix_model import running_node
 from tests.fix_scheduler import FakeCompute, make_model, make_request, next_token
 from tierkv.compute.client import ComputeClient, LocalComputeClient, connect_compute
 from tierkv.compute.service import ComputeServicer, serve_node
-from tierkv.integrations.remote.config import EngineKind
-from tierkv.integrations.remote.door import EngineLook
+from tierkv.integrations.remote.door import EngineKind, EngineLook
 from tierkv.integrations.remote.node import Life, RemoteNode
 from tierkv.kvcore.errors import TransportError, UserError
 from tierkv.kvcore.ids import Incarnation, RequestId

@@ -9,8 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from tests.fix_engine_http import KEY, PlayedEngine, playing
-from tierkv.integrations.remote.config import EngineKind
-from tierkv.integrations.remote.door import AnswerPiece, EngineDoor, EngineRequest
+from tierkv.integrations.remote.door import AnswerPiece, EngineDoor, EngineKind, EngineRequest
 from tierkv.kvcore.errors import (
     ConfigError,
     ContextTooLongError,

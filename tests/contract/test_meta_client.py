@@ -15,7 +15,7 @@ import pytest
 
 from tests.fix_meta import BreakableMeta
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, Location, Owner, Tier
 from tierkv.kvcore.block_event import (
     NO_LEASE,
     BlockRemoved,
@@ -34,7 +34,6 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import (
     LoadChoiceStats,
     ModelInfo,

@@ -18,10 +18,9 @@ from tierkv.dmp.pool_node import NO_DISK, PoolNodeStats
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameType, pack_header, parse_header
 from tierkv.dmp.wire.range_codec import pack_ranges, unpack_ranges, unpack_sums
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
+from tierkv.kvcore.block import BlockSpec, Location, Owner, RangeShape
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location
 from tierkv.kvwire.frames import HEADER_BYTES
 
 NODE = NodeId("dmp-a")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.meta_load import HOSTS, SHARED, Load, inventories, nodes
-from tierkv.kvcore.location import Tier
+from tierkv.kvcore.block import Tier
 from tierkv.metaserver.client import NodeCoverage
 from tierkv.metaserver.local import LocalMeta
 

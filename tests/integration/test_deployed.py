@@ -24,8 +24,8 @@ import yaml
 from helm_python.chart import Chart
 
 from tests.fix_cluster import ROOT, free_port, wait_for
-from tierkv.commands.deploy import deploy
-from tierkv.commands.options import Target
+from tierkv.commands.deploy import write_files
+from tierkv.commands.options import DeployTarget
 from tierkv.config import load_config
 from tierkv.deployment.files import ROLES
 
@@ -59,9 +59,9 @@ def running(processes: Mapping[str, tuple[Sequence[str], Mapping[str, str]]]) ->
             process.communicate(timeout=60)
 
 
-def deployed(target: Target, out: Path, counts: Mapping[str, int], **flags: Any) -> None:
+def deployed(target: DeployTarget, out: Path, counts: Mapping[str, int], **flags: Any) -> None:
     loaded = load_config(flags=SMALL | flags, environ={})
-    assert deploy(loaded, target, out, counts=counts, image="", roles=ROLES) == 0
+    write_files(loaded, target, out, counts=counts, image="", roles=ROLES)
 
 
 def ask(host: str, port: int, user: str, password: str) -> str:
@@ -106,7 +106,7 @@ def _expanded(text: str, environment: Mapping[str, str]) -> str:
 
 
 def test_the_pods_of_a_chart_are_a_cluster(tmp_path: Path) -> None:
-    deployed(Target.HELM, tmp_path / "chart", {"meta": 3, "compute": 2, "front": 1})
+    deployed(DeployTarget.HELM, tmp_path / "chart", {"meta": 3, "compute": 2, "front": 1})
     texts = Chart.load(tmp_path / "chart").render({}, name="kv", namespace="prod")
     objects = [
         each
@@ -149,7 +149,7 @@ def test_the_pods_of_a_chart_are_a_cluster(tmp_path: Path) -> None:
 def test_the_units_are_a_cluster(tmp_path: Path) -> None:
     ports = {name: free_port() for name in ("meta.port", "front.pg_port", "front.http_port")}
     deployed(
-        Target.SYSTEMD, tmp_path, {"meta": 1, "compute": 1, "front": 1},
+        DeployTarget.SYSTEMD, tmp_path, {"meta": 1, "compute": 1, "front": 1},
         **ports, **{"cluster.meta_address": f"127.0.0.1:{ports['meta.port']}"},
     )  # fmt: skip
     processes = {}

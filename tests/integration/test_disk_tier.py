@@ -12,9 +12,9 @@ from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
 from tierkv.compute.config import LoadPolicy
 from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import HostId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import TierStats
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.local import LocalMeta

@@ -20,8 +20,7 @@ from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameType, pack_header, parse_header
 from tierkv.dmp.wire.range_codec import pack_ranges
-from tierkv.kvcore.block import BlockSpec, RangeShape
-from tierkv.kvcore.location import Location
+from tierkv.kvcore.block import BlockSpec, Location, RangeShape
 from tierkv.kvwire.frames import HEADER_BYTES
 
 pytestmark = pytest.mark.integration

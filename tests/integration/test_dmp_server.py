@@ -23,9 +23,9 @@ from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameType, pack_header, parse_header
 from tierkv.dmp.wire.range_codec import pack_ranges
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.errors import CacheError, ConfigError, TransportError
 from tierkv.kvcore.ids import HostId, NodeId
-from tierkv.kvcore.location import Location
 from tierkv.kvwire.frames import HEADER_BYTES
 
 pytestmark = pytest.mark.integration

@@ -16,9 +16,9 @@ import pytest
 from tests.fix_dmp import block_key, fetch, make_put, make_range, store
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.dmp.transport.select import connect_pool_node
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.errors import CacheError, StaleEpochError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location
 from tierkv.kvcore.node import NodeInfo, NodeRole
 
 pytestmark = pytest.mark.integration

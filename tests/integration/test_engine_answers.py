@@ -13,8 +13,13 @@ from tests.fix_engine_http import playing
 from tierkv.integrations.events.feed import EngineEvents
 from tierkv.integrations.events.following import Take
 from tierkv.integrations.remote.answering import Answering
-from tierkv.integrations.remote.config import EngineKind
-from tierkv.integrations.remote.door import AnswerPiece, EngineDoor, EngineLook, EngineRequest
+from tierkv.integrations.remote.door import (
+    AnswerPiece,
+    EngineDoor,
+    EngineKind,
+    EngineLook,
+    EngineRequest,
+)
 from tierkv.integrations.remote.node import Life, RemoteNode
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_event import NullReporter

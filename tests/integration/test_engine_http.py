@@ -12,8 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from tierkv.integrations.remote.config import EngineKind, RemoteConfig
-from tierkv.integrations.remote.door import EngineLook
+from tierkv.integrations.remote.door import EngineKind, EngineLook, RemoteConfig
 from tierkv.integrations.remote.node import Life, RemoteNode
 from tierkv.integrations.remote.served_model import opaque_layout
 from tierkv.kvcore import limits

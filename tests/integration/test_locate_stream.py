@@ -12,11 +12,10 @@ import pytest
 from tests.fix_chaos import HOLE, ChaosProxy, Fault
 from tests.fix_cluster import free_port
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import BlockStored, EventBatch
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.kvwire.checksums import sealed
 from tierkv.kvwire.frames import HEADER_BYTES

@@ -18,8 +18,8 @@ from tests.fix_model import layerwise_node as running_node
 from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.node import ComputeNode
 from tierkv.dmp.pool_node import PutGrant, RangeWrite
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.errors import TierKVError
-from tierkv.kvcore.location import Location
 from tierkv.kvcore.request import FinishReason
 
 pytestmark = pytest.mark.integration

@@ -20,8 +20,8 @@ from tierkv.compute.batching.sequence import Phase, Sequence, make_sequence
 from tierkv.compute.engine.drafts import Drafts
 from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.transfers.prompt_lookups import part_wanted
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import NamespaceKey, RequestId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import Blend, FinishReason, GenerateRequest, SamplingParams
 
 BLOCK = 4

@@ -24,10 +24,9 @@ from tierkv.dmp.wire.range_codec import (
     unpack_sums,
 )
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Expectation, Outlook, Owner, RangeShape
+from tierkv.kvcore.block import BlockSpec, Expectation, Location, Outlook, Owner, RangeShape, Tier
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import TierStats
 from tierkv.kvwire.frames import HEADER_BYTES
 

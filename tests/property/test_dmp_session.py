@@ -18,8 +18,8 @@ from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameType, pack_header
 from tierkv.dmp.wire.range_codec import pack_ranges
 from tierkv.dmp.wire.socket_io import Wire
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.ids import NodeId
-from tierkv.kvcore.location import Location
 
 NODE = NodeId("dmp-a")
 SIZE = 5

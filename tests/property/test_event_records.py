@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import NO_OUTLOOK, NO_RANGES, BlockSpec, Owner
+from tierkv.kvcore.block import NO_OUTLOOK, NO_RANGES, BlockSpec, Location, Owner, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvwire.event_records import (
     NOWHERE,
     OWN,

@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, Owner, Tier
 from tierkv.kvcore.block_event import HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import (
     LoadChoiceStats,
     ModelInfo,

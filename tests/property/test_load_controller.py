@@ -22,8 +22,8 @@ from tierkv.costing.load_controller import (
     makespan,
 )
 from tierkv.costing.service_time import Line, StepCost
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Tier
 
 BLOCK = 16
 costs = st.builds(

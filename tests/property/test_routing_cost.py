@@ -14,9 +14,9 @@ from tierkv.costing.load_controller import Level, Prompt, Run, choose
 from tierkv.costing.node_cost import CachedPrefix, Rates, ServiceCost
 from tierkv.costing.node_service import lone_speeds, serve_one
 from tierkv.costing.service_time import Line, StepCost
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import NodeId, RequestId
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeLoad
 from tierkv.scheduler.choosing.choice import Costs, weigh
 from tierkv.scheduler.choosing.choice import choose as choose_node

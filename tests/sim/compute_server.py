@@ -17,10 +17,9 @@ from tests.sim.promises import Promises
 from tests.sim.prompts import BLOCK_TOKENS, Prompt, answer_from, expected_kv, next_kv
 from tierkv.compute.l1.page_pool import PagePool
 from tierkv.dmp.client.ring import rank_nodes
-from tierkv.kvcore.block import BlockSpec, Outlook, Owner
+from tierkv.kvcore.block import BlockSpec, Location, Outlook, Owner
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored, HoldOrder, LeaseId
 from tierkv.kvcore.ids import BlockKey, NodeId
-from tierkv.kvcore.location import Location
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport
 from tierkv.metaserver.client import LocateReply
 from tierkv.policies.eviction import BlockFacts

@@ -19,11 +19,10 @@ from tierkv.dmp.segment.geometry import SLOT_DTYPE
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.slot_table import SlotTable
-from tierkv.kvcore.block import BlockSpec, Outlook, Owner, RangeShape
+from tierkv.kvcore.block import BlockSpec, Location, Outlook, Owner, RangeShape, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, HoldOrder
 from tierkv.kvcore.errors import BlockNotFoundError, StaleEpochError
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.policies.select import make_policy
 

@@ -18,11 +18,10 @@ from tests.sim.network import PEACE, Faults, Network, Process
 from tests.sim.pool_server import PoolServer, SegmentFile
 from tests.sim.prompts import MAX_BLOCKS, draw_prompt, expected_kv
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.policies.select import PRODUCTION_POLICIES
 

@@ -7,35 +7,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from tierkv.commands.options import Target
+from tierkv.commands.options import ConfigOption, DeployTarget, SetOption, load
 from tierkv.config import LoadedConfig
 from tierkv.deployment.files import ROLES, write_compose, write_helm, write_systemd
 from tierkv.deployment.plan import plan_deployment
 from tierkv.kvcore.errors import UserError
 
-_NEXT: Mapping[Target, str] = {
-    Target.HELM: "helm install tierkv {out} --namespace tierkv --create-namespace",
-    Target.COMPOSE: "podman build -t {image} -f {out}/Containerfile . && "
+_NEXT: Mapping[DeployTarget, str] = {
+    DeployTarget.HELM: "helm install tierkv {out} --namespace tierkv --create-namespace",
+    DeployTarget.COMPOSE: "podman build -t {image} -f {out}/Containerfile . && "
     "podman compose -f {out}/compose.yaml up",
-    Target.SYSTEMD: "cd {out} && install -D -m 600 tierkv.toml /etc/tierkv/tierkv.toml && "
+    DeployTarget.SYSTEMD: "cd {out} && install -D -m 600 tierkv.toml /etc/tierkv/tierkv.toml && "
     "systemd-sysusers sysusers.d/tierkv.conf && chown tierkv /etc/tierkv/tierkv.toml && "
     "cp *.service *.target /etc/systemd/system/ && systemctl enable --now {units} tierkv.target",
 }
 
 
 def deploy(
+    target: Annotated[DeployTarget, typer.Argument(help="What runs the processes.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the files.")],
+    meta: Annotated[int | None, typer.Option(min=1, help="Meta servers (helm: 3).")] = None,
+    compute: Annotated[int, typer.Option(min=0, help="Compute nodes.")] = 1,
+    front: Annotated[int, typer.Option(min=1, help="Fronts; several need front.postgres.")] = 1,
+    image: Annotated[str, typer.Option(help="Container image; default: tierkv:VERSION.")] = "",
+    roles: Annotated[str, typer.Option(help="Roles on this machine, for systemd.")] = ",".join(
+        ROLES
+    ),
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Write the files that run a cluster under Kubernetes, compose or systemd.
+
+    The settings are those of every other verb; missing secrets are made and kept in the files.
+
+    Example: tierkv deploy helm --out chart --compute 4 --set dmp.capacity=64GiB
+    """
+    counts = {"meta": meta or (3 if target is DeployTarget.HELM else 1)}
+    counts |= {"compute": compute, "front": front}
+    names = [name.strip() for name in roles.split(",") if name.strip()]
+    write_files(load(config, settings), target, out, counts=counts, image=image, roles=names)
+
+
+def write_files(
     loaded: LoadedConfig,
-    target: Target,
+    target: DeployTarget,
     out: Path,
     *,
     counts: Mapping[str, int],
     image: str,
     roles: Sequence[str],
-) -> int:
-    """Write the files and tell how to use them; return the exit status.
+) -> None:
+    """Write the files and tell how to use them.
 
     Raises:
         ConfigError: settings that can't work, or a folder that can't be written.
@@ -43,10 +69,12 @@ def deploy(
     """
     if unknown := sorted(set(roles) - set(ROLES)):
         raise UserError(f"unknown role {unknown[0]!r}", hint=f"Roles are {', '.join(ROLES)}.")
-    plan = plan_deployment(loaded, counts=counts, image=image, is_open=target is not Target.SYSTEMD)
-    if target is Target.HELM:
+    plan = plan_deployment(
+        loaded, counts=counts, image=image, is_open=target is not DeployTarget.SYSTEMD
+    )
+    if target is DeployTarget.HELM:
         written = write_helm(plan, out)
-    elif target is Target.COMPOSE:
+    elif target is DeployTarget.COMPOSE:
         written = write_compose(plan, out)
     else:
         written = write_systemd(plan, out, roles)
@@ -58,4 +86,3 @@ def deploy(
         typer.echo(f"{settings_file} has new secrets: {', '.join(plan.made)}")
     units = " ".join(f"tierkv-{role}" for role in roles)
     typer.echo("Next: " + _NEXT[target].format(out=out, image=plan.image, units=units))
-    return 0

@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tierkv.commands.options import ConfigOption, RayOption, SetOption, load
 from tierkv.config import LoadedConfig
 from tierkv.kvcore.errors import ConfigError, TierKVError
 from tierkv.on_ray.placement import read_scale
@@ -34,29 +35,34 @@ def start(loaded: LoadedConfig, address: str, counts: Mapping[str, int]) -> int:
     return driver.up(loaded, address, {role: n for role, n in counts.items() if n})
 
 
-def scale(settings: Settings, address: str | None, words: Sequence[str]) -> int:
-    """Change numbers of nodes, written ROLE=NUMBER; return the exit status.
+def scale(
+    counts: Annotated[
+        list[str], typer.Argument(metavar="ROLE=NUMBER...", help="Such as compute=8 front=2.")
+    ],
+    on_ray: RayOption = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Change the number of nodes of a cluster on Ray.
 
-    Raises:
-        TierKVError: as ``start``; or a word that is no ROLE=NUMBER.
+    Ray places the new nodes, and its autoscaler adds machines for those that find no room.
+
+    Example: tierkv scale compute=8
     """
-    counts = read_scale(words)
+    wanted, given = read_scale(counts), load(config, settings).settings
     _require_ray()
     from tierkv.on_ray import driver
 
-    return driver.scale(settings, address or _known_address(settings), counts)
+    raise typer.Exit(driver.scale(given, on_ray or _known_address(given), wanted))
 
 
-def end(settings: Settings, address: str | None) -> int:
-    """End a cluster on Ray; return the exit status.
-
-    Raises:
-        TierKVError: as ``start``.
-    """
+def down(on_ray: RayOption = None, config: ConfigOption = None, settings: SetOption = None) -> None:
+    """End a cluster that `tierkv up --ray` started; the pool's KV stays in memory."""
+    given = load(config, settings).settings
     _require_ray()
     from tierkv.on_ray import driver
 
-    return driver.down(settings, address or _known_address(settings))
+    raise typer.Exit(driver.down(given, on_ray or _known_address(given)))
 
 
 def reports(address: str) -> Sequence[RoleReport]:

@@ -69,7 +69,7 @@ class Role(StrEnum):
     COMPUTE = "compute"
 
 
-class Target(StrEnum):
+class DeployTarget(StrEnum):
     """What runs the processes of a deployment."""
 
     HELM = "helm"

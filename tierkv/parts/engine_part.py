@@ -12,8 +12,7 @@ from pathlib import Path
 from tierkv.compute.service import serve_node
 from tierkv.integrations.events.feed import EngineEvents
 from tierkv.integrations.events.listener import EventEndpoint, event_endpoints
-from tierkv.integrations.remote.config import EngineKind, RemoteConfig
-from tierkv.integrations.remote.door import EngineDoor
+from tierkv.integrations.remote.door import EngineDoor, EngineKind, RemoteConfig
 from tierkv.integrations.remote.http import EngineHttp
 from tierkv.integrations.remote.keeper import Keeper
 from tierkv.integrations.remote.node import RemoteNode

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
 from tierkv.kvcore import errors
-from tierkv.kvcore.location import Tier
+from tierkv.kvcore.block import Tier
 from tierkv.scheduler.routing_stats import SchedulerStats
 from tierkv.scheduler.scale_signals import ScaleSignals
 

@@ -34,11 +34,10 @@ from tierkv.dmp.transport.verbs.lane import (
 from tierkv.dmp.transport.verbs.rail_board import NoRailError, RailBoard
 from tierkv.dmp.transport.verbs.rails import Piece
 from tierkv.dmp.wire.messages import RangeRef
-from tierkv.kvcore.block import BlockSpec, RangeShape
+from tierkv.kvcore.block import BlockSpec, Location, RangeShape
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import ChecksumError, StaleEpochError, TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation
-from tierkv.kvcore.location import Location
 
 T = TypeVar("T")
 _BATCH: Final = 512

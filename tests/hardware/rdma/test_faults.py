@@ -23,9 +23,9 @@ from tierkv.dmp.transport.verbs.lane import MemorySpan, VerbsSettings
 from tierkv.dmp.transport.verbs.link import LinkSettings, RailLink, TransferJob, run_jobs
 from tierkv.dmp.transport.verbs.node import Landing, VerbsPoolNode
 from tierkv.dmp.transport.verbs.rails import Piece
+from tierkv.kvcore.block import Location
 from tierkv.kvcore.clock import ManualClock, SystemClock
 from tierkv.kvcore.errors import BlockNotFoundError, CacheError, TransportError
-from tierkv.kvcore.location import Location
 
 pytestmark = RDMA
 BOTH = [make_range("a", 0), make_range("a", 1)]

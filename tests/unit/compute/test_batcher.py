@@ -6,8 +6,8 @@ from tierkv.compute.batching.batch_plan import Chunk, PageCopy, Plan, PrefixMiss
 from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.sequence import PRIORITY_ARRIVALS, Phase, Sequence, make_sequence
 from tierkv.compute.l1.page_pool import PagePool
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import NamespaceKey, RequestId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import FinishReason, GenerateRequest, SamplingParams
 
 BLOCK = 4

@@ -23,10 +23,10 @@ from tierkv.compute.tiers.load_figures import (
 from tierkv.compute.tiers.load_log import LoadLog, LoadRecord
 from tierkv.costing.blend_controller import BlendWork
 from tierkv.costing.correction import Beside
+from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import LoadChoiceStats
 
 LAYOUT = BlockLayout(layers=4, kv_heads=1, head_dim=8, dtype=KvDtype.FLOAT32, block_tokens=8)

@@ -37,10 +37,10 @@ from tierkv.costing.load_controller import (
 from tierkv.costing.load_worth import LoadWorth
 from tierkv.costing.node_cost import CachedPrefix
 from tierkv.costing.service_time import Line, StepCost
+from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId, RequestId
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeLoad, NodeRole
 from tierkv.scheduler.choosing.choice import choose as choose_node
 from tierkv.scheduler.choosing.choice import weigh

@@ -9,8 +9,8 @@ import pytest
 from tierkv.costing.blend_controller import BlendWork, choose_ratio
 from tierkv.costing.load_controller import Chain, Level, Prompt, Run, choose, choose_depth, makespan
 from tierkv.costing.service_time import Line, StepCost
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Tier
 
 RAW = Level(KvCodec.NONE, layer_bytes=100.0)
 

@@ -21,12 +21,11 @@ from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.views.admin import routing_rows
-from tierkv.kvcore.block import Owner
+from tierkv.kvcore.block import Owner, Tier
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import NoNodeError
 from tierkv.kvcore.ids import BlockKey, HostId, RequestId
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole, PathReport, TierStats
 from tierkv.kvcore.request import ReusePolicy
 from tierkv.metaserver.client import Namespace

@@ -24,10 +24,9 @@ from tierkv.dbfront.views.kvcache import (
     prefix_rows,
     tier_rows,
 )
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, Owner, Tier
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, TierStats
 from tierkv.metaserver.client import BlockRecord, DirectoryNode
 

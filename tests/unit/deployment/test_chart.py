@@ -14,8 +14,8 @@ import yaml
 from helm_python.chart import Chart, lint
 from helm_python.errors import HelmRenderError
 
-from tierkv.commands.deploy import deploy
-from tierkv.commands.options import Target
+from tierkv.commands.deploy import write_files
+from tierkv.commands.options import DeployTarget
 from tierkv.config import load_config
 from tierkv.deployment.files import ROLES
 
@@ -52,7 +52,7 @@ def chart(tmp_path: Path) -> Path:
 def write(out: Path, *, front: int = 1, **flags: Any) -> None:
     loaded = load_config(flags=flags, environ={})
     counts = {"meta": 3, "compute": 2, "front": front}
-    assert deploy(loaded, Target.HELM, out, counts=counts, image="", roles=ROLES) == 0
+    write_files(loaded, DeployTarget.HELM, out, counts=counts, image="", roles=ROLES)
 
 
 def rendered(chart: Path, values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tierkv.commands.deploy import deploy
-from tierkv.commands.options import Target
+from tierkv.commands.deploy import write_files
+from tierkv.commands.options import DeployTarget
 from tierkv.config import load_config
 from tierkv.deployment.files import ROLES
 from tierkv.kvcore.errors import ConfigError, UserError
@@ -19,13 +19,13 @@ from tierkv.kvcore.errors import ConfigError, UserError
 COUNTS = {"meta": 1, "compute": 2, "front": 1}
 
 
-def write(target: Target, out: Path, **flags: Any) -> None:
+def write(target: DeployTarget, out: Path, **flags: Any) -> None:
     loaded = load_config(flags=flags, environ={})
-    deploy(loaded, target, out, counts=COUNTS, image="here/kv:7", roles=ROLES)
+    write_files(loaded, target, out, counts=COUNTS, image="here/kv:7", roles=ROLES)
 
 
 def test_compose_runs_each_role_and_shares_the_pools_memory(tmp_path: Path) -> None:
-    write(Target.COMPOSE, tmp_path / "c", **{"dmp.capacity": "2GiB", "front.drain_s": 20})
+    write(DeployTarget.COMPOSE, tmp_path / "c", **{"dmp.capacity": "2GiB", "front.drain_s": 20})
     services = yaml.safe_load((tmp_path / "c/compose.yaml").read_text())["services"]
     assert set(services) == {"meta", "dmp", "compute", "compute-1", "front"}
     assert {each["image"] for each in services.values()} == {"here/kv:7"}
@@ -40,7 +40,7 @@ def test_compose_runs_each_role_and_shares_the_pools_memory(tmp_path: Path) -> N
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    write(Target.SYSTEMD, tmp_path / "s", **{"cluster.meta_address": "10.0.0.1:7400"})
+    write(DeployTarget.SYSTEMD, tmp_path / "s", **{"cluster.meta_address": "10.0.0.1:7400"})
     units = [*sorted((tmp_path / "s").glob("*.service")), tmp_path / "s/tierkv.target"]
     assert len(units) == 5
     analyze = shutil.which("systemd-analyze")
@@ -60,7 +60,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty") as caught:
-        write(Target.COMPOSE, tmp_path)
+        write(DeployTarget.COMPOSE, tmp_path)
     assert caught.value.hint == "Give another --out FOLDER."
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -78,13 +78,15 @@ def test_what_can_not_work_is_refused(
 ) -> None:
     loaded = load_config(flags=flags, environ={})
     with pytest.raises(ConfigError, match=said):
-        deploy(loaded, Target.HELM, tmp_path / "h", counts=COUNTS | counts, image="", roles=ROLES)
+        write_files(
+            loaded, DeployTarget.HELM, tmp_path / "h", counts=COUNTS | counts, image="", roles=ROLES
+        )
     assert not (tmp_path / "h").exists()
 
 
 def test_an_unknown_role_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'dpm'"):
-        deploy(
-            load_config(environ={}), Target.SYSTEMD, tmp_path / "s", counts=COUNTS, image="",
+        write_files(
+            load_config(environ={}), DeployTarget.SYSTEMD, tmp_path / "s", counts=COUNTS, image="",
             roles=["dpm"],
         )  # fmt: skip

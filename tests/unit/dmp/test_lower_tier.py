@@ -11,9 +11,9 @@ from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_ran
 from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import TierStats
 from tierkv.storage.l4 import L4Store
 

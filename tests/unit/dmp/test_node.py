@@ -8,10 +8,10 @@ from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_ran
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import as_ref
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import ConfigError, TransportError
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeRole
 
 MakeRig = Callable[..., Rig]

@@ -13,10 +13,9 @@ from tierkv.dmp.segment.slots import SlotState
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.remote_slots import check_stamp, range_span, ranges_in, remote_of
 from tierkv.dmp.wire.rdma_messages import QpAddress, RdmaAccept, RemoteArea
-from tierkv.kvcore.block import RangeShape
+from tierkv.kvcore.block import Location, RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, StaleEpochError
 from tierkv.kvcore.ids import Incarnation, NodeId
-from tierkv.kvcore.location import Location
 
 SHAPE = Geometry.of(extent_count=4, extent_bytes=256 << 10)
 ACCEPT = RdmaAccept(

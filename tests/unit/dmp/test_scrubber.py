@@ -10,9 +10,9 @@ from tests.fix_dmp import RANGE_BYTES, Rig, block_key, store
 from tierkv.dmp.node.scrubber import _SHORTEST_PAUSE_S, ScrubPlan
 from tierkv.dmp.node.state import DamageLog
 from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import BlockRemoved
 from tierkv.kvcore.clock import SystemClock
-from tierkv.kvcore.location import Tier
 
 MakeRig = Callable[..., Rig]
 

@@ -17,9 +17,8 @@ from tierkv.dmp.segment.segment_file import SegmentScan, open_segment, scan_segm
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.verbs.fabric import address_of
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvcore.location import Location
 
 SHAPE = Geometry.of(extent_count=2, extent_bytes=256 << 10)
 SLOT_BYTES = 48 << 10

@@ -16,9 +16,9 @@ from tierkv.integrations.identity import (
     revision_of,
     untested,
 )
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.kvwire import convert
 from tierkv.storage.modelfiles.model_folder import inspect_model_folder

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Location, Replica, Tier, tier_seen_from
 from tierkv.kvcore.ids import (
     BlockKey,
     HostId,
@@ -19,7 +20,6 @@ from tierkv.kvcore.ids import (
     new_request_id,
 )
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.location import Location, Replica, Tier, tier_seen_from
 from tierkv.kvcore.node import NodeRole
 from tierkv.kvcore.request import Blend, GenerateRequest, HitTokens, ReuseHint, SamplingParams
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.kvwire.event_records import pack_events
 from tierkv.metaserver.directory.directory import Directory

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Owner
+from tierkv.kvcore.block import BlockSpec, Location, Owner, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords, pack_events
 from tierkv.metaserver.directory.arrays import distinct

@@ -8,12 +8,11 @@ from contextlib import aclosing
 
 import pytest
 
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import BlockStored, HoldOrder, LeaseId
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.directory.leases import Asked

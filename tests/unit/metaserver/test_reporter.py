@@ -6,12 +6,11 @@ import threading
 
 import pytest
 
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import TransportError
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
-from tierkv.kvcore.location import Tier
 from tierkv.metaserver.client import ReportReply
 from tierkv.metaserver.reporter import BATCH_EVENTS, MetaReporter
 

@@ -11,13 +11,12 @@ import pytest
 
 from tests.fix_meta import BreakableMeta
 from tests.fix_scheduler import LAYOUT, make_info
-from tierkv.kvcore.block import BlockSpec
+from tierkv.kvcore.block import BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import NO_LEASE, BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, StaleEpochError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation
-from tierkv.kvcore.location import Location, Tier
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import LocateReply

@@ -11,8 +11,8 @@ from tests.fix_meta import BreakableMeta, chain_of, make_pool_node, store_chain
 from tests.fix_scheduler import FakeCompute, make_info, make_request
 from tests.unit.scheduler.test_dispatcher import QUICK, Cluster, ask, long_request, running, until
 from tests.unit.scheduler.test_leases import CHEAP_LOADS, two
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import RequestId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeRole
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest
 from tierkv.scheduler.events import WantedModel

@@ -11,9 +11,9 @@ import pytest
 
 from tests.fix_meta import BreakableMeta, chain_of, join, store_chain
 from tests.fix_scheduler import FakeCompute, make_info, make_model, make_request
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.errors import NodeLostError, NoNodeError, OverloadedError, UdfArgumentError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.kvcore.request import (
     Blend,

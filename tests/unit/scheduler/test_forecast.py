@@ -13,8 +13,8 @@ from tests.fix_scheduler import FakeCompute, make_info, make_model, make_request
 from tierkv.dbfront.contracts import PreparedCall, Prospect, TextCall
 from tierkv.dbfront.explain.estimate import Estimate, announce_batch
 from tierkv.dbfront.explain.rendering import assumptions
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeLoad, NodeReport
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.dispatcher import Dispatcher

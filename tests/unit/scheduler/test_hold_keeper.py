@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from tests.fix_meta import BreakableMeta, make_pool_node, store_chain
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.location import Tier
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.plans.hold_keeper import LEASE_S, MAX_HELD, HoldKeeper

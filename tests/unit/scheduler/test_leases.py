@@ -20,10 +20,10 @@ from tests.unit.scheduler.test_dispatcher import (
     tokens_of,
     until,
 )
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import HoldOrder, LeaseId
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import NodeLostError
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeInfo
 from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.requests.stage_runner import RequestLeases

@@ -9,8 +9,8 @@ import pytest
 
 from tests.fix_meta import BreakableMeta, chain_of, make_pool_node, store_chain
 from tests.fix_scheduler import LAYOUT, make_model, make_request
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.clock import ManualClock
-from tierkv.kvcore.location import Tier
 from tierkv.metaserver.client import LocateReply
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.directory_client import DirectoryClient, Patience

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fix_scheduler import make_info
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import NodeId, RequestId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.node import NodeLoad, NodeReport, NodeRole, TierStats
 from tierkv.metaserver.client import DirectoryNode
 from tierkv.scheduler.config import SchedulerConfig

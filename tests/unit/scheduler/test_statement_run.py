@@ -18,10 +18,10 @@ from tests.fix_scheduler import (
     make_request,
 )
 from tierkv.dbfront.contracts import PreparedCall, TextCall
+from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import NodeId
-from tierkv.kvcore.location import Tier
 from tierkv.kvcore.request import GenerateRequest, ReuseHint
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.directory_client import DirectoryClient

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tierkv import compute
-from tierkv.integrations.remote.config import EngineKind, RemoteConfig
-from tierkv.integrations.remote.door import EngineDoor, EngineLook
+from tierkv.integrations.remote.door import EngineDoor, EngineKind, EngineLook, RemoteConfig
 from tierkv.integrations.remote.served_model import config_layout, opaque_layout, served_model
 from tierkv.integrations.remote.text_tokens import END, text_folder
 from tierkv.kvcore import limits
