@@ -26,11 +26,7 @@ EVERYTHING: dict[str, Any] = {
         "modelVolume": {"persistentVolumeClaim": {"claimName": "models"}},
         "resources": {"limits": {"memory": "64Gi"}},
     },
-    "pool": {
-        "diskPath": "/mnt/kv",
-        "hugepages": {"hugepages-2Mi": "64Gi"},
-        "segmentDir": "/dev/hugepages",
-    },
+    "pool": {"diskPath": "/mnt/kv", "segmentDir": "/mnt/shm"},
     "front": {"storage": "10Gi"},
     "image": {"pullSecrets": [{"name": "mine"}]},
     "networkPolicy": {"clients": [{"namespaceSelector": {}}]},
