@@ -15,6 +15,8 @@ from tierkv.kvcore.errors import TransportError
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.token import ClusterToken
 
 if TYPE_CHECKING:
     from tierkv.compute.node import ComputeNode  # Imports torch.
@@ -64,7 +66,9 @@ def check_json_schema(schema: str) -> None:
     check_schema(schema)
 
 
-def connect_compute(address: str, *, token: str | None = None) -> ComputeClient:
+def connect_compute(
+    address: str, *, token: ClusterToken | None = None, tls: TlsFiles | None = None
+) -> ComputeClient:
     """Return a client of the compute node at ``host:port``; the first RPC connects.
 
     Call this function inside the event loop that will use the client.
@@ -72,7 +76,7 @@ def connect_compute(address: str, *, token: str | None = None) -> ComputeClient:
     # gRPC is heavy and optional: see the head of this file.
     from tierkv.compute.grpc_client import GrpcComputeClient
 
-    return GrpcComputeClient(address, token=token)
+    return GrpcComputeClient(address, token=token, tls=tls)
 
 
 class LocalComputeClient:

@@ -21,7 +21,7 @@ from tierkv.kvcore.errors import AuthenticationError, NodeRefusedError, TierKVEr
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
-from tierkv.kvwire.channels import call_metadata, open_channel
+from tierkv.kvwire.channels import PeerChannel, call_metadata
 from tierkv.kvwire.checksums import checked, intact
 from tierkv.kvwire.convert_compute import (
     describe_reply_from_proto,
@@ -29,6 +29,8 @@ from tierkv.kvwire.convert_compute import (
     generate_request_to_proto,
 )
 from tierkv.kvwire.status import error_from_proto, error_from_rpc
+from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.token import ClusterToken
 from tierkv.kvwire.v1 import compute_pb2 as pb
 from tierkv.kvwire.v1 import compute_pb2_grpc
 
@@ -232,15 +234,25 @@ def _packs(frames: Sequence[pb.CallFrame]) -> Iterator[pb.CallPack]:
 class GrpcComputeClient:
     """ComputeClient over one channel; create the client inside the event loop of its calls."""
 
-    def __init__(self, address: str, *, token: str | None = None) -> None:
+    def __init__(
+        self, address: str, *, token: ClusterToken | None = None, tls: TlsFiles | None = None
+    ) -> None:
         self._address = address
-        self._channel = open_channel(address, token=token)
-        self._stub = compute_pb2_grpc.ComputeStub(checked(self._channel))
+        self._peer = PeerChannel(address, token=token, tls=tls)
+        self._channel = self._peer.current()
+        self._made = compute_pb2_grpc.ComputeStub(checked(self._channel))
         self._closed = False
-        metadata = call_metadata(token)
         self._calls: CallStream | None = CallStream(
-            lambda: self._stub.Exchange(metadata=metadata), translated=self._translated
+            lambda: self._stub.Exchange(metadata=call_metadata(token)), translated=self._translated
         )
+
+    @property
+    def _stub(self) -> compute_pb2_grpc.ComputeAsyncStub:
+        channel = self._peer.current()
+        if channel is not self._channel:
+            self._channel = channel
+            self._made = compute_pb2_grpc.ComputeStub(checked(channel))
+        return self._made
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         """Answer a request with a stream of events; closing the stream cancels the request."""

@@ -41,6 +41,8 @@ from tierkv.kvwire.convert_compute import (
     generate_request_from_proto,
 )
 from tierkv.kvwire.status import answering, error_to_proto
+from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.token import ClusterToken
 from tierkv.kvwire.v1 import compute_pb2 as pb
 from tierkv.kvwire.v1 import compute_pb2_grpc
 
@@ -220,14 +222,19 @@ class _ServedCalls:
 
 
 async def serve_node(
-    node: ServedNode, address: str, *, token: str | None = None, setting: str = "compute.address"
+    node: ServedNode,
+    address: str,
+    *,
+    token: ClusterToken | None = None,
+    tls: TlsFiles | None = None,
+    setting: str = "compute.address",
 ) -> BoundServer:
     """Bind, start serving a node, and tell the node its address. The caller stops the server.
 
     Raises:
         ConfigError: the address can't be bound, or is public without a token.
     """
-    bound = bind_server(address, token=token, setting=setting)
+    bound = bind_server(address, token=token, tls=tls, setting=setting)
     compute_pb2_grpc.add_ComputeServicer_to_server(ComputeServicer(node), bound.server)
     await bound.server.start()
     node.set_control_address(bound.address)

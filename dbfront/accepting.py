@@ -20,12 +20,12 @@ import logging
 import os
 import resource
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from tierkv.kvcore.errors import ConfigError
+from tierkv.kvwire.tls import ServerTls, TlsFiles
 
 log = logging.getLogger("tierkv.accept")
 
@@ -195,23 +195,15 @@ async def bound_sockets(host: str, port: int, *, reuse_port: bool = False) -> li
         server.close()
 
 
-def client_tls(certificate: str, key: str) -> ssl.SSLContext | None:
-    """Load certificate and key from PEM files; return None without a certificate.
+def client_tls(certificate: str, key: str) -> ServerTls | None:
+    """Load certificate and key from PEM files, which may be replaced; None without a certificate.
 
     Raises:
         ConfigError: a file is missing or not PEM.
     """
     if not certificate:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"the SQL port can't load TLS certificate {certificate} and key {key}: {error}"
-        ) from None
-    return context
+    return ServerTls(TlsFiles(certificate, key), setting="front", clients=True)
 
 
 def _cannot_listen(bind: str, port: int, error: OSError) -> ConfigError:

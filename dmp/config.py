@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tierkv.dmp.tls import TlsFiles
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.token import ClusterToken
 from tierkv.policies.select import PRODUCTION_POLICIES
 
 DEFAULT_SEGMENT_FOLDER: Final = "/dev/shm"
@@ -81,7 +82,7 @@ class DmpConfig:
     bind: str = "127.0.0.1"
     port: int = 0
     advertise_host: str = ""
-    token: str = field(default="", repr=False)
+    token: ClusterToken = field(default="", repr=False)
     tls: TlsFiles = field(default_factory=TlsFiles)
     rdma: str = "auto"
     rdma_devices: tuple[str, ...] = ()

@@ -96,7 +96,8 @@ class EngineMembership:
         self._loop = asyncio.get_running_loop()
         if self._stop_asked:  # ``stop`` was called before the loop existed.
             return
-        meta = connect_meta(self._settings.meta, token=self._settings.token or None)
+        token, tls = self._settings.cluster_token or None, self._settings.meta_tls
+        meta = connect_meta(self._settings.meta, token=token, tls=tls)
         incarnation = Incarnation(int(self._clock.wall() * 1_000))
         model = self._identity.model_info()
         info = NodeInfo(

@@ -15,7 +15,6 @@ from tierkv.dmp.client.node_link import NodeLink
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.ring import Ring, reach_nodes
 from tierkv.dmp.client.values import PoolStats, to_transport
-from tierkv.dmp.tls import client_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions
 from tierkv.integrations.engine_report import Complaints
@@ -23,6 +22,7 @@ from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, TierKVError
 from tierkv.kvcore.ids import NodeId
+from tierkv.kvwire.tls import client_context
 
 FIRST_RETRY_S: Final = 0.1
 LAST_RETRY_S: Final = 5.0
@@ -148,7 +148,7 @@ class PoolKeeper:
         return Peer(
             NodeId(""),
             address,
-            self._settings.token,
+            self._settings.cluster_token,
             _CONNECT_TIMEOUT_S,
             self._settings.timeout_ms / 1_000,
             tls=self._options.tls,

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from tierkv.dmp.client.values import parse_addresses, to_transport
-from tierkv.dmp.tls import TlsFiles
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import HostId
+from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.token import ClusterToken, TokenFile
 
 _NUMBERS: Final = {"timeout_ms": (10, 600_000), "threads": (1, 64)}
 _MOST_SECRET_BYTES: Final = 4_096
@@ -33,15 +34,18 @@ class PoolAccess:
 
     Attributes:
         pool: addresses of DMP nodes; empty: the meta server is asked repeatedly.
-        meta: ``host:port`` of the meta server; empty: the pool has no meta server.
+        meta: ``host:port`` of the meta server; of several, separated by commas; empty: the pool has
+            no meta server.
         token: the cluster token; empty if none is set.
-        token_file: a file with the token, to keep the token out of command lines.
+        token_file: a file with the token, to keep the token out of command lines; read again when
+            it changes (kvwire/token.py).
         secret: keys the names of blocks without a meta server; engines that share blocks have the
             same secret.
         secret_file: a file with the secret.
         tenant: the tenant for requests that name no tenant.
         transport: ``auto``, ``shm``, ``rdma`` or ``tcp``.
         tls_ca: authority of the pool nodes' certificates; empty: plain connections.
+        tls_meta: the meta servers speak TLS with the same certificates (``cluster.tls_cert``).
         tls_cert: the engine's client certificate.
         tls_key: key of ``tls_cert``.
         tls_name: the name in the nodes' certificates, if different from the host name.
@@ -63,6 +67,7 @@ class PoolAccess:
     tls_cert: str = ""
     tls_key: str = ""
     tls_name: str = ""
+    tls_meta: bool = False
     timeout_ms: int = 2_000
     threads: int = 4
     node_id: str = ""
@@ -104,6 +109,16 @@ class PoolAccess:
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca, self.tls_name)
 
     @property
+    def meta_tls(self) -> TlsFiles | None:
+        """Certificate files for the meta servers; None if these connections are plain."""
+        return self.tls if self.tls_meta else None
+
+    @property
+    def cluster_token(self) -> ClusterToken:
+        """The token, which follows its file; empty if none is set."""
+        return TokenFile(Path(self.token_file)) if self.token_file else self.token
+
+    @property
     def host_id(self) -> HostId:
         """The name of this machine in the cluster."""
         return HostId(self.host or socket.gethostname())
@@ -121,15 +136,15 @@ class PoolAccess:
                 "the cluster's meta server.",
             )
         to_transport(self.transport)
-        if self.meta and len(parse_addresses(self.meta)) != 1:
-            raise ConfigError(f"{where}: meta must be one address", hint="Write host:port.")
+        if self.meta:
+            parse_addresses(self.meta)
         for name in _SECRETS:
             if getattr(self, name) and getattr(self, f"{name}_file"):
                 raise ConfigError(
                     f"{where}: {name} and {name}_file are both given", hint="Give one of them."
                 )
-        if not self.tls_ca and (self.tls_cert or self.tls_key or self.tls_name):
-            raise ConfigError(f"{where}: tls_cert, tls_key and tls_name need tls_ca")
+        if not self.tls_ca and (self.tls_cert or self.tls_key or self.tls_name or self.tls_meta):
+            raise ConfigError(f"{where}: tls_cert, tls_key, tls_name and tls_meta need tls_ca")
         for name in _NAMED:
             value = getattr(self, name)
             if value and not re.fullmatch(limits.NAME_PATTERN, value):

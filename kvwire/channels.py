@@ -7,9 +7,10 @@ with spawn or exec).
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import hmac
 import ipaddress
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,7 +23,12 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import AuthenticationError, ConfigError
 from tierkv.kvwire.checksums import checked_handler
 from tierkv.kvwire.status import abort_with
+from tierkv.kvwire.tls import ChangedFiles, TlsFiles, pem_of
+from tierkv.kvwire.token import ClusterToken, accepts, shown
 
+log = logging.getLogger("tierkv.tls")
+_TLS: Final = "cluster"
+_TARGET_NAME: Final = "grpc.ssl_target_name_override"
 _AUTHORIZATION: Final = "authorization"
 _HEALTH_PREFIX: Final = "/grpc.health.v1.Health/"
 _MESSAGE_OPTIONS: Final = (
@@ -76,27 +82,97 @@ class BoundServer:
     address: str
 
 
-def open_channel(address: str, *, token: str | None = None) -> grpc.aio.Channel:
+def open_channel(
+    address: str, *, token: ClusterToken | None = None, tls: TlsFiles | None = None
+) -> grpc.aio.Channel:
     """Open a channel to ``host:port``; connects lazily. Call it inside the event loop.
 
     Args:
         address: ``host:port``.
         token: the cluster token, sent with every call; None sends none.
+        tls: certificate files; None means without TLS.
+
+    Raises:
+        ConfigError: a certificate can't be used.
     """
     interceptors: list[Any] = [] if token is None else [_SendUnary(token), _SendStream(token)]
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS, interceptors=interceptors)
+    if tls is None:
+        return grpc.aio.insecure_channel(
+            address, options=_CHANNEL_OPTIONS, interceptors=interceptors
+        )
+    cert, key, ca = pem_of(tls, setting=_TLS)
+    name = ((_TARGET_NAME, tls.server_name),) if tls.server_name else ()
+    return grpc.aio.secure_channel(
+        address,
+        grpc.ssl_channel_credentials(ca, key, cert),
+        options=(*_CHANNEL_OPTIONS, *name),
+        interceptors=interceptors,
+    )
 
 
-def bind_server(address: str, *, token: str | None = None, setting: str = "address") -> BoundServer:
+class PeerChannel:
+    """A channel that is opened when first used, and anew after certificate files were replaced.
+
+    Calls that run on an earlier channel go on there; it is closed at the next change.
+    """
+
+    def __init__(
+        self, address: str, *, token: ClusterToken | None = None, tls: TlsFiles | None = None
+    ) -> None:
+        """Open nothing yet; arguments as ``open_channel``."""
+        self._address, self._token, self._tls = address, token, tls
+        self._changes = ChangedFiles(tls) if tls is not None else None
+        self._channel: grpc.aio.Channel | None = None
+        self._earlier: grpc.aio.Channel | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def current(self) -> grpc.aio.Channel:
+        """Return the channel for new calls.
+
+        Raises:
+            ConfigError: a certificate can't be used, at the first call.
+        """
+        if self._channel is None:
+            self._channel = open_channel(self._address, token=self._token, tls=self._tls)
+        elif self._changes is not None and self._changes.changed():
+            try:
+                fresh = open_channel(self._address, token=self._token, tls=self._tls)
+            except ConfigError as error:
+                log.warning("the earlier certificate stays in use: %s", error.message)
+                return self._channel
+            if self._earlier is not None:
+                task = asyncio.get_running_loop().create_task(self._earlier.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+            self._earlier, self._channel = self._channel, fresh
+        return self._channel
+
+    async def close(self) -> None:
+        """Close all channels and cancel their calls."""
+        for channel in (self._earlier, self._channel):
+            if channel is not None:
+                await channel.close()
+
+
+def bind_server(
+    address: str,
+    *,
+    token: ClusterToken | None = None,
+    tls: TlsFiles | None = None,
+    setting: str = "address",
+) -> BoundServer:
     """Create a server and bind its address. Call it inside the event loop.
 
     Args:
         address: ``host:port``; port 0 lets the system choose.
         token: the cluster token required from every caller (except health probes).
+        tls: certificate files, followed when replaced; callers then need a certificate of the same
+            CA. None means without TLS.
         setting: configuration key of the address, named in errors.
 
     Raises:
-        ConfigError: a public address without a token, a port in use, or an unknown address.
+        ConfigError: a public address without a token, a port in use, an unknown address, or a
+            certificate that can't be used.
     """
     host, port = split_address(address, setting=setting)
     if token is None and not is_loopback(host):
@@ -108,10 +184,37 @@ def bind_server(address: str, *, token: str | None = None, setting: str = "addre
     interceptors = (*tokens, _CheckMessages())
     server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
     try:
-        bound = server.add_insecure_port(address)
+        if tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, _server_credentials(tls))
     except RuntimeError as error:
         raise _bind_error(address, host, port, setting) from error
     return BoundServer(server=server, address=f"{address.rpartition(':')[0]}:{bound}")
+
+
+def _server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    """Return credentials that follow the files; gRPC asks at each handshake, in its threads."""
+    changes = ChangedFiles(tls)
+
+    def load() -> grpc.ServerCertificateConfiguration:
+        cert, key, ca = pem_of(tls, setting=_TLS)
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        if not changes.changed():
+            return None
+        try:
+            return load()
+        except ConfigError as error:
+            log.warning("the earlier certificate stays in use: %s", error.message)
+            return None
+
+    return grpc.dynamic_ssl_server_credentials(  # The stubs do not know that None means unchanged.
+        load(),
+        fetch,  # type: ignore[arg-type]
+        require_client_authentication=True,
+    )
 
 
 def split_address(address: str, *, setting: str = "address") -> tuple[str, int]:
@@ -150,9 +253,9 @@ def _bind_error(address: str, host: str, port: int, setting: str) -> ConfigError
     )
 
 
-def call_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+def call_metadata(token: ClusterToken | None) -> tuple[tuple[str, str], ...]:
     """Return the metadata of a call with a stream of requests, which no interceptor sees."""
-    return () if token is None else ((_AUTHORIZATION, _credentials(token)),)
+    return () if token is None else ((_AUTHORIZATION, _credentials(shown(token))),)
 
 
 def _credentials(token: str) -> str:
@@ -164,8 +267,9 @@ def _credentials(token: str) -> str:
 class _CheckToken(grpc.aio.ServerInterceptor):
     """Refuses calls without the cluster token."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = _credentials(token).encode()
+    def __init__(self, token: ClusterToken) -> None:
+        _credentials(shown(token))  # Refuses a token that no call could carry.
+        self._token = token
         self._refusal: Any = grpc.unary_unary_rpc_method_handler(self._refuse)
 
     async def intercept_service(
@@ -176,8 +280,8 @@ class _CheckToken(grpc.aio.ServerInterceptor):
         if handler_call_details.method.startswith(_HEALTH_PREFIX):
             return await continuation(handler_call_details)
         sent = dict(handler_call_details.invocation_metadata).get(_AUTHORIZATION, "")
-        given = sent if isinstance(sent, bytes) else sent.encode()
-        if hmac.compare_digest(given, self._expected):
+        given = sent.decode(errors="replace") if isinstance(sent, bytes) else sent
+        if accepts(self._token, given.removeprefix("Bearer ")) and given.startswith("Bearer "):
             return await continuation(handler_call_details)
         return self._refusal
 
@@ -214,25 +318,31 @@ class _CheckMessages(grpc.aio.ServerInterceptor):
 class _SendUnary(grpc.aio.UnaryUnaryClientInterceptor):
     """Adds the cluster token to calls with a single answer."""
 
-    def __init__(self, token: str) -> None:
-        self._value = _credentials(token)
+    def __init__(self, token: ClusterToken) -> None:
+        _credentials(shown(token))
+        self._token = token
 
     async def intercept_unary_unary(
         self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
     ) -> Any:
-        return await continuation(_with_token(client_call_details, self._value), request)
+        return await continuation(
+            _with_token(client_call_details, _credentials(shown(self._token))), request
+        )
 
 
 class _SendStream(grpc.aio.UnaryStreamClientInterceptor):
     """Adds the cluster token to calls with a stream of answers."""
 
-    def __init__(self, token: str) -> None:
-        self._value = _credentials(token)
+    def __init__(self, token: ClusterToken) -> None:
+        _credentials(shown(token))
+        self._token = token
 
     async def intercept_unary_stream(
         self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
     ) -> Any:
-        return await continuation(_with_token(client_call_details, self._value), request)
+        return await continuation(
+            _with_token(client_call_details, _credentials(shown(self._token))), request
+        )
 
 
 def _with_token(details: grpc.aio.ClientCallDetails, value: str) -> grpc.aio.ClientCallDetails:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.request import ReusePolicy
+from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.token import ClusterToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class MetaConfig:
         stream_port: port of the stream of locates, on the same host; 0 lets the system choose, -1
             has no stream.
         token: cluster token that every caller must send; required on a public address.
+        tls: certificate files of this server, and the CA of callers; None means without TLS.
         database: file, or PostgreSQL URL, of the durable state (namespaces, cluster secret);
             ``:memory:`` keeps no state.
         cluster_secret: 16 to 64 bytes keying all block names; None: made at the first start and
@@ -34,7 +37,8 @@ class MetaConfig:
 
     address: str = "127.0.0.1:7400"
     stream_port: int = 0
-    token: str | None = field(default=None, repr=False)
+    token: ClusterToken | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
     database: str = field(default=":memory:", repr=False)
     cluster_secret: bytes | None = field(default=None, repr=False)
     heartbeat_interval_s: float = 1.0

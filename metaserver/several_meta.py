@@ -27,6 +27,8 @@ from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, LocalProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.token import ClusterToken
 from tierkv.metaserver.block_owners import (
     BlockOwners,
     PartAnswer,
@@ -462,19 +464,26 @@ def meta_addresses(text: str) -> tuple[str, ...]:
     return found
 
 
-def connect_meta(text: str, *, token: str | None = None, home: str = "") -> MetaClient:
+def connect_meta(
+    text: str,
+    *,
+    token: ClusterToken | None = None,
+    tls: TlsFiles | None = None,
+    home: str = "",
+) -> MetaClient:
     """Return a client of the server, or of all servers, that an address names; does not connect.
 
     Args:
         text: value of ``cluster.meta_address``.
         token: the cluster token.
+        tls: certificate files; None means without TLS.
         home: home of a node that will register.
 
     Raises:
         ConfigError: as ``meta_addresses``.
     """
     addresses = meta_addresses(text)
-    clients = [GrpcMeta(address, token=token, home=home) for address in addresses]
+    clients = [GrpcMeta(address, token=token, tls=tls, home=home) for address in addresses]
     return clients[0] if len(clients) == 1 else SeveralMeta(clients, addresses)
 
 

@@ -215,11 +215,15 @@ class Roles:
 
     async def _drop_caches(self) -> None:
         for name in COMPUTE:
-            client = connect_compute(f"127.0.0.1:{self._ports[name]}", token="roles")
+            client = connect_compute(f"127.0.0.1:{self._ports[name]}", **self._access())
             try:
                 await client.drop_cache()
             finally:
                 await client.close()
+
+    def _access(self) -> dict[str, Any]:
+        """What a client of a role shows."""
+        return {"token": "roles"}
 
     def readiness(self) -> tuple[int, dict[str, Any]]:
         """GET /readyz?verbose."""

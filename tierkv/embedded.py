@@ -42,7 +42,12 @@ from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.parts.front_part import FrontPart
-from tierkv.parts.served_models import compute_config, split_by_model, with_default_model
+from tierkv.parts.served_models import (
+    compute_config,
+    namespace_policy,
+    split_by_model,
+    with_default_model,
+)
 from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import Settings
 
@@ -86,7 +91,7 @@ class EmbeddedCluster:
         self.meta = LocalMeta(
             MetaConfig(
                 cluster_secret=_secret(config.settings),
-                default_policy=config.settings.namespace.policy(),
+                default_policy=namespace_policy(config.settings.namespace),
             )
         )
         self.nodes = EmbeddedNodes(config.settings, self.meta, on_load=on_load)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector, ReusePolicy
+from tierkv.kvcore.request import BlendSelector
 
 GIB = 1 << 30
 IN_MEMORY = ":memory:"
@@ -37,6 +37,20 @@ class ClusterSettings(Section):
     token: str = Field(
         default="",
         description="secret shared by all nodes; required to listen beyond loopback",
+    )
+    token_file: str = Field(
+        default="",
+        description="file with the token instead, read again when it changes: the first line is "
+        "shown, all lines are accepted",
+    )
+    tls_cert: str = Field(
+        default="",
+        description="PEM certificate for TLS between processes; needs tls_key and tls_ca, too",
+    )
+    tls_key: str = Field(default="", description="PEM key of that certificate")
+    tls_ca: str = Field(default="", description="PEM CA of the certificates of all processes")
+    tls_name: str = Field(
+        default="", description="name in these certificates; empty: the host of each address"
     )
     secret: str = Field(
         default="",
@@ -265,16 +279,6 @@ class NamespaceSettings(Section):
     kv_codec: KvCodec | Literal["default"] = Field(
         default="default", description="encoding of KV below L1; default: compute.kv_codec"
     )
-
-    def policy(self) -> ReusePolicy:
-        """Return the settings as the policy that the meta server grants."""
-        return ReusePolicy(
-            kv_codec=None if self.kv_codec == "default" else KvCodec(self.kv_codec),
-            blend=self.blend,
-            recompute_ratio=self.recompute_ratio,
-            selector=self.selector,
-            gradual=self.gradual,
-        )
 
 
 class DmpSettings(Section):

@@ -213,7 +213,7 @@ class RelayServer:
         login = Login(
             client,
             self._target,
-            tls=self._tls,
+            tls=None if self._tls is None else self._tls.context,
             require_tls=self._config.require_tls,
             defaults=self._config.session_defaults,
             on_cancel=self._cancel,

@@ -31,12 +31,13 @@ from tierkv.dmp.client.values import (
     to_transport,
 )
 from tierkv.dmp.client.writes import OpenPut, OpenPuts
-from tierkv.dmp.tls import TlsFiles, client_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions
 from tierkv.dmp.transport.shm import ShmPoolNode
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.ids import BlockKey, NodeId
+from tierkv.kvwire.tls import TlsFiles, client_context
+from tierkv.kvwire.token import ClusterToken
 
 KEEP_INTERVAL_S: Final = 1.0
 """Interval between attempts to reach nodes that are down."""
@@ -63,7 +64,7 @@ class Pool(PoolReads):
         cls,
         addresses: str | Sequence[str],
         *,
-        token: str = "",
+        token: ClusterToken = "",
         transport: str = "auto",
         tls: TlsFiles | None = None,
         rdma_devices: Sequence[str] = (),

@@ -11,7 +11,6 @@ node keeps only pins in memory, and the number of pinned bytes is bounded.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import threading
 import time
@@ -34,6 +33,7 @@ from tierkv.kvcore.errors import (
     TierKVError,
     TransportError,
 )
+from tierkv.kvwire.token import accepts
 
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S: Final = 0.2
@@ -297,7 +297,7 @@ class Session:
     def _hello(self, head: bytearray) -> bytes:
         hello = m.Hello.unpack(head)
         node = self._node
-        if not hmac.compare_digest(hello.token.encode(), node.config.token.encode()):
+        if not accepts(node.config.token, hello.token):
             raise AuthenticationError("wrong cluster token")
         if not self._reader.trusted:
             self._reader.trusted = True

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import ssl
 import threading
 import time
 from typing import Final
@@ -18,9 +17,9 @@ from typing import Final
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.server.client_connection import ByteBudget, Clients, Session
 from tierkv.dmp.server.rdma_door import RdmaDoor
-from tierkv.dmp.tls import server_context
 from tierkv.dmp.wire.socket_io import TlsWire, Wire
 from tierkv.kvcore.errors import ConfigError
+from tierkv.kvwire.tls import ServerTls
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S: Final = 5.0
@@ -52,7 +51,7 @@ class DmpServer:
         self._strangers: set[socket.socket] = set()
         self._clients = Clients()
         self._budget = ByteBudget(node.config.capacity_bytes // 2)
-        self._tls: ssl.SSLContext | None = None
+        self._tls: ServerTls | None = None
         self._rdma: RdmaDoor | None = None
         self._stopping = False
 
@@ -76,7 +75,7 @@ class DmpServer:
             ConfigError: the address can't be bound, or a certificate can't be used.
         """
         config = self._node.config
-        self._tls = server_context(config.tls) if config.tls.serves else None
+        self._tls = ServerTls(config.tls, setting="dmp") if config.tls.serves else None
         family = socket.AF_INET6 if ":" in config.bind else socket.AF_INET
         try:
             listener = socket.create_server((config.bind, config.port), family=family, backlog=128)
@@ -180,7 +179,7 @@ class DmpServer:
         sock.settimeout(self._hello_timeout_s)
         # Wrap a copy, because wrapping takes over the socket and ``stop`` must still shut down the
         # original.
-        secured = self._tls.wrap_socket(sock.dup(), server_side=True)
+        secured = self._tls.context.wrap_socket(sock.dup(), server_side=True)
         return TlsWire(secured, timeout_s=self._hello_timeout_s)
 
     def _no_stranger(self, sock: socket.socket) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tierkv.dmp.tls import TlsFiles, client_context
 from tierkv.dmp.transport.ask import Ask, SingleRead
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameHeader, FrameType, parse_header
@@ -32,6 +31,8 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvwire.frames import HEADER_BYTES
+from tierkv.kvwire.tls import TlsFiles, client_context
+from tierkv.kvwire.token import ClusterToken, shown
 
 _BY_CODE: Final[dict[str, type[CacheError]]] = {
     kind.code: kind
@@ -84,7 +85,7 @@ class Peer:
 
     node_id: NodeId
     address: str
-    token: str = field(default="", repr=False)
+    token: ClusterToken = field(default="", repr=False)
     connect_timeout_s: float = 1.0
     op_timeout_s: float = 5.0
     promote_timeout_s: float = 30.0
@@ -117,7 +118,7 @@ class PeerConnection:
 
     def _greet(self) -> m.Welcome:
         peer = self._peer
-        head = self.call(FrameType.HELLO, m.Hello(peer.token, peer.client_id).pack())
+        head = self.call(FrameType.HELLO, m.Hello(shown(peer.token), peer.client_id).pack())
         try:
             welcome = m.Welcome.unpack(head)
         except RemoteProtocolError as error:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tierkv.dmp.pool_node import PathInfo, PoolNode
 from tierkv.dmp.segment.segment import map_segment
-from tierkv.dmp.tls import TlsFiles
 from tierkv.dmp.transfer_plan import Ends, Transport, plan_transfer, settle
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.control import NodeControl
@@ -25,6 +24,8 @@ from tierkv.dmp.transport.verbs.node import open_verbs_node
 from tierkv.kvcore.errors import ConfigError, TransportError
 from tierkv.kvcore.ids import HostId, Incarnation
 from tierkv.kvcore.node import NodeInfo
+from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.token import ClusterToken
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def connect_pool_node(
     info: NodeInfo,
     *,
     host: HostId,
-    token: str | None = None,
+    token: ClusterToken | None = None,
     options: PathOptions | None = None,
 ) -> PoolNode:
     """Return a PoolNode for a DMP node, over the best path available.

@@ -27,10 +27,12 @@ from tierkv.kvcore.errors import (
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvwire import convert
-from tierkv.kvwire.channels import open_channel
+from tierkv.kvwire.channels import PeerChannel
 from tierkv.kvwire.checksums import checked, intact
 from tierkv.kvwire.event_records import pack_events
 from tierkv.kvwire.status import error_from_rpc
+from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.token import ClusterToken
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.kvwire.v1 import meta_pb2_grpc as rpc
 from tierkv.metaserver.client import (
@@ -65,18 +67,19 @@ class GrpcMeta:
         self,
         address: str,
         *,
-        token: str | None = None,
+        token: ClusterToken | None = None,
+        tls: TlsFiles | None = None,
         home: str = "",
         timeout_s: float = 2.0,
         use_stream: bool = True,
     ) -> None:
         self._address = address
         self._home = home
-        self._token = token
         self._timeout_s = timeout_s
+        self._peer = PeerChannel(address, token=token, tls=tls)
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
-        self._stream = LocateStream(address, token=token) if use_stream else None
+        self._stream = LocateStream(address, token=token, tls=tls) if use_stream else None
         self._closed = False
 
     async def register(self, info: NodeInfo) -> Registration:
@@ -269,9 +272,10 @@ class GrpcMeta:
     def _method(self, name: str) -> Callable[..., Any]:
         if self._closed:
             raise self._closed_error()
-        if self._channel is None:
-            self._channel = open_channel(self._address, token=self._token)
-            self._stub = rpc.MetaStub(checked(self._channel))
+        channel = self._peer.current()
+        if channel is not self._channel:
+            self._channel = channel
+            self._stub = rpc.MetaStub(checked(channel))
         method: Callable[..., Any] = getattr(self._stub, name)
         return method
 

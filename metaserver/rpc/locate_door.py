@@ -8,7 +8,6 @@ over gRPC; only the gRPC service reports errors.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import secrets
 import socket
@@ -18,6 +17,8 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError, RemoteProtocolError, TierKVError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, HostId
 from tierkv.kvwire.frames import FrameConnection
+from tierkv.kvwire.tls import LOOK_S, ServerTls
+from tierkv.kvwire.token import ClusterToken, accepts
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.metaserver.directory.locate_reply import checked_question
 from tierkv.metaserver.local import LocalMeta
@@ -83,13 +84,17 @@ class LocateDoor:
         strangers: those without a HELLO yet.
     """
 
-    def __init__(self, meta: LocalMeta, *, token: str | None) -> None:
+    def __init__(
+        self, meta: LocalMeta, *, token: ClusterToken | None, tls: ServerTls | None = None
+    ) -> None:
         self.meta = meta
         self.offer = pb.StreamOffer()
         self.guests: set[_Guest] = set()
         self.strangers: set[_Guest] = set()
-        self._token = (token or "").encode()
+        self._token = token
+        self._tls = tls
         self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> None:
         """Bind and accept.
@@ -111,19 +116,31 @@ class LocateDoor:
                 hint="Choose another port, 0 for any, or -1 for none.",
             ) from error
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Guest(self), sock=listener)
+        self._server = await loop.create_server(
+            lambda: _Guest(self),
+            sock=listener,
+            ssl=None if self._tls is None else self._tls.context,
+        )
+        self._follow_files()
         self.offer = pb.StreamOffer(
             port=listener.getsockname()[1], version=VERSION, id=secrets.randbits(64)
         )
 
+    def _follow_files(self) -> None:
+        """Have the context load replaced files; asyncio asks for the context only once."""
+        if self._tls is not None:
+            self._tls.follow()
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._follow_files)
+
     def admits(self, hello: pb.StreamHello) -> bool:
         """Return True for a client of this cluster that means this life of the server."""
-        right_token = hmac.compare_digest(hello.token.encode(), self._token)
-        return right_token and hello.id == self.offer.id
+        return accepts(self._token, hello.token) and hello.id == self.offer.id
 
     async def stop(self) -> None:
         """Close the listener and every connection; may be called twice."""
         self.offer = pb.StreamOffer()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._server is not None:
             self._server.close()
             for guest in self.guests:

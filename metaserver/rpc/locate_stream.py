@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -32,6 +32,8 @@ from tierkv.kvcore.errors import ConfigError, RemoteProtocolError
 from tierkv.kvwire.channels import split_address
 from tierkv.kvwire.checksums import sealed, unsealed
 from tierkv.kvwire.frames import FrameConnection, FrameFormat, FrameHeader
+from tierkv.kvwire.tls import TlsFiles, client_context
+from tierkv.kvwire.token import ClusterToken, shown
 from tierkv.kvwire.v1 import meta_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -92,8 +94,11 @@ class LocateStream:
         _not_before: time of the event loop before which no attempt is made at ``_life``.
     """
 
-    def __init__(self, address: str, *, token: str | None) -> None:
+    def __init__(
+        self, address: str, *, token: ClusterToken | None, tls: TlsFiles | None = None
+    ) -> None:
         self._address = address
+        self._tls = tls
         self._token = token
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -158,8 +163,10 @@ class LocateStream:
         try:
             host, _ = split_address(self._address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: connection, host, offer.port)
-                hello = pb.StreamHello(id=offer.id, token=self._token or "")
+                await loop.create_connection(
+                    lambda: connection, host, offer.port, **self._tls_arguments(host)
+                )
+                hello = pb.StreamHello(id=offer.id, token=shown(self._token))
                 if await connection.ask(LocateFrame.HELLO, hello, CONNECT_TIMEOUT_S) is None:
                     raise ConnectionError("the HELLO was not accepted")
         except (OSError, ConfigError) as error:
@@ -172,6 +179,12 @@ class LocateStream:
             self._connection = connection
         finally:
             self._connecting = None
+
+    def _tls_arguments(self, host: str) -> dict[str, Any]:
+        if self._tls is None:
+            return {}
+        context = client_context(self._tls, setting="cluster")
+        return {"ssl": context, "server_hostname": self._tls.server_name or host}
 
     def _lost(self, connection: _Connection) -> None:
         if self._connection is connection:

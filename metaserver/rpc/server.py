@@ -21,6 +21,7 @@ from tierkv.kvwire import convert
 from tierkv.kvwire.channels import BoundServer, bind_server, split_address
 from tierkv.kvwire.codec import checked_name
 from tierkv.kvwire.status import answering
+from tierkv.kvwire.tls import ServerTls
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.kvwire.v1 import meta_pb2_grpc as rpc
 from tierkv.metaserver.config import MetaConfig
@@ -173,9 +174,12 @@ class MetaServer:
         """
         config = self._config
         local = LocalMeta(config, clock=self._clock)
-        door = LocateDoor(local, token=config.token)
+        tls = None if config.tls is None else ServerTls(config.tls, setting="cluster")
+        door = LocateDoor(local, token=config.token, tls=tls)
         try:
-            bound = bind_server(config.address, token=config.token, setting="meta.address")
+            bound = bind_server(
+                config.address, token=config.token, tls=config.tls, setting="meta.address"
+            )
         except ConfigError:
             await local.close()
             raise

@@ -16,7 +16,6 @@ from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_ran
 from tests.fix_tls import Certificates
 from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from tierkv.dmp.slots.eviction import SAME_USE_S
-from tierkv.dmp.tls import TlsFiles
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.select import PathOptions, connect_pool_node
 from tierkv.dmp.transport.shm import ShmPoolNode
@@ -32,6 +31,7 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import HostId
+from tierkv.kvwire.tls import TlsFiles
 
 TRANSPORTS = ("inproc", "shm", "tcp", "tcp+tls")
 

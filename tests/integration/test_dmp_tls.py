@@ -11,11 +11,11 @@ import pytest
 from tests.fix_dmp import Rig, block_key, fetch, make_range, store
 from tests.fix_tls import Certificates
 from tierkv.dmp.pool_node import RangeRead
-from tierkv.dmp.tls import TlsFiles, client_context, server_context
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, ConfigError, TransportError
+from tierkv.kvwire.tls import TlsFiles, client_context, server_context
 
 pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import select
+import shutil
 import socket
+import ssl
 import struct
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ import pytest
 
 from tests.fix_cluster import wait_for
 from tests.fix_pgwire import running_pgwire, tierkv_sql
+from tests.fix_tls import make_ca
 from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.protocol.auth import make_verifier
 from tierkv.dbfront.pgwire.server import PgWireServer
@@ -136,6 +139,29 @@ def test_plaintext_behind_the_ssl_request_is_refused(certificate: tuple[str, str
         answer = sock.recv(4096)
         assert answer[:1] == b"E"
         assert b"unencrypted data" in answer
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(
+    tmp_path: Path, certificate: tuple[str, str]
+) -> None:
+    cert, key = (shutil.copy(path, tmp_path) for path in certificate)
+
+    def shown(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+            plain.sendall(struct.pack("!II", 8, 80877103))
+            assert plain.recv(1) == b"S"
+            context = ssl._create_unverified_context()
+            with context.wrap_socket(plain) as secured:
+                return secured.getpeercert(binary_form=True) or b""
+
+    with running_pgwire(tls_cert_file=cert, tls_key_file=key) as server:
+        first = shown(server.port)
+        make_ca(tmp_path, "fresh")
+        for old, fresh in ((key, "fresh.key"), (cert, "fresh.pem")):
+            (tmp_path / fresh).rename(old)
+        wait_for(lambda: shown(server.port) != first, what="the new certificate is shown")
+        Path(cert).write_text("damaged")
+        assert shown(server.port)
 
 
 def test_max_connections_and_shutdown_notice() -> None:

@@ -20,11 +20,11 @@ from tierkv.dmp.client.async_pool import AsyncPool
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.ring import rank_nodes
 from tierkv.dmp.client.values import to_block_key
-from tierkv.dmp.tls import TlsFiles
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError
 from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvwire.tls import TlsFiles
 
 pytestmark = pytest.mark.integration
 

@@ -113,6 +113,8 @@ def connect(
 
     loaded, config, findings = _cluster(config, _pairs(settings), asked=bool(pool or meta))
     meta = meta or ("" if pool else loaded.cluster.meta_address)
+    if loaded.cluster.token_file and token_file is None:
+        token_file = Path(loaded.cluster.token_file)
     if loaded.cluster.token and token_file is None:
         token_file = find_token(loaded.cluster.run_dir.expanduser(), loaded.cluster.token)
     told = _pool_settings(loaded, pool=pool, meta=meta, tenant=tenant, token_file=token_file)
@@ -168,9 +170,12 @@ def _pool_settings(
         told["token_file"] = str(token_file.expanduser().absolute())
     if loaded.pool.transport != "auto":
         told["transport"] = loaded.pool.transport
+    own = bool(loaded.pool.tls_ca)
     for name in ("tls_ca", "tls_cert", "tls_key", "tls_name"):
-        if value := getattr(loaded.pool, name):
+        if value := getattr(loaded.pool if own else loaded.cluster, name):
             told[name] = str(value)
+    if meta and loaded.cluster.tls_ca and not own:
+        told["tls_meta"] = True
     return told
 
 

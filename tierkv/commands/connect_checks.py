@@ -156,7 +156,7 @@ def check_pool(settings: PoolAccess) -> Finding:
     try:
         pool = Pool.connect(
             settings.pool,
-            token=settings.token,
+            token=settings.cluster_token,
             transport=settings.transport,
             tls=settings.tls,
         )
@@ -186,7 +186,7 @@ def check_meta(settings: PoolAccess) -> Finding:
 async def _check_meta(settings: PoolAccess) -> Finding:
     from tierkv.metaserver.several_meta import connect_meta  # gRPC: only with a meta server
 
-    meta = connect_meta(settings.meta, token=settings.token or None)
+    meta = connect_meta(settings.meta, token=settings.cluster_token or None, tls=settings.meta_tls)
     try:
         nodes = await meta.list_nodes()
     except TierKVError as error:

@@ -20,6 +20,7 @@ from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import MetaClient, Namespace
 from tierkv.metaserver.several_meta import connect_meta
 from tierkv.output import OutputFormat, render_rows
+from tierkv.parts.access import cluster_access
 from tierkv.settings import Settings
 from tierkv.sql.text.suggest import did_you_mean
 
@@ -118,7 +119,8 @@ async def set_namespace(
 async def _meta(settings: Settings) -> AsyncIterator[MetaClient]:
     settings, _ = find_cluster(settings)
     address = settings.cluster.meta_address
-    meta = connect_meta(address, token=settings.cluster.token or None)
+    access = cluster_access(settings.cluster)
+    meta = connect_meta(address, token=access.token, tls=access.tls)
     try:
         yield meta
     except DirectoryUnavailableError as error:

@@ -17,6 +17,7 @@ from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.values import PoolMember
 from tierkv.kvcore.errors import ConfigError
 from tierkv.output import OutputFormat, render_rows
+from tierkv.parts.access import cluster_access
 from tierkv.parts.parts import path_options
 from tierkv.settings import Settings
 
@@ -82,7 +83,7 @@ def _connect(settings: Settings, addresses: str) -> Pool:
     options = path_options(settings)
     return Pool.connect(
         addresses,
-        token=settings.cluster.token,
+        token=cluster_access(settings.cluster).token or "",
         transport=options.transport,
         tls=options.tls,
         rdma_devices=options.rdma_devices,

@@ -25,7 +25,6 @@ import structlog
 from tierkv.config import LoadedConfig
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dmp.config import DmpConfig
-from tierkv.dmp.tls import TlsFiles
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError
@@ -33,8 +32,9 @@ from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
+from tierkv.parts.access import cluster_access, server_tls
 from tierkv.parts.parts import DmpPart, announce, disk_tier, path_options
-from tierkv.parts.served_models import compute_config
+from tierkv.parts.served_models import compute_config, namespace_policy
 from tierkv.processes.cluster_files import claim_home, segment_home, segment_prefix
 from tierkv.processes.own_process import keep_files_private, raise_descriptor_limit
 from tierkv.processes.start_order import await_cluster, import_role
@@ -158,14 +158,16 @@ async def _start_meta(config: LoadedConfig, name: NodeId, stack: AsyncExitStack)
             "cached blocks can't be found again after a restart of the meta server: set "
             "meta.database or cluster.secret"
         )
+    access = cluster_access(settings.cluster)
     server = MetaServer(
         MetaConfig(
             address=f"{settings.meta.bind}:{settings.meta.port}",
             stream_port=settings.meta.stream_port,
-            token=settings.cluster.token or None,
+            token=access.token,
+            tls=access.tls,
             database=settings.meta.database or ":memory:",
             cluster_secret=settings.cluster.secret.encode() or None,
-            default_policy=settings.namespace.policy(),
+            default_policy=namespace_policy(settings.namespace),
         )
     )
     address = await server.start()
@@ -194,8 +196,8 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
         bind=settings.dmp.bind,
         port=settings.dmp.port,
         advertise_host=settings.cluster.advertise,
-        token=settings.cluster.token,
-        tls=TlsFiles(settings.dmp.tls_cert, settings.dmp.tls_key, settings.dmp.tls_client_ca),
+        token=cluster_access(settings.cluster).token or "",
+        tls=server_tls(settings),
         rdma=settings.dmp.rdma,
         rdma_devices=name_list(settings.dmp.rdma_devices),
         owner_folder=_owner_folder(config),
@@ -248,7 +250,7 @@ async def _start_compute(
     await part.start(
         listen=f"{settings.compute.bind}:{settings.compute.port}",
         advertise=settings.cluster.advertise,
-        token=settings.cluster.token,
+        access=cluster_access(settings.cluster),
         paths=path_options(settings),
     )
     stack.push_async_callback(part.stop)
@@ -270,7 +272,7 @@ async def _start_engine(
     await part.start(
         listen=f"{settings.compute.bind}:{settings.compute.port}",
         advertise=settings.cluster.advertise,
-        token=settings.cluster.token,
+        access=cluster_access(settings.cluster),
     )
     return {"address": part.address, "engine": wanted.kind, "url": wanted.url, "model": part.model}
 
@@ -321,7 +323,8 @@ def _meta(
             hint="Give --set cluster.meta_address=HOST:PORT.",
         )
     home = home or claim_home(cluster.run_dir.expanduser(), name, stack)
-    meta = connect_meta(address, token=cluster.token or None, home=home)
+    access = cluster_access(cluster)
+    meta = connect_meta(address, token=access.token, tls=access.tls, home=home)
     stack.push_async_callback(meta.close)
     return meta
 

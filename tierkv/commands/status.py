@@ -22,6 +22,7 @@ from tierkv.kvcore.node import TierStats
 from tierkv.metaserver.client import DirectoryNode
 from tierkv.metaserver.several_meta import connect_meta
 from tierkv.output import OutputFormat, render_rows
+from tierkv.parts.access import cluster_access
 from tierkv.processes.cluster_files import CONFIG_FILE, CURE, STATE_FILE, orphans_text
 from tierkv.settings import Settings
 
@@ -57,7 +58,8 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
     """
     settings, state = find_cluster(settings)
     address = settings.cluster.meta_address
-    meta = connect_meta(address, token=settings.cluster.token or None)
+    access = cluster_access(settings.cluster)
+    meta = connect_meta(address, token=access.token, tls=access.tls)
     try:
         nodes = await meta.list_nodes()
     except DirectoryUnavailableError as error:

@@ -18,6 +18,7 @@ from tierkv.kvwire.channels import BoundServer
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.reporter import MetaReporter
+from tierkv.parts.access import ClusterAccess
 from tierkv.parts.parts import PoolWatcher
 
 
@@ -51,7 +52,7 @@ class ComputePart:
         *,
         listen: str = "",
         advertise: str = "",
-        token: str = "",
+        access: ClusterAccess = ClusterAccess(),  # noqa: B008 - frozen
         paths: PathOptions | None = None,
     ) -> None:
         """Start the engine; with ``listen`` serve gRPC and watch the pool.
@@ -59,7 +60,7 @@ class ComputePart:
         Args:
             listen: ``host:port`` of the service; empty for a node in this process.
             advertise: host name for other nodes; empty means the bound host.
-            token: the cluster token.
+            access: token and certificates of the cluster.
             paths: options for transfers to and from the pool.
 
         Raises:
@@ -67,12 +68,12 @@ class ComputePart:
         """
         await self.node.start()
         if listen:
-            self._bound = await serve_node(self.node, listen, token=token or None)
+            self._bound = await serve_node(self.node, listen, token=access.token, tls=access.tls)
             host, _, port = self._bound.address.rpartition(":")
             self.address = f"{advertise or host}:{port}"
             self.node.set_control_address(self.address)
             self._watcher = PoolWatcher(
-                self.node, self._meta, host=self._config.host, token=token, options=paths
+                self.node, self._meta, host=self._config.host, token=access.token, options=paths
             )
             await self._watcher.start()
         info, source = self.node.info(), self.node.report

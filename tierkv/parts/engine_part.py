@@ -25,6 +25,7 @@ from tierkv.kvcore.node import ModelInfo, NodeRole
 from tierkv.kvwire.channels import BoundServer
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.reporter import MetaReporter
+from tierkv.parts.access import ClusterAccess
 from tierkv.settings import EngineSettings
 
 
@@ -108,19 +109,19 @@ class EnginePart:
         """The model that the node serves now; empty while the engine is down."""
         return self.node.life.model.name if self.node.life is not None else ""
 
-    async def start(self, *, listen: str, advertise: str = "", token: str = "") -> None:
+    async def start(self, *, listen: str, advertise: str = "", access: ClusterAccess) -> None:
         """Serve gRPC and begin to watch the engine, which may start later.
 
         Args:
             listen: ``host:port`` of the service.
             advertise: host name for other nodes; empty means the bound host.
-            token: the cluster token.
+            access: token and certificates of the cluster.
 
         Raises:
             ConfigError: the port is taken, or the engine refuses access for good.
             ModelFolderError: the model's folder can't be used.
         """
-        self._bound = await serve_node(self.node, listen, token=token or None)
+        self._bound = await serve_node(self.node, listen, token=access.token, tls=access.tls)
         host, _, port = self._bound.address.rpartition(":")
         self.address = f"{advertise or host}:{port}"
         self.node.set_control_address(self.address)

@@ -23,6 +23,7 @@ from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.node import NodeInfo
 from tierkv.metaserver.client import MetaClient
+from tierkv.parts.access import cluster_access
 from tierkv.parts.front_source import MetaSource, front_checks
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher
@@ -97,10 +98,10 @@ class FrontPart:
         """
         settings = config.settings.front
         self.siblings = siblings or Siblings()
-        token = config.settings.cluster.token or None
+        access = cluster_access(config.settings.cluster)
 
         def connect(info: NodeInfo) -> ComputeClient:
-            return connect_compute(info.control_address, token=token)
+            return connect_compute(info.control_address, token=access.token, tls=access.tls)
 
         view = ClusterView(meta=meta, connect=connect, start_nodes=start_nodes, memory=memory)
         self.dispatcher = Dispatcher(

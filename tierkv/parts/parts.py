@@ -19,7 +19,6 @@ from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.dmp.server.server import DmpServer
-from tierkv.dmp.tls import TlsFiles, client_context
 from tierkv.dmp.transfer_plan import Transport
 from tierkv.dmp.transport.select import PathOptions, connect_pool_node
 from tierkv.kvcore import limits
@@ -28,9 +27,11 @@ from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, TransportError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, PathReport
+from tierkv.kvwire.token import ClusterToken
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.reporter import MetaReporter
+from tierkv.parts.access import pool_tls
 from tierkv.settings import DmpSettings, Settings, name_list
 from tierkv.storage.disk.segment_folder import MIN_FILES, choose_segment_bytes
 from tierkv.storage.disk.segment_format import PAGE
@@ -154,20 +155,6 @@ def path_options(settings: Settings) -> PathOptions:
     return PathOptions(Transport(settings.pool.transport), devices, pool_tls(settings))
 
 
-def pool_tls(settings: Settings) -> TlsFiles | None:
-    """Return the certificate files for connections to pool nodes; None: no TLS.
-
-    Raises:
-        ConfigError: a file can't be used. Later the error would only look like a dead node.
-    """
-    pool = settings.pool
-    if not pool.tls_ca:
-        return None
-    files = TlsFiles(pool.tls_cert, pool.tls_key, pool.tls_ca, pool.tls_name)
-    client_context(files)
-    return files
-
-
 async def announce(
     meta: MetaClient, info: NodeInfo, report: Callable[[], NodeReport] = NodeReport
 ) -> NodeAgent:
@@ -187,7 +174,7 @@ class PoolWatcher:
         meta: MetaClient,
         *,
         host: HostId,
-        token: str,
+        token: ClusterToken | None,
         options: PathOptions | None = None,
     ) -> None:
         self._node = node
@@ -243,9 +230,7 @@ class PoolWatcher:
 
     def _connect(self, info: NodeInfo) -> PoolNode:
         _log.info("pool node %s at %s", info.node_id, info.data_address)
-        return connect_pool_node(
-            info, host=self._host, token=self._token or None, options=self._options
-        )
+        return connect_pool_node(info, host=self._host, token=self._token, options=self._options)
 
 
 def disk_tier(

@@ -1,4 +1,4 @@
-"""The served models: folders and names, the default model, and the configuration of their nodes.
+"""The served models: folders and names, the default model, configuration and policy of their nodes.
 
 Called wherever compute nodes are planned or composed. The small model shipped with TierKV is the
 default, so everything works without a download. This module loads no model and imports no torch.
@@ -14,8 +14,10 @@ from tierkv.compute.config import ComputeConfig, LoadPolicy
 from tierkv.config import LoadedConfig
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.node import NodeRole
-from tierkv.settings import ComputeSettings
+from tierkv.kvcore.request import ReusePolicy
+from tierkv.settings import ComputeSettings, NamespaceSettings
 
 SHIPPED_NAME = "tierkv-demo"
 
@@ -95,4 +97,15 @@ def compute_config(
         publish=settings.publish,
         threads=settings.threads,
         speculative_tokens=settings.speculative_tokens,
+    )
+
+
+def namespace_policy(settings: NamespaceSettings) -> ReusePolicy:
+    """Return the settings as the policy that the meta server grants."""
+    return ReusePolicy(
+        kv_codec=None if settings.kv_codec == "default" else KvCodec(settings.kv_codec),
+        blend=settings.blend,
+        recompute_ratio=settings.recompute_ratio,
+        selector=settings.selector,
+        gradual=settings.gradual,
     )

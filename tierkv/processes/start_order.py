@@ -16,6 +16,7 @@ from typing import Final
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.several_meta import connect_meta, meta_addresses
+from tierkv.parts.access import cluster_access
 from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import ClusterSettings, Settings
 
@@ -69,7 +70,8 @@ async def _await_port(address: str, stop: asyncio.Event) -> None:
 
 async def _await_nodes(cluster: ClusterSettings, stop: asyncio.Event) -> None:
     await _await_port(cluster.meta_address, stop)  # A refused gRPC channel would back off.
-    meta = connect_meta(cluster.meta_address, token=cluster.token or None)
+    access = cluster_access(cluster)
+    meta = connect_meta(cluster.meta_address, token=access.token, tls=access.tls)
     try:
         while not stop.is_set() and await _count(meta) < cluster.start_nodes:
             await _pause(stop)

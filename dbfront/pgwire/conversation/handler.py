@@ -36,6 +36,7 @@ from tierkv.kvcore.errors import (
     SqlError,
     TierKVError,
 )
+from tierkv.kvwire.tls import ServerTls
 
 _LOG = logging.getLogger(__name__)
 _SECRET_BYTES: Final = 4  # fixed by protocol 3.0
@@ -59,7 +60,7 @@ class Lobby:
     config: PgWireConfig
     sql_server: DialectServer
     authenticator: Authenticator
-    tls: ssl.SSLContext | None = None
+    tls: ServerTls | None = None
     handlers: dict[int, ClientHandler] = field(default_factory=dict)
     numbers: TableNumbers = field(default_factory=TableNumbers)
     siblings: Siblings = field(default_factory=Siblings)
@@ -95,7 +96,7 @@ class ClientHandler:
         self._startup = StartupExchange(
             self._connection,
             stream,
-            tls=lobby.tls,
+            tls=None if lobby.tls is None else lobby.tls.context,
             require_tls=lobby.config.require_tls,
             start_tls=stream.start_tls,
             on_cancel=lobby.cancel,

@@ -28,6 +28,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "pool": {"diskPath": "/mnt/kv", "segmentDir": "/mnt/shm"},
     "front": {"storage": "10Gi"},
+    "tls": {"secretName": "certificates"},
     "image": {"pullSecrets": [{"name": "mine"}]},
     "networkPolicy": {"clients": [{"namespaceSelector": {}}]},
 }
@@ -113,6 +114,22 @@ def test_all_roles_know_the_meta_servers_and_share_a_machines_memory(chart: Path
         if volume["name"] == "segment"
     ]
     assert segments == ["/dev/shm"] * 2
+
+
+def test_certificates_are_mounted_where_the_settings_look(chart: Path) -> None:
+    for kind in ("Deployment", "DaemonSet", "StatefulSet"):
+        for workload in of_kind(rendered(chart, EVERYTHING), kind).values():
+            mounts = {m["name"]: m["mountPath"] for m in container(workload)["volumeMounts"]}
+            volumes = workload["spec"]["template"]["spec"]["volumes"]
+            assert {"secretName": "certificates", "defaultMode": 0o440} in [
+                volume.get("secret") for volume in volumes
+            ]
+            environment = {e["name"]: e.get("value") for e in container(workload)["env"]}
+            settings = load_config(
+                environ={k: v for k, v in environment.items() if v and k != "TIERKV_CONFIG"}
+            ).settings
+            assert settings.cluster.tls_cert == f"{mounts['tls']}/tls.crt"
+            assert settings.cluster.tls_name == "tierkv.internal"
 
 
 def test_gpus_belong_to_whoever_computes(chart: Path) -> None:

@@ -18,6 +18,7 @@ from tierkv.loop_thread import LoopThread
 from tierkv.metaserver.client import Namespace
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.rpc.server import MetaServer
+from tierkv.parts.served_models import namespace_policy
 
 
 @pytest.fixture
@@ -118,10 +119,10 @@ def test_a_change_leaves_everything_else() -> None:
 
 
 def test_settings_give_the_policy_of_tenants_without_a_namespace() -> None:
-    assert load_config(environ={}).settings.namespace.policy() == ReusePolicy()
+    assert namespace_policy(load_config(environ={}).settings.namespace) == ReusePolicy()
     environ = {"TIERKV_NAMESPACE_BLEND": "on", "TIERKV_NAMESPACE_KV_CODEC": "int8"}
     flags = {"namespace.recompute_ratio": "0.5", "namespace.selector": "boundary"}
     settings = load_config(environ=environ, flags=flags).settings
-    assert settings.namespace.policy() == ReusePolicy(
+    assert namespace_policy(settings.namespace) == ReusePolicy(
         KvCodec.INT8, blend=True, recompute_ratio=0.5, selector=BlendSelector.BOUNDARY
     )

@@ -34,6 +34,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- if .Values.tls.secretName }}
+- {name: TIERKV_CLUSTER_TLS_CERT, value: /etc/tierkv-tls/tls.crt}
+- {name: TIERKV_CLUSTER_TLS_KEY, value: /etc/tierkv-tls/tls.key}
+- {name: TIERKV_CLUSTER_TLS_CA, value: /etc/tierkv-tls/ca.crt}
+- {name: TIERKV_CLUSTER_TLS_NAME, value: {{ .Values.tls.name | quote }}}
+{{- end }}
 {{- end }}
 
 {{- define "tierkv.podAddress" -}}
@@ -60,6 +66,17 @@ imagePullSecrets: {{ toJson . }}
 {{- define "tierkv.config" -}}
 - name: config
   secret: {secretName: {{ include "tierkv.name" . }}-config, defaultMode: 0440}
+{{- if .Values.tls.secretName }}
+- name: tls
+  secret: {secretName: {{ .Values.tls.secretName }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+
+{{- define "tierkv.mounts" -}}
+- {name: config, mountPath: /etc/tierkv, readOnly: true}
+{{- if .Values.tls.secretName }}
+- {name: tls, mountPath: /etc/tierkv-tls, readOnly: true}
+{{- end }}
 {{- end }}
 
 {{- /* A change of the settings starts the pods again, one after the other. */}}
