@@ -65,9 +65,16 @@ class ComputeServer(ReportingNode):
     """
 
     def __init__(
-        self, info: NodeInfo, net: Network, *, pages: int, policy: str, dmp: Sequence[NodeId]
+        self,
+        info: NodeInfo,
+        net: Network,
+        metas: Sequence[str],
+        *,
+        pages: int,
+        policy: str,
+        dmp: Sequence[NodeId],
     ) -> None:
-        self.pool = PagePool(pages + 1, make_policy(policy, pages), now=net.clock.now)
+        self.pool = PagePool(pages + 1, make_policy(policy, pages), now=lambda: self.now)
         self.kv: dict[int, bytes] = {}
         self.promises = Promises()
         self.loaded = self.prefetched = self.reused = self.computed = self.gave_way = (
@@ -77,7 +84,7 @@ class ComputeServer(ReportingNode):
         self._stored: dict[BlockKey, BlockStored] = {}
         self._work: dict[Work, None] = {}
         self._streams: dict[Stream, None] = {}
-        super().__init__(info, net)
+        super().__init__(info, net, metas)
 
     # -- what fronts ask
 
@@ -177,8 +184,8 @@ class ComputeServer(ReportingNode):
 
     def _locate(self, prompt: Prompt) -> Steps:
         """Ask once for the whole chain; what is said of its end is old when it is needed."""
-        reply = yield Ask("meta", lambda meta: meta.locate(prompt.keys, reader=self.info.host))
-        return reply
+        located = yield from self.directory.locate(prompt.keys, reader=self.info.host)
+        return None if located is None else located.reply
 
     def _load(self, prompt: Prompt, block: int, located: LocateReply | None) -> Steps:
         """Fetch a block's KV from wherever the directory says; None means: compute it."""

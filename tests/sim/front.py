@@ -6,13 +6,15 @@ request ended and compares each answer with the oracle's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.sim.compute_server import News
-from tests.sim.network import Ask, Network, Process, Sleep, Steps, Stream
+from tests.sim.directory import Directory, Lease, Located
+from tests.sim.network import All, Ask, Network, Process, Sleep, Steps, Stream
 from tests.sim.prompts import BLOCK_TOKENS, Prompt, expected_answer
-from tierkv.kvcore.block_event import NO_LEASE, LeaseId
 from tierkv.kvcore.ids import NodeId, RequestId
+from tierkv.metaserver.block_owners import joined_nodes
 from tierkv.metaserver.client import LocateReply
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.events import (
@@ -59,7 +61,7 @@ class Job:
     """One request on its way."""
 
     prompt: Prompt
-    lease: LeaseId = NO_LEASE
+    leases: tuple[Lease, ...] = ()
     stream: Stream | None = None
     generated: int = 0
 
@@ -73,8 +75,9 @@ class Front(Process):
         ended: how each of the others ended.
     """
 
-    def __init__(self, name: str, net: Network) -> None:
+    def __init__(self, name: str, net: Network, metas: Sequence[str]) -> None:
         super().__init__(name, net)
+        self.directory = Directory(self, metas)
         self.state = SchedulerState(CONFIG)
         self.jobs: dict[RequestId, Job] = {}
         self.ended: dict[RequestId, str] = {}
@@ -115,14 +118,14 @@ class Front(Process):
         self._end_lease(job, used=False)
 
     def _end_lease(self, job: Job, *, used: bool) -> None:
-        lease, job.lease = job.lease, NO_LEASE
-        if lease != NO_LEASE:
-            self.net.send("meta", lambda meta: meta.end_lease(lease, used=used))
+        leases, job.leases = job.leases, ()
+        for name, lease in leases:
+            self.net.send(name, lambda meta, lease=lease: meta.end_lease(lease, used=used))
 
     # -- the core and what it says
 
-    def _handle(self, event: Event) -> None:
-        self._perform(self.state.handle(event, self.now))
+    def _handle(self, event: Event, at_least_s: float = 0.0) -> None:
+        self._perform(self.state.handle(event, max(self.now, at_least_s)))
 
     def _perform(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -140,41 +143,47 @@ class Front(Process):
                 case Prefetch():
                     self.spawn(self._prefetch(job, instruction))
                 case Wait():
-                    wait_s = max(0.0, instruction.until_s - self.now)
-                    self.net.after(wait_s, lambda q=request_id: self._handle(WaitOver(q)))
+                    until_s = instruction.until_s
+                    # Rounding may make a timer early; the state must see the time it asked for.
+                    self.net.after(
+                        max(0.0, until_s - self.now),
+                        lambda q=request_id, at=until_s: self._handle(WaitOver(q), at),
+                    )
                 case Abandon():
                     self.net.after(0.0, lambda q=request_id, j=job: self._abandon(q, j))
                 case Fail():
                     self._end(request_id, f"failed: {instruction.failure}, {instruction.reason}")
 
     def _refresh(self) -> None:
-        def seen(states: object) -> None:
-            if states is not None:
-                nodes = [s for s in states if s.info.models]  # type: ignore[attr-defined]
-                self._handle(
-                    NodesSeen(tuple(SeenNode(s.info, s.report.load, s.state) for s in nodes))
-                )
+        self.spawn(self._look())
 
-        ask = Ask("meta", lambda meta: meta.state.list_nodes(meta.now))
-        self.net.ask(self, ask, seen)
+    def _look(self) -> Steps:
+        listings = yield from self.directory.ask_all(
+            lambda name: lambda meta: meta.state.list_nodes(meta.now)
+        )
+        if listings:
+            nodes = [state for state in joined_nodes(listings.values()) if state.info.models]
+            self._handle(NodesSeen(tuple(SeenNode(s.info, s.report.load, s.state) for s in nodes)))
 
     def _locate(self, request_id: RequestId, job: Job) -> Steps:
-        keys = job.prompt.keys
-        reply = yield Ask("meta", lambda m: m.locate(keys, reserve_s=LEASE_S), 0.25)
-        reply = reply or LocateReply()
-        job.lease = reply.lease
+        found = yield from self.directory.locate(job.prompt.keys, reserve_s=LEASE_S)
+        found = found or Located(LocateReply())
+        job.leases = found.leases
         if request_id not in self.jobs:
             self._end_lease(job, used=False)
             return
         self.spawn(self._prolong(request_id, job))
-        self._handle(located(request_id, reply))
+        self._handle(located(request_id, found.reply))
 
     def _prolong(self, request_id: RequestId, job: Job) -> Steps:
-        while job.lease != NO_LEASE and request_id in self.jobs:
+        while job.leases and request_id in self.jobs:
             yield Sleep(LEASE_S / 3)
-            lease = job.lease
-            if lease != NO_LEASE:
-                yield Ask("meta", lambda meta, lease=lease: meta.extend_lease(lease, LEASE_S))
+            yield All(
+                tuple(
+                    Ask(name, lambda meta, lease=lease: meta.extend_lease(lease, LEASE_S))  # type: ignore[misc]
+                    for name, lease in job.leases
+                )
+            )
 
     def _prefetch(self, job: Job, order: Prefetch) -> Steps:
         blocks = order.tokens // BLOCK_TOKENS

@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from tests.sim.directory import Directory
 from tests.sim.network import Ask, Network, Process, Sleep, Steps
-from tierkv.kvcore.block_event import NO_LEASE, BlockStored, EventBatch, HoldOrder, LeaseId
+from tierkv.kvcore.block_event import (
+    NO_LEASE,
+    BlockEvent,
+    BlockStored,
+    EventBatch,
+    HoldOrder,
+    LeaseId,
+)
 from tierkv.kvcore.errors import StaleEpochError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport
@@ -29,10 +38,10 @@ META_CONFIG = MetaConfig(
 
 
 class MetaServer(Process):
-    """A life of the meta server; each one begins with nothing."""
+    """A life of a meta server; each one begins with nothing."""
 
-    def __init__(self, net: Network, life: int) -> None:
-        super().__init__("meta", net)
+    def __init__(self, name: str, net: Network, life: int) -> None:
+        super().__init__(name, net)
         self.state = MetaState(META_CONFIG, first_lease=life << 20)
 
     def register(self, info: NodeInfo) -> Registration | None:
@@ -77,14 +86,17 @@ class MetaServer(Process):
 class ReportingNode(Process):
     """A DMP or compute node, as far as the directory is concerned."""
 
-    def __init__(self, info: NodeInfo, net: Network) -> None:
+    def __init__(self, info: NodeInfo, net: Network, metas: Sequence[str]) -> None:
         super().__init__(info.node_id, net)
         self.info = info
+        self.directory = Directory(self, metas)
         self.reporter = MetaReporter(info.node_id, info.incarnation, self.inventory)
-        self._registered = False
-        self.spawn(self._stay_known())
+        self._known = dict.fromkeys(metas, False)
+        self._owed = dict.fromkeys(metas, False)
         self.spawn(self._send_events())
-        self.spawn(self._follow_holds())
+        for meta in metas:
+            self.spawn(self._stay_known(meta))
+            self.spawn(self._follow_holds(meta))
 
     @abstractmethod
     def inventory(self) -> Sequence[BlockStored]:
@@ -98,43 +110,58 @@ class ReportingNode(Process):
     def load(self) -> NodeReport:
         """Say how busy this node is."""
 
-    def _stay_known(self) -> Steps:
+    def _stay_known(self, meta: str) -> Steps:
+        """Register with a server and beat; a server that missed events gets an inventory."""
         while True:
-            if not self._registered:
-                reply = yield Ask("meta", lambda meta: meta.register(self.info))
+            if not self._known[meta]:
+                reply = yield Ask(meta, lambda server: server.register(self.info))
                 if reply is not None:
-                    self._registered = True
+                    self._known[meta] = True
                     if reply.send_inventory:
                         self.reporter.request_inventory()
             else:
                 report = self.load()
-                reply = yield Ask("meta", lambda m, r=report: m.heartbeat(self.info, r))
+                reply = yield Ask(meta, lambda m, r=report: m.heartbeat(self.info, r))
                 if reply is not None:
-                    self._take_in(known=reply.known, send_inventory=reply.send_inventory)
-            yield Sleep(BEAT_S if self._registered else 0.1)
-
-    def _take_in(self, *, known: bool, send_inventory: bool) -> None:
-        if not known:
-            self._registered = False
-        elif send_inventory:
-            self.reporter.request_inventory()
+                    self._known[meta] = reply.known
+                    owed, self._owed[meta] = self._owed[meta], False
+                    if reply.known and (reply.send_inventory or owed):
+                        self.reporter.request_inventory()
+            yield Sleep(BEAT_S if self._known[meta] else 0.1)
 
     def _send_events(self) -> Steps:
+        """Tell each block's owners; who could not be told is owed an inventory."""
         while True:
-            batch = self.reporter.next_batch() if self._registered else None
+            batch = self.reporter.next_batch() if any(self._known.values()) else None
             if batch is None:
                 yield Sleep(0.1)
                 continue
-            reply = yield Ask("meta", lambda meta, batch=batch: meta.report(batch))
-            if reply is not None:
-                self.reporter.acknowledge(batch, reply)
-                self._registered = self._registered and reply.accepted
+            table = self.directory.owners.of([event.key for event in batch.events]).tolist()
+            shares: dict[str, list[BlockEvent]] = {name: [] for name in self.directory.names}
+            for event, owners in zip(batch.events, table, strict=True):
+                for number in owners:
+                    shares[self.directory.names[number]].append(event)
+            replies = yield from self.directory.ask_all(
+                lambda name, batch=batch, shares=shares: (
+                    lambda meta: meta.report(replace(batch, events=tuple(shares[name])))
+                )
+            )
+            for name in self.directory.names:
+                accepted = name in replies and replies[name].accepted
+                self._owed[name] |= not accepted
+                self._known[name] &= accepted or name not in replies
+            if replies:
+                joined = ReportReply(
+                    any(reply.accepted for reply in replies.values()),
+                    any(reply.send_inventory for reply in replies.values()),
+                )
+                self.reporter.acknowledge(batch, joined)
 
-    def _follow_holds(self) -> Steps:
+    def _follow_holds(self, meta: str) -> Steps:
         """Hear now and then of everything that is on: single orders may get lost."""
         info = self.info
         while True:
-            orders = yield Ask("meta", lambda m: m.open_holds(info.node_id, info.incarnation))
+            orders = yield Ask(meta, lambda m: m.open_holds(info.node_id, info.incarnation))
             for order in orders or ():
                 self.on_hold(order)
             yield Sleep(1.0)

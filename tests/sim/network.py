@@ -15,7 +15,7 @@ from typing import Any
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import CacheError
 
-Steps = Generator["Sleep | Ask", Any, Any]
+Steps = Generator["Sleep | Ask | All", Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,13 @@ class Ask:
     target: str
     question: Callable[[Any], Any]
     timeout_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Put several questions at once; the answers come when all are there or overdue."""
+
+    asks: tuple[Ask, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ class Network:
         rng: the seed's dice.
         faults: how messages fare now.
         slow: factor by which the way to a process is slowed down.
+        cuts: pairs of processes that can't ask each other.
         processes: who is up, by name.
         story: what happened, for people.
     """
@@ -71,6 +79,7 @@ class Network:
         self.rng = random.Random(seed)
         self.faults = PEACE
         self.slow: dict[str, float] = {}
+        self.cuts: set[frozenset[str]] = set()
         self.processes: dict[str, Process] = {}
         self.story: list[str] = []
         self.lost = 0
@@ -136,22 +145,31 @@ class Network:
         def reply(answer: Any) -> None:
             self.send(asker.name, lambda process: close(answer) if process is asker else None)
 
-        self.send(ask.target, lambda process: process.answer(ask.question, reply))
+        if frozenset((asker.name, ask.target)) in self.cuts:
+            self.lost += 1
+        else:
+            self.send(ask.target, lambda process: process.answer(ask.question, reply))
         self.after(ask.timeout_s, lambda: close(None))
 
 
 class Process:
-    """One life of a process. Whoever crashes is another Process when it is started again."""
+    """One life of a process. Whoever crashes is another Process when it is started again.
+
+    Attributes:
+        skew_s: how far its clock is from the network's.
+    """
 
     def __init__(self, name: str, net: Network) -> None:
         self.name = name
         self.net = net
+        self.skew_s = net.rng.uniform(-900.0, 900.0)
         self.alive = True
         net.processes[name] = self
 
     @property
     def now(self) -> float:
-        return self.net.now
+        """The time by this process's own clock."""
+        return self.net.now + self.skew_s
 
     def spawn(self, steps: Steps, ended: Callable[[Any], None] = lambda result: None) -> Task:
         """Run a task; ``ended`` gets what it returns."""
@@ -209,8 +227,24 @@ class Task:
             net = self._process.net
             if isinstance(wait, Sleep):
                 net.after(wait.seconds, lambda: self.step(None))
+            elif isinstance(wait, All):
+                self._gather(wait)
             else:
                 net.ask(self._process, wait, self.step)
+
+    def _gather(self, wait: All) -> None:
+        answers: dict[int, Any] = {}
+
+        def take(number: int, answer: Any) -> None:
+            answers[number] = answer
+            if len(answers) == len(wait.asks):
+                self.step([answers[each] for each in range(len(wait.asks))])
+
+        net = self._process.net
+        for number, ask in enumerate(wait.asks):
+            net.ask(self._process, ask, lambda answer, n=number: take(n, answer))
+        if not wait.asks:
+            net.after(0.0, lambda: self.step([]))
 
     def cancel(self) -> None:
         """Stop it where it waits; its ``finally`` blocks run."""
@@ -232,8 +266,8 @@ class Stream:
         self.over = False
         self.on_close: Callable[[], None] = lambda: None
         self._on_break = on_break
-        self._last = client.now
         self._net = client.net
+        self._last = self._net.now
 
     def open(self, request: Callable[[Any], None]) -> None:
         """Connect and send the request; a process that is down breaks the stream."""

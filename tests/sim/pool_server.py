@@ -54,7 +54,14 @@ class PoolServer(ReportingNode):
     """
 
     def __init__(
-        self, info: NodeInfo, net: Network, *, extents: int, policy: str, segment: SegmentFile
+        self,
+        info: NodeInfo,
+        net: Network,
+        metas: Sequence[str],
+        *,
+        extents: int,
+        policy: str,
+        segment: SegmentFile,
     ) -> None:
         self.table = SlotTable(
             extent_count=extents,
@@ -68,7 +75,7 @@ class PoolServer(ReportingNode):
         if segment.sealed:
             rows = _rows(segment.sealed)
             self.table.restore(segment.extent_sizes, rows, (), generation=segment.generation)
-        super().__init__(info, net)
+        super().__init__(info, net, metas)
         self.every(0.5, self._expire)
 
     # -- what clients ask

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 def calm(seed: int = 1) -> World:
     """A cluster in which everybody knows everybody."""
-    world = World(seed)
+    world = World(seed, metas=1)
     world.net.run(2.0, world.check)
     return world
 
@@ -94,7 +94,7 @@ def test_leases_of_a_front_that_died_end_by_themselves() -> None:
     world = calm()
     submit(world, 8)
     world.net.run(10.0, world.check)
-    lost = Front("lost", world.net)
+    lost = Front("lost", world.net, world.metas)
     world.net.run(1.0, world.check)
     prompts = [draw_prompt(random.Random(5)) for _ in range(3)]
     (meta,) = all_of(world, MetaServer)
@@ -137,7 +137,7 @@ def test_what_liars_say_is_counted_and_changes_nothing() -> None:
     world.net.run(10.0, world.check)
     (meta,) = all_of(world, MetaServer)
     directory = meta.state.directory
-    before = meta.state.list_blocks(1_000, world.net.now).total
+    before = meta.state.list_blocks(1_000, meta.now).total
     node = all_of(world, PoolServer)[0]
     for liar in all_of(world, ReportingNode):
         liar.reporter.report(false_news(NodeId(liar.name), liar.info.incarnation))
@@ -148,7 +148,7 @@ def test_what_liars_say_is_counted_and_changes_nothing() -> None:
     world.net.run(3.0, world.check)
     assert directory.refused_events == 5 * len(all_of(world, ReportingNode))
     assert directory.stale_batches == 3
-    assert meta.state.list_blocks(1_000, world.net.now).total == before
+    assert meta.state.list_blocks(1_000, meta.now).total == before
     world.check_at_rest()
 
 

@@ -1,6 +1,7 @@
 """Two hundred seeds of a cluster in bad weather; ``make sim SEED=n`` tells the story of one.
 
-Clusters, requests and faults are drawn per seed. What must hold is in world.py and the nodes.
+Clusters (one or three meta servers, one or two fronts, a clock of its own for each process),
+requests and faults are drawn per seed. What must hold is in world.py and the nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ def test_the_weather_is_bad_enough() -> None:
     for seed in range(10):
         counts += World(1_000 + seed).play().counts
     for what in (
-        *("crashes", "messages lost", "stale references", "evicted slots", "evicted pages"),
+        *(
+            "crashes",
+            "partitions",
+            "messages lost",
+            "stale references",
+            "evicted slots",
+            "evicted pages",
+        ),
         *("loaded", "reused", "computed", "gave_way", "refused events", "stale batches"),
         *("leases committed", "leases aborted", "leases expired", "leases extended"),
     ):

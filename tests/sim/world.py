@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tests.fix_scheduler import make_model
 from tests.sim.compute_server import ComputeServer
+from tests.sim.directory import located_now
 from tests.sim.front import Front
 from tests.sim.meta_server import MetaServer, ReportingNode
 from tests.sim.network import PEACE, Faults, Network, Process
@@ -23,6 +24,7 @@ from tierkv.kvcore.block_event import BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeRole
+from tierkv.metaserver.block_owners import BlockOwners
 from tierkv.policies.select import PRODUCTION_POLICIES
 
 STORM_S = 10.0
@@ -43,9 +45,12 @@ class Outcome:
 class World:
     """All processes of one seed; ``start`` of a name begins its next life."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, metas: int = 0, fronts: int = 0) -> None:
+        """Draw a cluster; ``metas`` and ``fronts`` fix these numbers."""
         self.net = Network(seed)
         rng = self.net.rng
+        count = metas or rng.choice([1, 3])
+        self.metas = ["meta"] if count == 1 else [f"meta-{n}" for n in range(count)]
         self.counts: Counter[str] = Counter()
         self._lives: Counter[str] = Counter()
         self._policy = rng.choice(sorted(PRODUCTION_POLICIES))
@@ -57,11 +62,13 @@ class World:
         self._pages = rng.randint(MAX_BLOCKS + 1, 20)
         self._extents = rng.randint(2, 4)
         self._segments = {name: SegmentFile() for name in self.dmp}
-        for name in ("meta", *self.dmp, *self.compute):
+        for name in (*self.metas, *self.dmp, *self.compute):
             self.start(name)
-        self.fronts = [Front(f"front-{n}", self.net) for n in range(rng.randint(1, 2))]
+        front_names = [f"front-{n}" for n in range(fronts or rng.randint(1, 2))]
+        self.fronts = [Front(name, self.net, self.metas) for name in front_names]
         self.net.tell(
-            f"{len(self.dmp)} pool nodes of {4 * self._extents} slots, {self._pages} pages each at "
+            f"{count} meta servers, {len(self.fronts)} fronts, {len(self.dmp)} pool nodes of"
+            f" {4 * self._extents} slots, {self._pages} pages each at "
             f"{', '.join(f'{n} ({r}, {h})' for n, (r, h) in self.compute.items())}; {self._policy}"
         )
 
@@ -71,13 +78,14 @@ class World:
         """Begin the next life of a process that is down."""
         self._lives[name] += 1
         self.net.tell(f"{name} starts, life {self._lives[name]}")
-        if name == "meta":
-            MetaServer(self.net, self._lives[name])
+        if name in self.metas:
+            MetaServer(name, self.net, self._lives[name])
         elif name in self.dmp:
             info = self._info(name, NodeRole.DMP, self.dmp[NodeId(name)])
             PoolServer(
                 info,
                 self.net,
+                self.metas,
                 extents=self._extents,
                 policy=self._policy,
                 segment=self._segments[NodeId(name)],
@@ -85,7 +93,12 @@ class World:
         else:
             info = self._info(name, *self.compute[NodeId(name)])
             ComputeServer(
-                info, self.net, pages=self._pages, policy=self._policy, dmp=tuple(self.dmp)
+                info,
+                self.net,
+                self.metas,
+                pages=self._pages,
+                policy=self._policy,
+                dmp=tuple(self.dmp),
             )
 
     def _info(self, name: str, role: NodeRole, host: str) -> NodeInfo:
@@ -138,6 +151,8 @@ class World:
             net.after(1.0 + rng.random() * (STORM_S - 1.0), self._accident)
         for _ in range(rng.randrange(3)):
             net.after(1.0 + rng.random() * (STORM_S - 1.0), self._slow_path)
+        for _ in range(rng.randrange(3)):
+            net.after(1.0 + rng.random() * (STORM_S - 1.0), self._part)
         for _ in range(rng.randrange(4)):
             net.after(1.0 + rng.random() * (STORM_S - 1.0), self._lie)
 
@@ -151,7 +166,7 @@ class World:
 
     def _accident(self) -> None:
         rng = self.net.rng
-        name = rng.choice(["meta", *self.dmp, *self.compute, *self.compute])
+        name = rng.choice([*self.metas, *self.dmp, *self.compute, *self.compute])
         self.crash(name, loses_segment=name in self.dmp and rng.random() < 0.3)
         self.net.after(0.2 + rng.random() * 4.0, lambda: self._start_again(name))
 
@@ -160,10 +175,22 @@ class World:
             self.start(name)
 
     def _slow_path(self) -> None:
-        name = self.net.rng.choice([*self.dmp, *self.compute, "meta"])
+        name = self.net.rng.choice([*self.dmp, *self.compute, *self.metas])
         self.net.tell(f"the way to {name} is slow")
         self.net.slow[name] = 50.0
         self.net.after(3.0, lambda: self.net.slow.pop(name, None))
+
+    def _part(self) -> None:
+        """Keep some processes from asking a server, which others reach all the while."""
+        rng = self.net.rng
+        server = rng.choice([*self.metas, *self.dmp])
+        askers = [*self.dmp, *self.compute, *(front.name for front in self.fronts)]
+        parted = rng.sample(askers, rng.randint(1, len(askers)))
+        cuts = {frozenset((name, server)) for name in parted if name != server}
+        self.net.tell(f"{', '.join(parted)} can't reach {server}")
+        self.counts["partitions"] += 1
+        self.net.cuts |= cuts
+        self.net.after(rng.random() * 4.0, lambda: self.net.cuts.difference_update(cuts))
 
     def _lie(self) -> None:
         """Somebody says what can't be; what the others say counts all the same."""
@@ -178,7 +205,8 @@ class World:
         ghost = rng.choice([(name, life), (NodeId("ghost"), Incarnation(1))])
         self.net.tell(f"{ghost[0]} speaks from life {ghost[1]}")
         batch = EventBatch(*ghost, 10**6, false_news(*ghost), inventory=True)
-        self.net.send("meta", lambda meta: meta.report(batch))
+        for meta in self.metas:
+            self.net.send(meta, lambda server: server.report(batch))
 
     # -- checks
 
@@ -192,7 +220,7 @@ class World:
     def check_now_and_then(self) -> None:
         """What costs more to look at."""
         for meta in self._all(MetaServer):
-            meta.state.check_invariants(self.net.now)
+            meta.state.check_invariants(meta.now)
         for node in (*self._all(PoolServer), *self._all(ComputeServer)):
             node.check_expired()
 
@@ -204,29 +232,35 @@ class World:
             front.check_at_rest()
         for node in (*self._all(PoolServer), *self._all(ComputeServer)):
             node.check_at_rest()
-        (meta,) = self._all(MetaServer)
-        assert len(meta.state.leases) == 0, "the meta server still has leases"
-        self._check_directory(meta)
-        self._check_every_replica(meta)
+        metas: list[MetaServer] = sorted(self._all(MetaServer), key=lambda meta: meta.name)
+        assert [meta.name for meta in metas] == self.metas
+        for meta in metas:
+            assert len(meta.state.leases) == 0, f"{meta.name} still has leases"
+        self._check_directory(metas)
+        self._check_every_replica(metas)
 
-    def _check_directory(self, meta: MetaServer) -> None:
-        """The directory is the union of what nodes hold: nothing lost, nothing made up."""
+    def _check_directory(self, metas: list[MetaServer]) -> None:
+        """Each server knows what nodes hold of its blocks: nothing lost, nothing made up."""
         held = {
             (node.info.node_id, block.tier, block.key)
             for node in self._all(ReportingNode)
             for block in node.inventory()
         }
-        listing = meta.state.list_blocks(10_000, self.net.now)
-        listed = {(b.node_id, Tier(b.tier), b.block.key) for b in listing.blocks}
-        assert listed == held, f"missing {held - listed}, made up {listed - held}"
-        assert listing.total == len(listed)
+        owners = BlockOwners(self.metas)
+        owned = {place: owners.of([place[2]])[0].tolist() for place in held}
+        for number, meta in enumerate(metas):
+            listing = meta.state.list_blocks(10_000, meta.now)
+            listed = {(b.node_id, Tier(b.tier), b.block.key) for b in listing.blocks}
+            mine = {place for place in held if number in owned[place]}
+            assert listed == mine, f"{meta.name}: missing {mine - listed}, more {listed - mine}"
+            assert listing.total == len(listed)
 
-    def _check_every_replica(self, meta: MetaServer) -> None:
+    def _check_every_replica(self, metas: list[MetaServer]) -> None:
         """Whatever the directory promises can be read, and is right."""
         rng = self.net.rng
         for _ in range(20):
             prompt = draw_prompt(rng)
-            reply = meta.locate(prompt.keys)
+            reply = located_now(metas, self.metas, prompt.keys)
             for kv, replicas in zip(expected_kv(prompt), reply.replicas, strict=False):
                 for place in (replica.location for replica in replicas):
                     assert place is not None
@@ -255,8 +289,9 @@ class World:
         self.net.run(STORM_S, check)
         self.net.faults = PEACE
         self.net.slow.clear()
+        self.net.cuts.clear()
         self.net.tell("peace")
-        for name in ("meta", *self.dmp, *self.compute):
+        for name in (*self.metas, *self.dmp, *self.compute):
             self._start_again(name)
         end = self.net.now + LONGEST_ANSWER_S
         while any(front.jobs for front in self.fronts) and self.net.now < end:
