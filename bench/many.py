@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rounds = 2 if arguments.quick else 5
     made = _chains(random.Random(arguments.seed), chains, 64)
     for count in (1, 3):
-        with _servers(count) as servers:
-            asyncio.run(_measure(report, servers, made, locates, arguments.seed))
+        with servers(count) as started:
+            asyncio.run(_measure(report, started, made, locates, arguments.seed))
     asyncio.run(_losses(report, made, rounds))
     traces = {"tenants": tenants(arguments.seed, 1_000)}
     for given in arguments.trace:
@@ -87,7 +87,8 @@ def _chains(rng: random.Random, count: int, blocks: int) -> list[list[BlockKey]]
 
 
 @contextmanager
-def _servers(count: int) -> Iterator[list[Server]]:
+def servers(count: int) -> Iterator[list[Server]]:
+    """Run meta servers of one cluster as processes."""
     with tempfile.TemporaryDirectory(prefix="tierkv-many-") as folder:
         processes = [_start(Path(folder), number) for number in range(count)]
         try:
@@ -205,11 +206,11 @@ async def _losses(report: Report, made: list[list[BlockKey]], rounds: int) -> No
     for what, sent in (("killed", signal.SIGKILL), ("frozen", signal.SIGSTOP)):
         longest, reads, worst = [], [], 1.0
         for _ in range(rounds):
-            with _servers(3) as servers:
-                async with _connected(servers, made) as meta:
+            with servers(3) as started:
+                async with _connected(started, made) as meta:
                     for chain in made[:50]:
                         await meta.locate(chain)
-                    servers[1].process.send_signal(sent)
+                    started[1].process.send_signal(sent)
                     times = []
                     for chain in made[:100]:
                         began = time.perf_counter()

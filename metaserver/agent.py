@@ -66,6 +66,7 @@ class NodeAgent:
         self._batch_delay_s = batch_delay_s
         self._on_hold = on_hold
         self.registered = asyncio.Event()
+        self.pool_version = 0
         self._unknown = asyncio.Event()
         self._work = asyncio.Event()
         self._progress = asyncio.Condition()
@@ -175,6 +176,7 @@ class NodeAgent:
             self._note_failure(error)
             return
         self._note_contact()
+        self.pool_version = reply.pool_version
         if not reply.known:
             self._lose_registration()
         elif reply.send_inventory:

@@ -128,6 +128,14 @@ _PER_OWNER: Final = ("blocks", "copies", "events_")
 """Beginnings of counts that every owner of a block adds to; every server counts stale batches."""
 
 
+def joined_versions(versions: Mapping[int, int]) -> int:
+    """Return a number that differs when any server's differs, or others answer; 0: unknown."""
+    if not all(versions.values()):
+        return 0
+    digest = blake2b(repr(sorted(versions.items())).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") | 1
+
+
 def joined_nodes(listings: Iterable[tuple[DirectoryNode, ...]]) -> tuple[DirectoryNode, ...]:
     """Return each node as the server saw it that heard from it last."""
     found: dict[NodeId, DirectoryNode] = {}

@@ -31,10 +31,17 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """``known`` False: register again. ``send_inventory``: report all blocks held."""
+    """The answer to a sign of life.
+
+    Attributes:
+        known: False: register again.
+        send_inventory: report all blocks held.
+        pool_version: differs after a pool node came, left or died; 0: unknown. Spares a list.
+    """
 
     known: bool
     send_inventory: bool
+    pool_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

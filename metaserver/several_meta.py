@@ -37,6 +37,7 @@ from tierkv.metaserver.block_owners import (
     joined_counts,
     joined_listing,
     joined_nodes,
+    joined_versions,
 )
 from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
@@ -175,10 +176,11 @@ class SeveralMeta:
         info = self._infos.get((node_id, incarnation))
         if len(strangers) == len(replies) or info is None:
             return HeartbeatReply(len(strangers) < len(replies), wanted)
+        version = joined_versions({number: reply.pool_version for number, reply in replies.items()})
         for number in strangers:  # They started again, or could not be reached when others could.
             with suppress(DirectoryUnavailableError):
                 wanted |= (await self._group.servers[number].register(info)).send_inventory
-        return HeartbeatReply(True, wanted)
+        return HeartbeatReply(True, wanted, version)
 
     def _beaten(self, number: int, _: asyncio.Task[_Beat]) -> None:
         self._slow.pop(number, None)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from typing import Final
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_event import LeaseId
 from tierkv.kvcore.errors import OverloadedError, StaleEpochError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
-from tierkv.kvcore.node import NodeInfo, NodeReport
+from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.kvwire.event_records import EventRecords
 from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
@@ -57,12 +58,27 @@ class Membership:
     Attributes:
         _members: all nodes not yet forgotten, including dead nodes.
         _next_look_at: no node can die before this moment; saves a scan per call.
+        _pool_version: of the live pool nodes; 0 after a change, until it is asked for.
     """
 
     def __init__(self, config: MetaConfig) -> None:
         self._config = config
         self._members: dict[NodeId, _Member] = {}
         self._next_look_at = float("-inf")
+        self._pool_version = 0
+
+    @property
+    def pool_version(self) -> int:
+        """A number that differs after a pool node came, left or died; never 0."""
+        if not self._pool_version:
+            pool = sorted(
+                (node_id, member.info.incarnation)
+                for node_id, member in self._members.items()
+                if member.info.role is NodeRole.DMP and not member.dead
+            )
+            digest = blake2b(repr(pool).encode(), digest_size=8).digest()
+            self._pool_version = int.from_bytes(digest, "little") | 1
+        return self._pool_version
 
     def register(self, info: NodeInfo, now: float, *, home: str = "") -> None:
         """Add a node or renew its registration.
@@ -89,6 +105,7 @@ class Membership:
         same = known is not None and known.info.incarnation == info.incarnation
         report = known.report if known is not None and same else NodeReport()
         self._members[info.node_id] = _Member(info, report, heard_at=now, home=home)
+        self._pool_version = 0
 
     def heartbeat(
         self, node_id: NodeId, incarnation: Incarnation, report: NodeReport, now: float
@@ -107,6 +124,7 @@ class Membership:
         if member is None or member.info.incarnation != incarnation:
             return False
         del self._members[node_id]
+        self._pool_version = 0
         return True
 
     def expire(self, now: float) -> list[NodeId]:
@@ -119,6 +137,7 @@ class Membership:
             silence_s = now - member.heard_at
             if silence_s >= self._config.dead_after_s and not member.dead:
                 member.dead = True
+                self._pool_version = 0
                 died.append(node_id)
             if silence_s >= self._config.forget_after_s:
                 del self._members[node_id]
@@ -206,7 +225,7 @@ class MetaState:
         self._expire(now)
         known = self._membership.heartbeat(node_id, incarnation, report, now)
         wanted = known and self.directory.wants_inventory(node_id)
-        return HeartbeatReply(known=known, send_inventory=wanted)
+        return HeartbeatReply(known, wanted, self._membership.pool_version)
 
     def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:
         """Remove a leaving node; a leave of another incarnation is ignored."""

@@ -97,19 +97,23 @@ class HeartbeatReply(_message.Message):
 
     KNOWN_FIELD_NUMBER: _builtins.int
     SEND_INVENTORY_FIELD_NUMBER: _builtins.int
+    POOL_VERSION_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """false: register again"""
     send_inventory: _builtins.bool
     """true: a gap was seen, or the meta server restarted"""
+    pool_version: _builtins.int
+    """differs after a pool node came, left or died; 0: unknown"""
     def __init__(
         self,
         *,
         known: _builtins.bool = ...,
         send_inventory: _builtins.bool = ...,
+        pool_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "send_inventory", b"send_inventory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "pool_version", b"pool_version", "send_inventory", b"send_inventory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

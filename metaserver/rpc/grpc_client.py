@@ -99,7 +99,9 @@ class GrpcMeta:
             report=convert.NODE_REPORT.to_proto(report),
         )
         return await self._call(
-            "Heartbeat", request, lambda reply: HeartbeatReply(reply.known, reply.send_inventory)
+            "Heartbeat",
+            request,
+            lambda reply: HeartbeatReply(reply.known, reply.send_inventory, reply.pool_version),
         )
 
     async def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:

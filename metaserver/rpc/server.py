@@ -56,7 +56,11 @@ class _MetaService(rpc.MetaServicer):
                 Incarnation(request.incarnation),
                 convert.NODE_REPORT.from_proto(request.report),
             )
-            return pb.HeartbeatReply(known=reply.known, send_inventory=reply.send_inventory)
+            return pb.HeartbeatReply(
+                known=reply.known,
+                send_inventory=reply.send_inventory,
+                pool_version=reply.pool_version,
+            )
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Any) -> pb.DeregisterReply:
         async with answering(context):

@@ -73,7 +73,12 @@ class ComputePart:
             self.address = f"{advertise or host}:{port}"
             self.node.set_control_address(self.address)
             self._watcher = PoolWatcher(
-                self.node, self._meta, host=self._config.host, token=access.token, options=paths
+                self.node,
+                self._meta,
+                host=self._config.host,
+                token=access.token,
+                options=paths,
+                version=lambda: 0 if self._agent is None else self._agent.pool_version,
             )
             await self._watcher.start()
         info, source = self.node.info(), self.node.report

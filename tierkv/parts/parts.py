@@ -176,13 +176,28 @@ class PoolWatcher:
         host: HostId,
         token: ClusterToken | None,
         options: PathOptions | None = None,
+        version: Callable[[], int] = lambda: 0,
     ) -> None:
+        """Prepare to look.
+
+        Args:
+            node: gets the connections.
+            meta: lists the pool nodes.
+            host: this machine.
+            token: the cluster token.
+            options: how to connect.
+            version: returns a number that differs after a pool node came, left or died; 0: unknown.
+                The list is then asked for at each look, else only after a change: a thousand nodes
+                that all list a thousand nodes each second are too much for a meta server.
+        """
         self._node = node
         self._meta = meta
         self._host = host
         self._token = token
         self._options = options
         self._known: dict[tuple[NodeId, Incarnation], PoolNode] = {}
+        self._version = version
+        self._seen_version = 0
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -208,6 +223,9 @@ class PoolWatcher:
 
     async def _look(self) -> None:
         """Connect new nodes, close gone nodes; without a directory keep the current connections."""
+        version = self._version()
+        if version and version == self._seen_version:
+            return
         try:
             states = await self._meta.list_nodes()
         except DirectoryUnavailableError:
@@ -218,6 +236,7 @@ class PoolWatcher:
             if state.info.role is NodeRole.DMP and state.state != "dead"
         }
         if live.keys() == self._known.keys():
+            self._seen_version = version
             return
         gone = [self._known.pop(key) for key in list(self._known) if key not in live]
         for key, info in live.items():
@@ -225,6 +244,8 @@ class PoolWatcher:
                 with suppress(TransportError):
                     self._known[key] = await asyncio.to_thread(self._connect, info)
         self._node.set_pool_nodes(tuple(self._known.values()))
+        if live.keys() == self._known.keys():  # Else a connection failed, and is tried again.
+            self._seen_version = version
         for pool_node in gone:
             await asyncio.to_thread(pool_node.close)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tierkv.kvcore import limits
@@ -44,6 +46,26 @@ def test_a_report_survives_registering_again_but_not_a_restart() -> None:
     assert members.nodes(1.0)[0].report == busy
     members.register(node(incarnation=6), now=1.0)
     assert members.nodes(1.0)[0].report == NodeReport()
+
+
+def test_the_pools_version_tells_of_pool_nodes_that_come_leave_and_die() -> None:
+    members = Membership(MetaConfig())
+    seen = [members.pool_version]
+    members.register(node("a"), now=0.0)
+    seen.append(members.pool_version)
+    members.register(node("a"), now=0.5)
+    members.register(replace(node("c"), role=NodeRole.COMPUTE), now=0.5)
+    members.heartbeat(NodeId("a"), Incarnation(5), NodeReport(), now=1.0)
+    assert members.pool_version == seen[-1]
+    members.register(node("a", incarnation=6), now=1.0)
+    seen.append(members.pool_version)
+    members.register(node("b"), now=3.0)
+    seen.append(members.pool_version)
+    members.expire(now=6.1)
+    seen.append(members.pool_version)
+    members.deregister(NodeId("b"), Incarnation(5))
+    assert members.pool_version == seen[0]
+    assert len(set(seen)) == len(seen) and 0 not in seen
 
 
 def test_an_older_incarnation_comes_back_only_when_the_newer_is_dead() -> None:

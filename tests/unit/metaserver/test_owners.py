@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.kvcore.ids import BlockKey
-from tierkv.metaserver.block_owners import BlockOwners, asked_of
+from tierkv.metaserver.block_owners import BlockOwners, asked_of, joined_versions
 from tierkv.metaserver.server_group import (
     FIRST_TIMEOUT_S,
     LEAST_TIMEOUT_S,
@@ -87,3 +87,10 @@ def test_looks_become_rarer_until_one_succeeds() -> None:
     assert pauses == sorted(pauses) and pauses[0] < pauses[-1] <= 1.0 and not health.usable
     health.looked(well=True)
     assert health.usable and health.look_s == pauses[0]
+
+
+def test_versions_of_several_servers_are_one_number() -> None:
+    both = joined_versions({0: 5, 1: 7})
+    assert both == joined_versions({1: 7, 0: 5}) != 0
+    assert len({both, joined_versions({0: 5}), joined_versions({0: 5, 1: 8})}) == 3
+    assert joined_versions({0: 5, 1: 0}) == 0, "a server of an earlier release says nothing"
