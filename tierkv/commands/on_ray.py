@@ -65,8 +65,10 @@ def down(on_ray: RayOption = None, config: ConfigOption = None, settings: SetOpt
     raise typer.Exit(driver.down(given, on_ray or _known_address(given)))
 
 
-def reports(address: str) -> Sequence[RoleReport]:
-    """Return what Ray says of each role; empty, with a warning, if Ray or its controller is away.
+def reports(address: str) -> tuple[str, Sequence[RoleReport]]:
+    """Return where the meta servers are now, and what Ray says of each role.
+
+    Both are empty, with a warning, if Ray or its controller is away.
 
     Args:
         address: of Ray, as ``up --ray`` left it in run_dir.
@@ -78,7 +80,7 @@ def reports(address: str) -> Sequence[RoleReport]:
         return driver.report(address)
     except TierKVError as error:
         typer.echo(f"Ray says nothing of the nodes: {error.message}. {error.hint}", err=True)
-        return ()
+        return "", ()
 
 
 def _require_ray() -> None:

@@ -57,7 +57,9 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
         ConfigError: no cluster is known here.
     """
     settings, state = find_cluster(settings)
-    address = settings.cluster.meta_address
+    # Meta servers on Ray may have moved since the file was written.
+    moved, told = reports(state["ray"]) if "ray" in state else ("", ())
+    address = moved or settings.cluster.meta_address
     access = cluster_access(settings.cluster)
     meta = connect_meta(address, token=access.token, tls=access.tls)
     try:
@@ -76,7 +78,7 @@ async def print_status(settings: Settings, output: OutputFormat) -> int:
     if "ray" in state:
         columns = (*COLUMNS, *RAY_COLUMNS)
         rows = {name: (*row, None, None, None) for name, row in rows.items()}
-        for each in reports(state["ray"]):
+        for each in told:
             unlisted = (each.name, each.role, None, each.state, *[None] * (len(COLUMNS) - 4))
             known = rows.get(each.name, unlisted)[: len(COLUMNS)]
             rows[each.name] = (*known, each.ray_node[:12], each.restarts, each.why)

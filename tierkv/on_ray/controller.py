@@ -204,14 +204,14 @@ class Controller:
         placed = (live.get(plan.ray_id) for plan in metas)
         addresses = [f"{machine.address}:{port}" for machine in placed if machine is not None]
         self._meta = ",".join(addresses) or self._meta
-        now = asyncio.get_running_loop().time()
-        for kept in self._kept.values():
+        now, known = asyncio.get_running_loop().time(), list(self._kept.values())
+        for kept in known:
             state = kept.looked.state if kept.looked is not None else ""
             if state == "idle" or (state == "failed" and now - kept.told_s > RETRY_S):
                 await self._tell(kept)
-        looks = [kept.looked for kept in self._kept.values()]
-        if all(looked is not None and looked.state == "running" for looked in looks):
-            outdated = (kept for kept in self._kept.values() if self._is_outdated(kept))
+        # One after the other: a role that can't be placed, or can't start, holds up no other.
+        if not any(kept.looked is not None and kept.looked.state == "starting" for kept in known):
+            outdated = (kept for kept in known if self._is_outdated(kept))
             for kept in islice(outdated, 1):
                 await self._tell(kept)
 

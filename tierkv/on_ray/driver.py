@@ -102,16 +102,16 @@ def down(settings: Settings, address: str) -> int:
     return 0
 
 
-def report(address: str) -> list[RoleReport]:
-    """Return a row per role of the cluster on Ray.
+def report(address: str) -> tuple[str, list[RoleReport]]:
+    """Return the meta servers' addresses now, and a row per role of the cluster on Ray.
 
     Raises:
         ConfigError: no Ray answers, or TierKV does not run there.
         NoNodeError: the controller does not answer.
     """
     with connected(address):
-        rows: list[RoleReport] = _ask(_required().report.remote(), LOOK_AT_S)[1]
-        return rows
+        told: tuple[str, list[RoleReport]] = _ask(_required().report.remote(), LOOK_AT_S)
+        return told
 
 
 @contextmanager
