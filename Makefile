@@ -19,7 +19,7 @@ ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
 ROOMS := compute costing dbfront dmp integrations kvcore kvwire metaserver policies scheduler simulator sql storage tierkv
 CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
-.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-gpu test-rdma test-slow check fuzz sql-fuzz sim bench journey quality proto format clean model
+.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-gpu test-ray test-rdma test-slow check fuzz sql-fuzz sim bench journey quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -41,8 +41,8 @@ demo: setup ## Run the main job and print what happened
 
 test: setup ## Run the tests
 	deploy/install-test-packages.sh
-	$(BIN)/pytest -m 'not slow and not bench' $(PARALLEL) $(SIDE_BY_SIDE)
-	$(BIN)/pytest -m 'not slow and not bench' $(CLUSTERS_PARALLEL) $(CLUSTERS)
+	$(BIN)/pytest -m 'not slow and not bench and not ray' $(PARALLEL) $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m 'not slow and not bench and not ray' $(CLUSTERS_PARALLEL) $(CLUSTERS)
 
 test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine on DuckDB 1.5
 	deploy/install-test-packages.sh
@@ -89,6 +89,9 @@ test-bench: setup ## Run every benchmark briefly and check what it prints
 test-gpu: setup ## Run the tests that need a GPU, and the numeric tests on CUDA
 	$(BIN)/pytest tests/gpu tests/hardware/test_codec_gpu.py tests/integration/test_direct_reads.py
 	KV_TEST_DEVICE=cuda $(BIN)/pytest tests/numeric
+
+test-ray: setup ## Run a cluster on a real Ray of several local nodes: some minutes
+	$(BIN)/pytest -m ray tests/integration/test_ray_cluster.py
 
 test-rdma: setup ## Run the RDMA tests, in a guest with Soft-RoCE devices
 	PYTEST_ADDOPTS= tests/hardware/run-rdma

@@ -20,7 +20,7 @@ import pytest
 from tests.fix_cluster import ROOT, free_port, wait_for
 from tests.fix_ray import LocalRay
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.ray, pytest.mark.timeout(300)]
 FRONTS = "host=127.0.0.2,127.0.0.3 port={0},{0} user=tierkv dbname=main"
 SQL = (
     "SELECT i, ai_generate('Row ' || (i % 7) || ' of a table that is long enough for blocks', "
