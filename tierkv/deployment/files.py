@@ -47,14 +47,15 @@ def write_helm(plan: Deployment, out: Path) -> list[Path]:
         "gpus": int(settings.compute.device.startswith("cuda")),
         "engine": settings.engine.kind,
     }
-    chart = resources.files("tierkv.deployment") / "templates" / "helm"
+    folder = resources.files("tierkv.deployment") / "templates"
+    chart = folder / "helm"
     texts = {
         Path("Chart.yaml"): Template(_text(chart / "Chart.yaml")).substitute(version=plan.version),
         Path("values.yaml"): Template(_text(chart / "values.yaml"))
         .substitute(values)
         .replace("repository: tierkv", f"repository: {quoted(repository or plan.image)}", 1),
         Path("files/tierkv.toml"): plan.toml,
-        Path("Containerfile"): _text(chart / ".." / "Containerfile"),
+        Path("Containerfile"): _text(folder / "Containerfile"),
         Path(".helmignore"): "Containerfile\n",
     }
     for template in (chart / "templates").iterdir():
