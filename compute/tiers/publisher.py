@@ -94,6 +94,7 @@ class Publisher:
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._pending_blocks = 0
         self._ending_blocks = 0
+        self._leaving_blocks = 0
         self._pace = Rate()
         self._paced_s = 0.0
         self._came_late = False
@@ -156,12 +157,22 @@ class Publisher:
     @property
     def is_behind(self) -> bool:
         """True when the queue is more than half full: background work should pause."""
-        return self._pending_blocks > self._queue_blocks // 2
+        return self._held_blocks > self._queue_blocks // 2
 
     @property
     def spare_blocks(self) -> int:
         """Number of blocks that can be queued before ``is_behind``."""
-        return max(0, max(1, self._queue_blocks // 2) - self._pending_blocks)
+        return max(0, max(1, self._queue_blocks // 2) - self._held_blocks)
+
+    @property
+    def _held_blocks(self) -> int:
+        """Blocks in flight, without those whose end is being told.
+
+        Whoever hears of an end offers the next blocks, perhaps before the count is lowered; nothing
+        would offer them again.
+        """
+        with self._idle:
+            return self._pending_blocks - self._leaving_blocks
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all blocks offered so far are published or given up; False on timeout."""
@@ -174,7 +185,7 @@ class Publisher:
         After a wait in vain no further wait is made until blocks were published.
         """
         most = max(0, self._queue_blocks - blocks)
-        surplus = self._pending_blocks - most
+        surplus = self._held_blocks - most
         if surplus <= 0 or self._came_late or not self._pace.value:
             return
         # Blocks of a pass under way cannot leave the queue while the engine waits here.
@@ -187,8 +198,9 @@ class Publisher:
 
     def _admit(self, job: PublishJob) -> bool:
         with self._idle:
-            bound = self._queue_blocks if self._pending_blocks else self._alone_blocks
-            full = self._pending_blocks + len(job.blocks) > bound
+            held = self._pending_blocks - self._leaving_blocks
+            bound = self._queue_blocks if held else self._alone_blocks
+            full = held + len(job.blocks) > bound
             if full and not job.must:
                 self.dropped_blocks += len(job.blocks)
                 return False
@@ -221,14 +233,17 @@ class Publisher:
             lost = puts.lost() | frames.lost
         finally:
             self.write_time_s += self._clock.now() - began
+            blocks = sum(len(job.blocks) for job in jobs)
+            with self._idle:
+                self._leaving_blocks = blocks
             for job in jobs:
                 self._done(job, [b for b in job.blocks if b.spec.key in lost and job in kept])
-            blocks = sum(len(job.blocks) for job in jobs)
             with self._idle:
                 self._pace.add(blocks, self.write_time_s - self._paced_s)
                 self._paced_s = self.write_time_s
                 self._pending_blocks -= blocks
                 self._ending_blocks -= blocks
+                self._leaving_blocks = 0
                 self._came_late = False
                 self._idle.notify_all()
 

@@ -277,6 +277,8 @@ class Saves:
         for job in self._owed.take(spare, self._page_of):
             if self._tiers.publisher.offer(job):
                 self._taken(job, 0)
+            else:
+                self._owed.note(job, job.blocks)
 
     def _page_of(self, key: BlockKey) -> int | None:
         return next(iter(self._batcher.pool.lookup([key])), None)

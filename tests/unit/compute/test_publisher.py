@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -127,3 +127,19 @@ def test_a_prompt_longer_than_the_queue_is_taken_when_nothing_is_in_flight(rig: 
     assert rig.offer("long", count=3) and rig.publisher.flush(LONG_S)
     assert not rig.offer("longer", count=4)
     assert rig.publisher.dropped_blocks == 3 + 4
+
+
+def test_who_hears_of_an_end_may_offer_the_next_blocks_at_once() -> None:
+    rig = Rig()
+    heard: list[tuple[int, bool]] = []
+
+    def ended(job: PublishJob, lost: Sequence[FullBlock]) -> None:
+        if not heard:
+            heard.append((rig.publisher.spare_blocks, rig.offer("next", count=3)))
+
+    rig.publisher.start(ended)
+    assert rig.offer("first", count=3)
+    assert rig.publisher.flush(LONG_S)
+    rig.publisher.stop()
+    assert heard == [(1, True)]
+    assert len(rig.pool.sealed_keys) == 6
