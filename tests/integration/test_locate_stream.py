@@ -36,7 +36,12 @@ KEYS = [BlockKey((n + 1).to_bytes(16, "big")) for n in range(limits.MAX_CHAIN_BL
 async def serving(
     address: str = "127.0.0.1:0", *, stream_port: int = 0, token: str = TOKEN
 ) -> AsyncIterator[MetaServer]:
-    server = MetaServer(MetaConfig(address=address, stream_port=stream_port, token=token))
+    # The tests' pool node sends no heartbeats: it must not be dead when the machine is slow.
+    config = MetaConfig(
+        address=address, stream_port=stream_port, token=token, suspect_after_s=600.0,
+        dead_after_s=900.0, forget_after_s=1e4,
+    )  # fmt: skip
+    server = MetaServer(config)
     await server.start()
     try:
         yield server
