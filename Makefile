@@ -91,7 +91,7 @@ test-gpu: setup ## Run the tests that need a GPU, and the numeric tests on CUDA
 	KV_TEST_DEVICE=cuda $(BIN)/pytest tests/numeric
 
 test-ray: setup ## Run a cluster on a real Ray of several local nodes: some minutes
-	$(BIN)/pytest -m ray tests/integration/test_ray_cluster.py
+	$(BIN)/pytest -p no:randomly -m ray tests/integration/test_ray_cluster.py
 
 test-rdma: setup ## Run the RDMA tests, in a guest with Soft-RoCE devices
 	PYTEST_ADDOPTS= tests/hardware/run-rdma

@@ -1,4 +1,7 @@
-"""A cluster on a real Ray of three local nodes: SQL goes on while machines come, go, and fail."""
+"""A cluster on a real Ray of three local nodes: SQL goes on while machines come, go, and fail.
+
+The tests are one story of one cluster, in this order (make test-ray).
+"""
 
 from __future__ import annotations
 
