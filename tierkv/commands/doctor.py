@@ -177,7 +177,7 @@ def check_tcp(settings: Settings) -> Finding:
             return Finding("path tcp", OPTIONAL, f"{bind}:{port}: {error.strerror}", cure)
     if bind in LOOPBACK:
         return Finding("path tcp", OK, f"{bind}, this machine only (dmp.bind)")
-    if not settings.cluster.token:
+    if not settings.cluster.token and not settings.cluster.token_file:
         return Finding("path tcp", MISSING, f"{bind} without a token", "set cluster.token")
     return Finding("path tcp", OK, f"{bind}:{port or 'any'}")
 

@@ -11,7 +11,6 @@ import asyncio
 import fcntl
 import json
 import os
-import secrets
 import shlex
 import signal
 import socket
@@ -28,6 +27,8 @@ import typer
 
 from tierkv.config import LoadedConfig, dump_toml
 from tierkv.kvcore.errors import ConfigError
+from tierkv.kvwire.token import shown
+from tierkv.parts.access import cluster_access, token_or_new
 from tierkv.parts.served_models import (
     model_folder,
     model_name,
@@ -165,7 +166,7 @@ def _complete(settings: Settings, run_dir: Path) -> Settings:
     )
     cluster = settings.cluster.model_copy(
         update={
-            "token": settings.cluster.token or secrets.token_urlsafe(24),
+            "token": token_or_new(settings.cluster),
             "meta_address": f"{settings.meta.bind}:{port}",
             "run_dir": run_dir,
         }
@@ -182,7 +183,7 @@ async def _start_all(
     config = run_dir / CONFIG_FILE
     config.touch(mode=0o600)
     config.write_text(dump_toml(settings))
-    keep_token(run_dir, settings.cluster.token)
+    keep_token(run_dir, shown(cluster_access(settings.cluster).token))
     ready: dict[str, dict[str, Any]] = {}
     plans = [NodePlan("meta", "meta"), *plans, NodePlan("front", "front")]
     computing = sum(plan.role not in ("meta", "dmp", "front") for plan in plans)

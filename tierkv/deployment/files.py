@@ -86,7 +86,12 @@ def write_compose(plan: Deployment, out: Path) -> list[Path]:
     )
     text = Template(_text(folder / "compose" / "compose.yaml")).substitute(
         image=plan.image,
-        database=settings.meta.database or f"{STATE}/meta.sqlite",
+        meta_more="".join(
+            f"      {name}: {value}\n" for name, value in _files_of(settings, "meta").items()
+        ),
+        front_more="".join(
+            f"      {name}: {value}\n" for name, value in _files_of(settings, "front").items()
+        ),
         shm_bytes=int(settings.dmp.capacity) + (64 << 20),
         pool_stop=round(settings.dmp.drain_s) + 30,
         front_stop=round(settings.front.drain_s) + 30,
@@ -127,6 +132,7 @@ def write_systemd(plan: Deployment, out: Path, roles: Sequence[str]) -> list[Pat
             program=program,
             stop=_stop_s(plan.settings, role),
             more="\n".join(_environment(plan.settings, role)),
+            writable=" ".join(_writable(plan.settings, role)),
         )
     return _write(out, texts, secret=Path("tierkv.toml"))
 
@@ -138,13 +144,38 @@ def _environment(settings: Settings, role: str) -> list[str]:
     added["TIERKV_CLUSTER_META_ADDRESS"] = address
     if role == "meta":
         added["TIERKV_META_PORT"] = str(settings.meta.port or META_PORT)
-        added["TIERKV_META_DATABASE"] = settings.meta.database or f"{STATE}/meta.sqlite"
-    if role == "front":
-        added["TIERKV_FRONT_DATABASE"] = settings.front.database or f"{STATE}/tables.duckdb"
-        added["TIERKV_FRONT_STATS_PATH"] = settings.front.stats_path or f"{STATE}/statistics.sqlite"
+    added |= _files_of(settings, role)
     if settings.cluster.advertise:
         added["TIERKV_CLUSTER_ADVERTISE"] = settings.cluster.advertise
     return [f"Environment={name}={value}" for name, value in added.items()]
+
+
+def _files_of(settings: Settings, role: str) -> dict[str, str]:
+    """Return where a role keeps its files, unless the settings say; these may hold passwords."""
+    files = {
+        "meta": {"TIERKV_META_DATABASE": (settings.meta.database, "meta.sqlite")},
+        "front": {
+            "TIERKV_FRONT_DATABASE": (settings.front.database, "tables.duckdb"),
+            "TIERKV_FRONT_STATS_PATH": (settings.front.stats_path, "statistics.sqlite"),
+        },
+    }
+    return {
+        variable: f"{STATE}/{name}"
+        for variable, (given, name) in files.get(role, {}).items()
+        if not given
+    }
+
+
+def _writable(settings: Settings, role: str) -> list[str]:
+    """Return the folders besides its own that a role writes to."""
+    given = {
+        "dmp": (settings.dmp.segment_dir, settings.dmp.disk_path),
+        "compute": (settings.dmp.segment_dir,),
+        "front": (settings.front.trace_dir,),
+    }
+    files = {"meta": (settings.meta.database,), "front": (settings.front.database,)}
+    folders = [str(Path(file).parent) for file in files.get(role, ()) if file.startswith("/")]
+    return sorted({*folders, *filter(None, given.get(role, ()))})
 
 
 def _stop_s(settings: Settings, role: str) -> int:

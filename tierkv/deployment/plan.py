@@ -15,6 +15,7 @@ from typing import Any
 
 from tierkv.config import LoadedConfig, changed_toml
 from tierkv.kvcore.errors import ConfigError
+from tierkv.parts.access import token_or_new
 from tierkv.settings import Settings
 
 PLACED = ("cluster.run_dir", "cluster.host", "cluster.advertise", "cluster.meta_address")
@@ -63,8 +64,8 @@ def plan_deployment(
     settings, release = loaded.settings, version("tierkv")
     _check(settings, counts)
     more: dict[str, Any] = {}
-    if not settings.cluster.token:
-        more["cluster.token"] = secrets.token_urlsafe(24)
+    if not settings.cluster.token_file and not settings.cluster.token:
+        more["cluster.token"] = token_or_new(settings.cluster)
     if not settings.cluster.secret and "://" not in settings.meta.database:
         more["cluster.secret"] = secrets.token_hex(16)
     if is_open and not settings.front.postgres and not settings.front.users:

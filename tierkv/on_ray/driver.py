@@ -22,9 +22,11 @@ from ray.exceptions import RayError
 
 from tierkv.config import LoadedConfig, dump_toml
 from tierkv.kvcore.errors import ConfigError, NoNodeError
+from tierkv.kvwire.token import shown
 from tierkv.on_ray.controller import CONTROLLER, NAMESPACE, Controller, RoleReport
 from tierkv.on_ray.placement import SCALABLE
 from tierkv.on_ray.role_actor import front_bind
+from tierkv.parts.access import cluster_access, token_or_new
 from tierkv.processes.cluster_files import CONFIG_FILE, STATE_FILE, keep_token
 from tierkv.processes.own_process import keep_files_private
 from tierkv.settings import Settings
@@ -182,7 +184,7 @@ def _complete(settings: Settings, counts: Mapping[str, int]) -> Settings:
         )
     cluster = settings.cluster.model_copy(
         update={
-            "token": settings.cluster.token or secrets.token_urlsafe(24),
+            "token": token_or_new(settings.cluster),
             "secret": settings.cluster.secret or secrets.token_hex(16),
         }
     )
@@ -232,7 +234,7 @@ def _write_state(settings: Settings, address: str, meta: str, rows: Sequence[Rol
     config = run_dir / CONFIG_FILE
     config.touch(mode=0o600)
     config.write_text(dump_toml(settings.model_copy(update={"cluster": cluster})))
-    keep_token(run_dir, settings.cluster.token)
+    keep_token(run_dir, shown(cluster_access(settings.cluster).token))
     nodes = {row.name: dict(row.ready) for row in rows if row.ready}
     state = {"ray": address, "meta": meta, "nodes": nodes}
     (run_dir / STATE_FILE).write_text(json.dumps(state, indent=2))

@@ -5,6 +5,7 @@ Called by the composition root and by the verbs that ask a running cluster.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def cluster_access(cluster: ClusterSettings) -> ClusterAccess:
     files = TlsFiles(*given, server_name=cluster.tls_name)
     pem_of(files, setting="cluster")
     return ClusterAccess(token, files)
+
+
+def token_or_new(cluster: ClusterSettings) -> str:
+    """Return the token that several processes get: the given one, or a new one without a file."""
+    return cluster.token or ("" if cluster.token_file else secrets.token_urlsafe(24))
 
 
 def server_tls(settings: Settings) -> TlsFiles:

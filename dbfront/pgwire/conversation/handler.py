@@ -22,7 +22,13 @@ from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.auth import MECHANISM, Authenticator
 from tierkv.dbfront.pgwire.protocol.connection import PgConnection
-from tierkv.dbfront.pgwire.protocol.errors import TooManyConnectionsError, error_fields, too_long
+from tierkv.dbfront.pgwire.protocol.errors import (
+    ADMIN_SHUTDOWN,
+    AdminShutdownError,
+    TooManyConnectionsError,
+    error_fields,
+    too_long,
+)
 from tierkv.dbfront.pgwire.protocol.startup import StartupExchange
 from tierkv.dbfront.pgwire.protocol.stream import PgStream
 from tierkv.dbfront.postgres_dialect.catalog.table_numbers import TableNumbers
@@ -236,6 +242,8 @@ class ClientHandler:
             exchange.send(replies.parameter_status(name, value))
         exchange.send(replies.backend_key_data(session.pid, self.secret))
         exchange.send(replies.ready_for_query(session.transaction_status))
+        if self._lobby.draining:  # Since this client's login began.
+            exchange.leaving = AdminShutdownError(ADMIN_SHUTDOWN)
         return exchange
 
     async def _converse(self, exchange: Exchange) -> None:

@@ -57,6 +57,24 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     assert "TimeoutStopSec=35" in front
 
 
+def test_no_password_stands_outside_the_settings_file(tmp_path: Path) -> None:
+    url = "postgresql://kv:s3cret$HOME@db/kv"
+    for target in (DeployTarget.COMPOSE, DeployTarget.SYSTEMD):
+        out = tmp_path / target
+        write(target, out, **{"meta.database": url, "front.postgres": url, "dmp.disk_path": "/kv"})
+        holders = [path.name for path in out.rglob("*") if path.is_file()
+                   and "s3cret" in path.read_text()]  # fmt: skip
+        assert holders == ["tierkv.toml"]
+        assert (out / "tierkv.toml").stat().st_mode & 0o077 == 0
+    unit = (tmp_path / "systemd/tierkv-dmp.service").read_text()
+    assert "ReadWritePaths=/dev/shm /kv\n" in unit
+
+
+def test_a_token_file_needs_no_token(tmp_path: Path) -> None:
+    write(DeployTarget.SYSTEMD, tmp_path / "s", **{"cluster.token_file": "/etc/tierkv/tokens"})
+    assert "\ntoken =" not in (tmp_path / "s/tierkv.toml").read_text()
+
+
 def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty") as caught:
