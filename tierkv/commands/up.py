@@ -46,15 +46,11 @@ from tierkv.processes.cluster_files import (
     require_memory,
 )
 from tierkv.processes.own_process import keep_files_private
-from tierkv.processes.supervisor import ChildSpec, Supervisor, exit_text
+from tierkv.processes.supervisor import START_S, STOP_S, ChildSpec, Supervisor, exit_text
 from tierkv.processes.worker_group import require_shareable
 from tierkv.settings import ComputeSettings, Settings
 from tierkv.storage.modelfiles.model_folder import read_model_config
 
-START_S: Final = 300.0
-"""Longest start of a cluster: a large model takes minutes."""
-STOP_S: Final = 12.0
-"""Longest end of a process, besides the time that its front gives to running statements."""
 SCRAM: Final = "SCRAM-SHA-256$"
 """Prefix of a SCRAM verifier, whose password is unknown here."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from tierkv.config import LoadedConfig, changed_toml
 from tierkv.kvcore.errors import ConfigError
 from tierkv.parts.access import token_or_new
+from tierkv.processes.worker_group import require_several
 from tierkv.settings import Settings
 
 PLACED = ("cluster.run_dir", "cluster.host", "cluster.advertise", "cluster.meta_address")
@@ -83,11 +84,7 @@ def plan_deployment(
 
 
 def _check(settings: Settings, counts: Mapping[str, int]) -> None:
-    if counts["meta"] > 1 and settings.meta.database and "://" not in settings.meta.database:
-        raise ConfigError(
-            "several meta servers can't share a SQLite file (meta.database)",
-            hint="Give a PostgreSQL URL, or leave meta.database empty.",
-        )
+    require_several(settings.meta, counts["meta"])
     if counts["front"] > 1 and not settings.front.postgres:
         raise ConfigError(
             "several fronts share tables only in PostgreSQL",

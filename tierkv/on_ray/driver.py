@@ -29,12 +29,13 @@ from tierkv.on_ray.role_actor import front_bind
 from tierkv.parts.access import cluster_access, token_or_new
 from tierkv.processes.cluster_files import CONFIG_FILE, STATE_FILE, keep_token
 from tierkv.processes.own_process import keep_files_private
+from tierkv.processes.supervisor import START_S
+from tierkv.processes.worker_group import require_several
 from tierkv.settings import Settings
 
 META_PORT: Final = 7400
 """Port of meta servers, unless ``meta.port`` says another: clients must know it beforehand."""
 
-START_S: Final = 300.0
 ANSWER_S: Final = 60.0
 """Ray may take half a minute to move the controller from a lost machine."""
 
@@ -172,11 +173,7 @@ def _ask(answer: Any, timeout_s: float = ANSWER_S) -> Any:
 
 def _complete(settings: Settings, counts: Mapping[str, int]) -> Settings:
     """Fill in what all machines must agree on: token, secret and the meta servers' port."""
-    if counts.get("meta", 1) > 1 and settings.meta.database and "://" not in settings.meta.database:
-        raise ConfigError(
-            "several meta servers can't share a SQLite file (meta.database)",
-            hint="Give a PostgreSQL URL, or leave meta.database empty.",
-        )
+    require_several(settings.meta, counts.get("meta", 1))
     if counts.get("front", 1) > 1 and settings.front.database and not settings.front.postgres:
         raise ConfigError(
             "several fronts can't share a DuckDB file (front.database)",

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import ray
 
@@ -18,14 +18,8 @@ from tierkv.config import dump_toml
 from tierkv.dbfront.http.config import is_loopback
 from tierkv.kvcore.errors import TierKVError
 from tierkv.processes.own_process import keep_files_private
-from tierkv.processes.supervisor import ChildSpec, Supervisor
+from tierkv.processes.supervisor import START_S, STOP_S, ChildSpec, Supervisor
 from tierkv.settings import Settings
-
-START_S: Final = 300.0
-"""Longest start of a role: a large model takes minutes."""
-
-STOP_S: Final = 12.0
-"""Longest end of a role, besides a front's ``front.drain_s``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,12 @@ def _copy(log: BinaryIO, older: Path) -> None:
 
 log = logging.getLogger(__name__)
 
+START_S: Final = 300.0
+"""Longest start of a role: a large model takes minutes."""
+
+STOP_S: Final = 12.0
+"""Longest end of a role, besides the time that a front gives to running statements."""
+
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MOST_S = 10.0
 STABLE_S = 30.0

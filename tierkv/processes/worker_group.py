@@ -29,7 +29,7 @@ from tierkv.dbfront.siblings import Siblings
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError
 from tierkv.processes.supervisor import ChildSpec, Supervisor, exit_text
-from tierkv.settings import IN_MEMORY, ClusterSettings, FrontSettings, Settings
+from tierkv.settings import IN_MEMORY, ClusterSettings, FrontSettings, MetaSettings, Settings
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +50,19 @@ def require_shareable(front: FrontSettings) -> None:
             "DuckDB allows one process per file",
             hint="Keep the tables in PostgreSQL (--postgres DSN), or run one worker. Without "
             "tables, --set front.database=:memory: gives each worker a database of its own.",
+        )
+
+
+def require_several(meta: MetaSettings, count: int) -> None:
+    """Refuse several meta servers where they can't share the namespaces.
+
+    Raises:
+        ConfigError: the namespaces are in a SQLite file.
+    """
+    if count > 1 and meta.database and "://" not in meta.database:
+        raise ConfigError(
+            "several meta servers can't share a SQLite file (meta.database)",
+            hint="Give a PostgreSQL URL, or leave meta.database empty.",
         )
 
 
