@@ -13,8 +13,6 @@ import typer
 
 from tierkv.commands.options import ConfigOption, DeployTarget, SetOption, load
 from tierkv.config import LoadedConfig
-from tierkv.deployment.files import ROLES, write_compose, write_helm, write_systemd
-from tierkv.deployment.plan import plan_deployment
 from tierkv.kvcore.errors import UserError
 
 _NEXT: Mapping[DeployTarget, str] = {
@@ -34,9 +32,9 @@ def deploy(
     compute: Annotated[int, typer.Option(min=0, help="Compute nodes.")] = 1,
     front: Annotated[int, typer.Option(min=1, help="Fronts; several need front.postgres.")] = 1,
     image: Annotated[str, typer.Option(help="Container image; default: tierkv:VERSION.")] = "",
-    roles: Annotated[str, typer.Option(help="Roles on this machine, for systemd.")] = ",".join(
-        ROLES
-    ),
+    roles: Annotated[
+        str, typer.Option(help="Roles on this machine, for systemd; default: all.")
+    ] = "",
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -61,12 +59,16 @@ def write_files(
     image: str,
     roles: Sequence[str],
 ) -> None:
-    """Write the files and tell how to use them.
+    """Write the files and tell how to use them; no ``roles`` means all of them.
 
     Raises:
         ConfigError: settings that can't work, or a folder that can't be written.
         UserError: an unknown role.
     """
+    from tierkv.deployment.files import ROLES, write_compose, write_helm, write_systemd
+    from tierkv.deployment.plan import plan_deployment
+
+    roles = roles or ROLES
     if unknown := sorted(set(roles) - set(ROLES)):
         raise UserError(f"unknown role {unknown[0]!r}", hint=f"Roles are {', '.join(ROLES)}.")
     plan = plan_deployment(
