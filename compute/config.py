@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.ids import NO_ZONE, HostId, NodeId, ZoneId
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.node import NodeRole
 from tierkv.policies.select import PRODUCTION_POLICIES
@@ -51,6 +51,7 @@ class ComputeConfig:
     Attributes:
         node_id: unique name in the cluster.
         host: this machine; a pool node of the same host is tier L2.
+        zone: this machine's zone; pool nodes of other zones come last.
         role: ``compute``, ``prefill`` or ``decode``.
         model_folder: a Hugging Face folder, or None when ``random_model`` is set.
         random_model: random weights, for benchmarks and tests.
@@ -89,6 +90,7 @@ class ComputeConfig:
 
     node_id: NodeId
     host: HostId
+    zone: ZoneId = NO_ZONE
     role: NodeRole = NodeRole.COMPUTE
     model_folder: str | None = None
     random_model: RandomModelSpec | None = None

@@ -27,6 +27,7 @@ from tierkv.compute.tiers.load_log import LoadRecord
 from tierkv.compute.tiers.store_reader import StoreReader
 from tierkv.compute.tiers.tiers import Tiers
 from tierkv.dmp.pool_node import PoolNode
+from tierkv.dmp.zone_traffic import ZoneTraffic
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import (
@@ -64,6 +65,7 @@ class ComputeNode:
     Attributes:
         config: settings of the node.
         model: the served model as the cluster sees it.
+        traffic: bytes exchanged with pool nodes of other zones, told in the reports.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class ComputeNode:
         control_address: str = "",
     ) -> None:
         self.config = config
+        self.traffic: ZoneTraffic | None = None
         if config.threads:
             torch.set_num_threads(config.threads)
         loaded = load_model(config)
@@ -336,6 +339,7 @@ class ComputeNode:
             incarnation=self._incarnation,
             role=self.config.role,
             host=self.config.host,
+            zone=self.config.zone,
             control_address=self._control_address,
             capacity_bytes=self._pages.capacity_bytes,
             models=(self.model,),
@@ -344,7 +348,7 @@ class ComputeNode:
     def report(self) -> NodeReport:
         """Report the node's load and the statistics of its tiers."""
         meters = self._engine.tiers.meters
-        return NodeReport(
+        report = NodeReport(
             load=self._engine.load,
             tiers=(self._l1_stats(), *(self._read_stats(t) for t in (Tier.L2, Tier.L3, Tier.L4))),
             cache_errors=tuple(sorted(self._engine.tiers.cache_errors.copy().items())),
@@ -353,6 +357,7 @@ class ComputeNode:
             paths=tuple(_path_to(node) for node in self._engine.tiers.finder.nodes),
             load_choices=self._engine.tiers.log.stats(),
         )
+        return report if self.traffic is None else self.traffic.told_in(report)
 
     def load_decisions(self) -> tuple[LoadRecord, ...]:
         """Return the last decisions of the loading controller, oldest first."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.ids import NO_ZONE, HostId, NodeId, ZoneId
 from tierkv.kvwire.tls import TlsFiles
 from tierkv.kvwire.token import ClusterToken
 from tierkv.policies.select import PRODUCTION_POLICIES
@@ -39,6 +39,7 @@ class DmpConfig:
     Attributes:
         node_id: unique and stable; names the default segment file.
         host: name of the machine; compute nodes with the same host map the segment (tier L2).
+        zone: the machine's zone; empty if it has none.
         segment_path: path of the memory file; empty means ``/dev/shm/tierkv-<node_id>.seg``.
         capacity_bytes: payload memory, rounded down to whole extents; allocated as blocks arrive.
         ready_ahead_bytes: how much memory is made ready before blocks arrive.
@@ -75,6 +76,7 @@ class DmpConfig:
 
     node_id: NodeId
     host: HostId
+    zone: ZoneId = NO_ZONE
     segment_path: str = ""
     capacity_bytes: int = 1 << 30
     ready_ahead_bytes: int = 128 << 20

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from tierkv.dmp.zone_traffic import OtherZone
 from tierkv.kvcore.block import BlockSpec, Location, Tier
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 from tierkv.kvcore.node import TierStats
@@ -117,7 +118,10 @@ class PoolNode(Protocol):
        call leaves nothing reserved.
     9. ``promote`` is a ``lookup`` that also loads blocks from the node's disk or archive (tier L4)
        into memory. The entry is None for a block that cannot be loaded.
-    10. ``register`` is a hint that bytes will often move to and from this memory; a transport may
+    10. ``other_zone`` is None in the caller's own zone. Bytes to and from a node of another zone
+        are counted; beyond their limit ``reserve`` and ``put`` grant nothing and ``hold`` keeps
+        nothing.
+    11. ``register`` is a hint that bytes will often move to and from this memory; a transport may
         ignore the hint. ``path`` names the transport and the reason for the choice.
     """
 
@@ -126,6 +130,11 @@ class PoolNode(Protocol):
 
     @property
     def host(self) -> HostId: ...
+
+    @property
+    def other_zone(self) -> OtherZone | None:
+        """The node's zone, unless it is the caller's; this default names none."""
+        return None
 
     @property
     def path(self) -> PathInfo: ...

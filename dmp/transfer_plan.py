@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from tierkv.dmp.pool_node import PathInfo
-from tierkv.kvcore.ids import HostId, Incarnation
+from tierkv.kvcore.ids import NO_ZONE, HostId, Incarnation, ZoneId
 
 
 class Transport(StrEnum):
@@ -39,6 +39,7 @@ class Ends:
         segment_path: the node's memory file; empty if the node shares no file.
         no_rdma: why this machine can't do RDMA; empty if RDMA works.
         incarnation: the node's start number, stored in the segment too; 0 if unknown.
+        zone: the node's zone; empty if unknown.
     """
 
     here: HostId
@@ -46,6 +47,7 @@ class Ends:
     segment_path: str
     no_rdma: str
     incarnation: Incarnation = UNKNOWN_INCARNATION
+    zone: ZoneId = NO_ZONE
 
 
 @dataclass(frozen=True, slots=True)

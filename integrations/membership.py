@@ -19,7 +19,7 @@ from tierkv.integrations.identity import EngineIdentity, differences, layout_fie
 from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import DirectoryUnavailableError, UserError
-from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId
+from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, ZoneId
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import DirectoryNode, MetaClient
@@ -105,6 +105,7 @@ class EngineMembership:
             incarnation,
             NodeRole.ENGINE,
             HostId(self._settings.host_id),
+            ZoneId(self._settings.zone),
             models=() if model is None else (model,),
         )
         agent = NodeAgent(meta, info, MetaReporter(self.node_id, incarnation), self._report)

@@ -292,7 +292,8 @@ class _Life:
     def _report(self) -> NodeReport:
         with self._lock:
             counts = dict(self._counts)
-        return engine_report(self._identity, counts, self.complaints, self.keeper.stats)
+        report = engine_report(self._identity, counts, self.complaints, self.keeper.stats)
+        return self.keeper.traffic.told_in(report)
 
 
 def _key_alone(settings: PoolAccess, identity: EngineIdentity) -> NamespaceKey:

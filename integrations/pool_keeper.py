@@ -17,11 +17,12 @@ from tierkv.dmp.client.ring import Ring, reach_nodes
 from tierkv.dmp.client.values import PoolStats, to_transport
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import PathOptions
+from tierkv.dmp.zone_traffic import ZoneTraffic
 from tierkv.integrations.engine_report import Complaints
 from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, TierKVError
-from tierkv.kvcore.ids import NodeId
+from tierkv.kvcore.ids import NodeId, ZoneId
 from tierkv.kvwire.tls import client_context
 
 FIRST_RETRY_S: Final = 0.1
@@ -71,7 +72,11 @@ class PoolKeeper:
         self._on_look = on_look
         self._ring: Ring | None = None
         self._quiet_looks = 0
-        self._options = PathOptions(to_transport(settings.transport), (), settings.tls)
+        self.traffic = ZoneTraffic(
+            ZoneId(settings.zone), clock=SystemClock(), bytes_per_s=settings.cross_zone_rate
+        )
+        transport = to_transport(settings.transport)
+        self._options = PathOptions(transport, (), settings.tls, self.traffic)
         self.wake = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tierkv-keeper", daemon=True)

@@ -22,9 +22,13 @@ from tierkv.kvcore.ids import HostId
 from tierkv.kvwire.tls import TlsFiles
 from tierkv.kvwire.token import ClusterToken, TokenFile
 
-_NUMBERS: Final = {"timeout_ms": (10, 600_000), "threads": (1, 64)}
+_NUMBERS: Final = {
+    "timeout_ms": (10, 600_000),
+    "threads": (1, 64),
+    "cross_zone_rate": (0, 1 << 50),
+}
 _MOST_SECRET_BYTES: Final = 4_096
-_NAMED: Final = ("tenant", "node_id", "host")
+_NAMED: Final = ("tenant", "node_id", "host", "zone")
 _SECRETS: Final = ("token", "secret")
 
 
@@ -53,6 +57,9 @@ class PoolAccess:
         threads: number of concurrent calls to the pool.
         node_id: the engine's name in the cluster; empty: made from host and process.
         host: this machine's name in the cluster; empty: the system's host name.
+        zone: this machine's zone, as ``cluster.zone`` of the nodes; empty: it has none.
+        cross_zone_rate: bytes per second exchanged with pool nodes of other zones, on average; 0:
+            no limit.
     """
 
     pool: tuple[str, ...] = ()
@@ -72,6 +79,8 @@ class PoolAccess:
     threads: int = 4
     node_id: str = ""
     host: str = ""
+    zone: str = ""
+    cross_zone_rate: int = 0
 
     @classmethod
     def read(

@@ -15,6 +15,11 @@ NodeId = NewType("NodeId", str)
 HostId = NewType("HostId", str)
 """A machine's name; nodes with equal HostId can map each other's segments (tier L2)."""
 
+ZoneId = NewType("ZoneId", str)
+"""Name of a part of the cluster, for example an availability zone; empty: the cluster has none.
+Bytes between zones cost more than bytes within one."""
+NO_ZONE: Final = ZoneId("")
+
 Incarnation = NewType("Incarnation", int)
 """Start number of a node; messages with an older number are refused."""
 

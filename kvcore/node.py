@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tierkv.kvcore.block import Tier
-from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.ids import NO_ZONE, HostId, Incarnation, NodeId, ZoneId
 from tierkv.kvcore.layout import BlockLayout
 
 
@@ -83,6 +83,7 @@ class NodeInfo:
         incarnation: grows with each start; messages of older incarnations are refused.
         role: the node's role.
         host: the node's machine; decides between L2 and L3.
+        zone: the machine's zone; copies in the reader's zone come before others.
         control_address: ``host:port`` of the gRPC service; empty if in process.
         data_address: ``host:port`` of a DMP node's data plane, else empty.
         segment_path: a DMP node's segment file, mappable on the same host; else empty.
@@ -94,6 +95,7 @@ class NodeInfo:
     incarnation: Incarnation
     role: NodeRole
     host: HostId
+    zone: ZoneId = NO_ZONE
     control_address: str = ""
     data_address: str = ""
     segment_path: str = ""
@@ -234,6 +236,9 @@ class NodeReport:
         paths: of a compute node, one for each pool node in use; of a pool node, its listeners.
         load_choices: decisions of a compute node's load controller, by kind.
         notes: notes to people, for example why an engine shares nothing.
+        cross_zone_bytes_in: of ``transfer_bytes_in``, bytes from pool nodes of other zones.
+        cross_zone_bytes_out: of ``transfer_bytes_out``, bytes to them.
+        cross_zone_refusals: transfers with other zones that the limit prevented.
     """
 
     load: NodeLoad = NodeLoad()
@@ -245,6 +250,9 @@ class NodeReport:
     paths: tuple[PathReport, ...] = ()
     load_choices: tuple[LoadChoiceStats, ...] = ()
     notes: tuple[str, ...] = ()
+    cross_zone_bytes_in: int = 0
+    cross_zone_bytes_out: int = 0
+    cross_zone_refusals: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ NODE_INFO: Final = MessageCodec(
     node_id=NAME,
     role=choice(NodeRole),
     host=NAME,
+    zone=NAME_OR_EMPTY,
     models=many(MODEL, limits.MAX_MODELS_PER_NODE),
 )
 

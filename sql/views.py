@@ -362,6 +362,7 @@ VIEW_COLUMNS["stat_kvcache_node"] = {
     "node_id": "VARCHAR",
     "role": "VARCHAR",
     "address": "VARCHAR",
+    "zone": "VARCHAR",
     "heartbeat_age_s": "DOUBLE",
     "heartbeat_at": "TIMESTAMP",
     "kv_cache_usage": "DOUBLE",
@@ -370,6 +371,9 @@ VIEW_COLUMNS["stat_kvcache_node"] = {
     "transfer_bytes_in": "BIGINT",
     "transfer_bytes_out": "BIGINT",
     "transfer_errors": "BIGINT",
+    "cross_zone_bytes_in": "BIGINT",
+    "cross_zone_bytes_out": "BIGINT",
+    "cross_zone_refusals": "BIGINT",
     "cache_errors": "BIGINT",
     **VIEW_COLUMNS["stat_kvcache"],
 }

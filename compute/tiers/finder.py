@@ -16,7 +16,7 @@ from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import Location, Replica, Tier, tier_seen_from
 from tierkv.kvcore.errors import CacheError
-from tierkv.kvcore.ids import BlockKey, HostId, NodeId
+from tierkv.kvcore.ids import BlockKey, HostId, NodeId, ZoneId
 from tierkv.metaserver.client import LocateReply
 
 
@@ -100,8 +100,11 @@ class BlockFinder:
         return next((n for n in self._nodes.values() if n.host == self._host), None)
 
     def place(self, key: BlockKey) -> PoolNode | None:
-        """Return the node to write a new block to: the home node, else the rendezvous node."""
-        return self.home or self._rendezvous(key)
+        """Return the node to write a new block to.
+
+        The home node; without one, the rendezvous node of the own zone; without one, of all zones.
+        """
+        return self.home or next(iter(self._rendezvous(key)), None)
 
     def find(self, keys: Sequence[BlockKey], *, thorough: bool) -> list[tuple[Source, ...]]:
         """Return the sources of the longest prefix of ``keys`` in the pool.
@@ -133,12 +136,13 @@ class BlockFinder:
             sources = [self._source(r) for r in replicas if self._is_reachable(r)]
             if not sources:
                 break
-            found.append(tuple(sorted(sources, key=lambda source: source.tier)))
+            found.append(tuple(sorted(sources, key=_nearness)))
         return found, attempt.ok
 
     def _is_reachable(self, replica: Replica) -> bool:
+        node = self._nodes.get(replica.node)
         can_be_read = replica.location is not None or replica.tier is Tier.L4
-        return can_be_read and replica.node in self._nodes
+        return can_be_read and node is not None and _has_room(node)
 
     def _source(self, replica: Replica) -> Source:
         tier = tier_seen_from(replica, self._host)
@@ -170,9 +174,9 @@ class BlockFinder:
     ) -> list[tuple[PoolNode, list[BlockKey]]]:
         wanted: dict[NodeId, list[BlockKey]] = {}
         for key in keys:
-            node = None if known[key] else self._rendezvous(key)
-            if node is not None and node is not self.home:
-                wanted.setdefault(node.node_id, []).append(key)
+            for node in () if known[key] else self._rendezvous(key):
+                if node is not self.home:
+                    wanted.setdefault(node.node_id, []).append(key)
         return [(self._nodes[node_id], missing) for node_id, missing in wanted.items()]
 
     def _ask(
@@ -185,6 +189,8 @@ class BlockFinder:
         promote: bool = False,
     ) -> None:
         found: list[Location | None] = []
+        if not _has_room(node):
+            return
         with self._absorb():
             found = node.lookup(keys)
         for key, location in zip(keys, found, strict=False):
@@ -196,11 +202,25 @@ class BlockFinder:
                 if location is not None:
                     known[key].append(Source(node, location, Tier.L4, key))
 
-    def _rendezvous(self, key: BlockKey) -> PoolNode | None:
+    def _rendezvous(self, key: BlockKey) -> list[PoolNode]:
+        """Return the node of each zone where its writers store a block, the own zone first."""
         nodes = self._nodes
         # Equal weights: every reader and writer must rank alike, with or without known capacities.
         ranked = rank_nodes(key, [(node_id, 1.0) for node_id in nodes])
-        return nodes[ranked[0]] if ranked else None
+        first: dict[ZoneId | None, PoolNode] = {}
+        for node_id in ranked:
+            zone = nodes[node_id].other_zone
+            first.setdefault(None if zone is None else zone.name, nodes[node_id])
+        return sorted(first.values(), key=lambda node: node.other_zone is not None)
+
+
+def _nearness(source: Source) -> tuple[bool, Tier]:
+    """Order copies: the own zone first, even its disks, because bytes between zones cost money."""
+    return source.node.other_zone is not None, source.tier
+
+
+def _has_room(node: PoolNode) -> bool:
+    return node.other_zone is None or node.other_zone.traffic.has_room
 
 
 def _leading(known: dict[BlockKey, list[Source]]) -> list[tuple[Source, ...]]:

@@ -34,6 +34,9 @@ _COUNTERS: Final = (
     "transfer_bytes_in",
     "transfer_bytes_out",
     "transfer_errors",
+    "cross_zone_bytes_in",
+    "cross_zone_bytes_out",
+    "cross_zone_refusals",
     "cache_errors",
 )
 _ERRORS: Final = "errors"
@@ -41,13 +44,14 @@ _WHO: Final = (
     "node_id",
     "role",
     "address",
+    "zone",
     "heartbeat_age_s",
     "heartbeat_at",
     "kv_cache_usage",
     "requests_running",
     "requests_waiting",
 )
-_NOT_OF_TIER: Final = frozenset((*_WHO, *_COUNTERS[-4:], "as_of"))
+_NOT_OF_TIER: Final = frozenset((*_WHO, *_COUNTERS[-7:], "as_of"))
 """Columns of a node, which are the same in the rows of all tiers of the node."""
 
 
@@ -196,6 +200,9 @@ def _counted(node: DirectoryNode) -> list[Row]:
         "transfer_bytes_in": report.transfer_bytes_in,
         "transfer_bytes_out": report.transfer_bytes_out,
         "transfer_errors": report.transfer_errors,
+        "cross_zone_bytes_in": report.cross_zone_bytes_in,
+        "cross_zone_bytes_out": report.cross_zone_bytes_out,
+        "cross_zone_refusals": report.cross_zone_refusals,
         "cache_errors": sum(count for _, count in report.cache_errors),
     }
     return [base | _tier(tier) for tier in report.tiers] or [base]
@@ -225,6 +232,7 @@ def _who(node: DirectoryNode, now_s: float) -> Row:
         node.info.node_id,
         str(node.info.role),
         node.info.control_address,
+        node.info.zone,
         node.heartbeat_age_s,
         timestamp(now_s - node.heartbeat_age_s),
         load.kv_usage,

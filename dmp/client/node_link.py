@@ -20,7 +20,7 @@ from tierkv.dmp.transfer_plan import Ends
 from tierkv.dmp.transport.connection import Peer, PeerConnection, RefusedError
 from tierkv.dmp.transport.control import NodeControl
 from tierkv.dmp.transport.select import PathOptions, open_path, why_no_rdma
-from tierkv.dmp.wire.messages import Welcome
+from tierkv.dmp.wire.messages import About, Welcome
 from tierkv.dmp.wire.range_codec import DescribedBlock
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.errors import AuthenticationError, CacheError, TransportError
@@ -51,6 +51,7 @@ class NodeLink:
         self.reason = "never reached"
         self._options = options
         self._welcome: Welcome | None = None
+        self._about = About()
         self.known: dict[BlockKey, DescribedBlock] = {}
         self._lock = threading.Lock()
 
@@ -63,6 +64,11 @@ class NodeLink:
     def host(self) -> HostId:
         """Host that the node reports; empty until the first answer."""
         return self._welcome.host if self._welcome is not None else HostId("")
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the node is in this client's zone, as far as known."""
+        return self.node is None or self.node.other_zone is None
 
     @property
     def path(self) -> PathInfo:
@@ -78,17 +84,17 @@ class NodeLink:
             AuthenticationError: the node requires another token.
         """
         try:
-            welcome = greet(self.peer)
+            welcome, about = greet(self.peer)
         except TransportError as error:
             self._down(error)
             return False
-        if self.node is None or welcome != self._welcome:
-            self._open(welcome)
+        if self.node is None or (welcome, about) != (self._welcome, self._about):
+            self._open(welcome, about)
         self.opened.answered()
         self.up = True
         return True
 
-    def _open(self, welcome: Welcome) -> None:
+    def _open(self, welcome: Welcome, about: About) -> None:
         peer = replace(self.peer, node_id=welcome.node_id)
         # Host names may differ or repeat; only the mapping can tell whether memory is shared.
         ends = Ends(
@@ -97,9 +103,10 @@ class NodeLink:
             segment_path=welcome.segment_path,
             no_rdma=why_no_rdma(self._options.rdma_devices),
             incarnation=welcome.incarnation,
+            zone=about.zone,
         )
         old, self.node = self.node, open_path(peer, ends, self._options)
-        self._welcome = welcome
+        self._welcome, self._about = welcome, about
         with self._lock:
             self.known.clear()
         if old is not None:
@@ -201,8 +208,8 @@ Act = Callable[[NodeLink, list[BlockKey]], set[BlockKey]]
 """Runs an action with keys at a node; returns the keys that are done."""
 
 
-def greet(peer: Peer) -> Welcome:
-    """Say HELLO on a separate connection.
+def greet(peer: Peer) -> tuple[Welcome, About]:
+    """Say HELLO on a separate connection, and ask about the node.
 
     Raises:
         AuthenticationError: wrong token.
@@ -218,5 +225,7 @@ def greet(peer: Peer) -> Welcome:
             hint="Pass token=...; on the command line --config RUN_DIR/cluster.toml of a "
             "`tierkv up`, or TIERKV_CLUSTER_TOKEN=... before it.",
         ) from error
-    connection.close()
-    return connection.welcome
+    try:
+        return connection.welcome, connection.about()
+    finally:
+        connection.close()

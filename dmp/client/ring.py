@@ -3,7 +3,7 @@
 Called by dmp/client/pool.py. All clients with the same list of nodes compute the same ranking for a
 key, by weighted rendezvous hashing of the node names, so no directory is needed, and a node that
 joins or leaves moves only its own share of the blocks. Nodes that are down are skipped. A client
-that names its own host may prefer nodes of this host.
+that names its own host or zone may prefer nodes of these.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class Ring:
         Args:
             keys: keys to offer.
             act: offers keys to a node; returns the accepted keys.
-            near: nodes of this host come first. Not for values on which clients must agree: the
-                first value under a key must stay, so all clients must use the same ranking.
+            near: nodes of this host come first, then those of this zone. Not for values on which
+                clients must agree: the first value under a key must stay, so all clients must use
+                the same ranking.
         """
         left = {key: self._ranked(key, near=near) for key in keys}
         for rank in range(len(self.links)):
@@ -114,8 +115,10 @@ class Ring:
         named = {link.node_id: link for link in self.links if link.node_id}
         # Equal weights: every client must compute the same ranking, whatever capacities it knows.
         ranked = [named[node] for node in rank_nodes(key, [(node, 1.0) for node in named])]
-        if near and self._host:
-            ranked.sort(key=lambda link: link.host != self._host)
+        if near:
+            ranked.sort(
+                key=lambda link: (not self._host or link.host != self._host, not link.is_near)
+            )
         return ranked
 
 

@@ -96,6 +96,7 @@ class Reports:
             incarnation=self._state.incarnation,
             role=NodeRole.DMP,
             host=config.host,
+            zone=config.zone,
             data_address=data_address,
             segment_path="" if config.nameless else str(config.segment_file),
             capacity_bytes=config.extent_count * config.extent_bytes,

@@ -222,6 +222,7 @@ class Session:
             FrameType.STATS: self._stats,
             FrameType.PROMOTE: self._promote,
             FrameType.DESCRIBE: self._describe,
+            FrameType.ABOUT: self._about,
             **(rdma.handlers if rdma else {}),
         }
 
@@ -306,6 +307,9 @@ class Session:
         self._be(hello.client_id)
         path = str(node.config.segment_file)
         return m.Welcome(node.node_id, node.host, node.incarnation, path).pack()
+
+    def _about(self, head: bytearray) -> bytes:
+        return m.About(self._node.config.zone).pack()
 
     def _be(self, client_id: str) -> None:
         """Attribute all further requests of the peer to a client id."""

@@ -18,6 +18,7 @@ from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameHeader, FrameType, parse_header
 from tierkv.dmp.wire.range_codec import Ref
 from tierkv.dmp.wire.socket_io import TlsWire, Wire
+from tierkv.dmp.zone_traffic import OtherZone
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
     CacheError,
@@ -78,6 +79,7 @@ class Peer:
         promote_timeout_s: longest wait for blocks that come from disk.
         connections: maximum number of idle connections to keep.
         tls: certificate files; None means plain TCP.
+        other_zone: the node's zone, if it is not this process's.
         client_id: groups connections: when the last connection of a client closes, the node frees
             the client's reservations and holds. Empty makes each connection pool a client of its
             own.
@@ -91,6 +93,7 @@ class Peer:
     promote_timeout_s: float = 30.0
     connections: int = 4
     tls: TlsFiles | None = None
+    other_zone: OtherZone | None = None
     client_id: str = ""
 
 
@@ -126,6 +129,21 @@ class PeerConnection:
         if peer.node_id and welcome.node_id != peer.node_id:
             raise TransportError(f"{peer.address} is node {welcome.node_id}, not {peer.node_id}")
         return welcome
+
+    def about(self) -> m.About:
+        """Ask for the rest of the node's identity; a node of an older release knows no more.
+
+        Such a node ends the connection.
+
+        Raises:
+            TransportError: the node does not answer.
+        """
+        try:
+            return m.About.unpack(self.call(FrameType.ABOUT, b""))
+        except RefusedError:
+            return m.About()
+        except RemoteProtocolError as error:
+            raise _translated(error, self._peer) from error
 
     def call(self, kind: FrameType, head: bytes, *, timeout_s: float = 0.0) -> bytearray:
         """Send a request and return the head of the reply.

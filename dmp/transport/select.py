@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tierkv.dmp.pool_node import PathInfo, PoolNode
@@ -21,6 +21,7 @@ from tierkv.dmp.transport.shm import ShmPoolNode
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.dmp.transport.verbs.device import discover
 from tierkv.dmp.transport.verbs.node import open_verbs_node
+from tierkv.dmp.zone_traffic import ZoneTraffic
 from tierkv.kvcore.errors import ConfigError, TransportError
 from tierkv.kvcore.ids import HostId, Incarnation
 from tierkv.kvcore.node import NodeInfo
@@ -38,11 +39,13 @@ class PathOptions:
         transport: preferred transport; see dmp/transfer_plan.py.
         rdma_devices: this machine's devices to use; empty means all.
         tls: certificate files for the TCP side; None means plain TCP.
+        traffic: this process's zone, and its bytes to and from others; None without zones.
     """
 
     transport: Transport = Transport.AUTO
     rdma_devices: tuple[str, ...] = ()
     tls: TlsFiles | None = None
+    traffic: ZoneTraffic | None = None
 
 
 def connect_pool_node(
@@ -72,7 +75,8 @@ def connect_pool_node(
     options = options or PathOptions()
     peer = Peer(info.node_id, info.data_address, token or "", tls=options.tls)
     no_rdma = why_no_rdma(options.rdma_devices)
-    return open_path(peer, Ends(host, info.host, info.segment_path, no_rdma), options)
+    ends = Ends(host, info.host, info.segment_path, no_rdma, zone=info.zone)
+    return open_path(peer, ends, options)
 
 
 def why_no_rdma(devices: tuple[str, ...] = ()) -> str:
@@ -82,6 +86,8 @@ def why_no_rdma(devices: tuple[str, ...] = ()) -> str:
 
 def open_path(peer: Peer, ends: Ends, options: PathOptions) -> NodeControl:
     """Try the paths of the plan in order; TCP is last and always opens."""
+    if options.traffic is not None:
+        peer = replace(peer, other_zone=options.traffic.other(ends.zone))
     plan = plan_transfer(options.transport, ends)
     failed: list[PathInfo] = []
     for step in plan.steps:
@@ -99,7 +105,7 @@ def _open_shm(peer: Peer, ends: Ends, options: PathOptions, reason: str) -> Node
     try:
         if not ends.here and not _is_segment_of(path, ends.incarnation):
             return f"another host ({ends.there})"  # The same path, but another node's file.
-        return ShmPoolNode(peer, path, host=ends.there)
+        return ShmPoolNode(replace(peer, other_zone=None), path, host=ends.there)
     except ConfigError as error:
         return error.message
 

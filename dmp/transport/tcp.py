@@ -59,6 +59,7 @@ class TcpPoolNode(NodeControl):
 
         self._pool.run(lambda connection: connection.exchange(asks()))
         self.pending.written(writes)
+        self.sent(sum(map(len, datas)))
 
     def put(
         self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]
@@ -67,6 +68,8 @@ class TcpPoolNode(NodeControl):
         for put, data in zip(puts, datas, strict=True):
             if len(data) != put.ranges.payload_bytes:
                 raise BlockNotFoundError(f"{len(data)} bytes are not the block's")
+        if not self.may_transfer():
+            return [None] * len(puts)
         parts = list(_by_bytes([len(data) for data in datas]))
         sent: list[Ask] = []
 
@@ -80,6 +83,7 @@ class TcpPoolNode(NodeControl):
         answer: list[Location | None] = []
         for part, ask in zip(parts, sent, strict=True):
             answer += self._places(ask.reply, part.stop - part.start)
+        self.sent(sum(map(len, datas)))
         return answer
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
@@ -99,6 +103,7 @@ class TcpPoolNode(NodeControl):
         parts = list(_by_bytes([ref[5] for ref in refs]))
         asks = [ReadAsk(refs[part], views[part]) for part in parts]
         self._pool.run(lambda connection: connection.exchange(asks))
+        self.received(sum(map(len, views)))
         bad = [part.start + i for part, ask in zip(parts, asks, strict=True) for i in ask.bad]
         if bad:
             self.suspect([RangeRef(reads[i].location, reads[i].index) for i in bad])
@@ -112,6 +117,7 @@ class TcpPoolNode(NodeControl):
         if not self._pool.run(lambda connection: connection.read_one(ref, view)):
             self.suspect([RangeRef(location, read.index)])
             raise ChecksumError(f"a range from {self.node_id} has a wrong checksum")
+        self.received(len(view))
 
 
 def _ref(location: Location, index: int, size: int) -> Ref:

@@ -6,6 +6,10 @@ The frame is that of kvwire/frames.py with magic "TKVD" and the types below. Hea
 control operations and bytes of one connection have one order of events. A frame names
 (incarnation, segment, slot, generation), never an address; the server checks all four against its
 own slot table.
+
+Nodes and clients of neighbouring releases work together. A message never changes; what is new has
+a frame type of its own, and a client does without if the node does not know the type. The version
+changes only with the frame itself.
 """
 
 from __future__ import annotations
@@ -52,6 +56,7 @@ class FrameType(IntEnum):
     PUT = 13
     PROMOTE = 14
     DESCRIBE = 24
+    ABOUT = 25
     RDMA_OFFER = 16
     RDMA_CONNECT = 17
     REPLY = 64

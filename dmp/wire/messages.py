@@ -30,7 +30,7 @@ from tierkv.kvcore.block import (
     shared_ranges,
 )
 from tierkv.kvcore.errors import RemoteProtocolError
-from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.ids import NO_ZONE, BlockKey, HostId, Incarnation, NodeId, ZoneId
 from tierkv.kvcore.node import TierStats
 
 Head = bytes | bytearray | memoryview
@@ -101,6 +101,26 @@ class Welcome:
         message = cls(node_id, host, Incarnation(u.integer("Q")), u.text())
         u.end()
         return message
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Reply to ABOUT, which has no head: more of the node's identity than WELCOME tells.
+
+    Later releases may add fields at the end: a reader ignores what follows the fields it knows.
+
+    Attributes:
+        zone: the node's zone; empty if it has none.
+    """
+
+    zone: ZoneId = NO_ZONE
+
+    def pack(self) -> bytes:
+        return Packer().text(self.zone).bytes()
+
+    @classmethod
+    def unpack(cls, head: Head) -> About:
+        return cls(ZoneId(Unpacker(head).text()))
 
 
 @dataclass(frozen=True, slots=True)

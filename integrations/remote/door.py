@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from tierkv.integrations.remote.http import EngineHttp
-from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.ids import NO_ZONE, HostId, NodeId, ZoneId
 from tierkv.kvcore.node import NodeRole
 from tierkv.kvcore.request import GenerateRequest, HitTokens
 
@@ -47,6 +47,7 @@ class RemoteConfig:
         connect_timeout_s: longest wait for a connection.
         idle_timeout_s: longest wait for the next byte of an answer.
         poll_s: seconds between looks at the engine.
+        zone: the node's zone; empty if it has none.
     """
 
     node_id: NodeId
@@ -63,6 +64,7 @@ class RemoteConfig:
     connect_timeout_s: float = 5.0
     idle_timeout_s: float = 300.0
     poll_s: float = 1.0
+    zone: ZoneId = NO_ZONE
 
 
 @dataclass(frozen=True, slots=True)

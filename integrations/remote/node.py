@@ -278,6 +278,7 @@ class RemoteNode:
             incarnation=Incarnation(0) if life is None else life.incarnation,
             role=self.config.role,
             host=self.config.host,
+            zone=self.config.zone,
             control_address=self._control_address,
             capacity_bytes=capacity,
             models=() if life is None else (life.model,),

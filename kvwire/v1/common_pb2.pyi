@@ -126,6 +126,7 @@ class NodeInfo(_message.Message):
     SEGMENT_PATH_FIELD_NUMBER: _builtins.int
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     incarnation: _builtins.int
     role: _builtins.str
@@ -134,6 +135,7 @@ class NodeInfo(_message.Message):
     data_address: _builtins.str
     segment_path: _builtins.str
     capacity_bytes: _builtins.int
+    zone: _builtins.str
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInfo]: ...
     def __init__(
@@ -148,10 +150,11 @@ class NodeInfo(_message.Message):
         segment_path: _builtins.str = ...,
         capacity_bytes: _builtins.int = ...,
         models: _abc.Iterable[Global___ModelInfo] | None = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "control_address", b"control_address", "data_address", b"data_address", "host", b"host", "incarnation", b"incarnation", "models", b"models", "node_id", b"node_id", "role", b"role", "segment_path", b"segment_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "control_address", b"control_address", "data_address", b"data_address", "host", b"host", "incarnation", b"incarnation", "models", b"models", "node_id", b"node_id", "role", b"role", "segment_path", b"segment_path", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -404,9 +407,15 @@ class NodeReport(_message.Message):
     PATHS_FIELD_NUMBER: _builtins.int
     LOAD_CHOICES_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    CROSS_ZONE_BYTES_IN_FIELD_NUMBER: _builtins.int
+    CROSS_ZONE_BYTES_OUT_FIELD_NUMBER: _builtins.int
+    CROSS_ZONE_REFUSALS_FIELD_NUMBER: _builtins.int
     transfer_bytes_in: _builtins.int
     transfer_bytes_out: _builtins.int
     transfer_errors: _builtins.int
+    cross_zone_bytes_in: _builtins.int
+    cross_zone_bytes_out: _builtins.int
+    cross_zone_refusals: _builtins.int
     @_builtins.property
     def load(self) -> Global___NodeLoad: ...
     @_builtins.property
@@ -431,10 +440,13 @@ class NodeReport(_message.Message):
         paths: _abc.Iterable[Global___PathReport] | None = ...,
         load_choices: _abc.Iterable[Global___LoadChoiceStats] | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        cross_zone_bytes_in: _builtins.int = ...,
+        cross_zone_bytes_out: _builtins.int = ...,
+        cross_zone_refusals: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "load", b"load", "load_choices", b"load_choices", "notes", b"notes", "paths", b"paths", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "cross_zone_bytes_in", b"cross_zone_bytes_in", "cross_zone_bytes_out", b"cross_zone_bytes_out", "cross_zone_refusals", b"cross_zone_refusals", "load", b"load", "load_choices", b"load_choices", "notes", b"notes", "paths", b"paths", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,19 +1,20 @@
 """The nodes of the directory, numbered within 16 bits, and the order of each node's event batches.
 
-Used by metaserver/directory/directory.py. The book also maps nodes to hosts, in arrays for lookups
-of whole chains. A Feed, one per node and incarnation, classifies batches: repeats, gaps and
-inventories in parts; the directory interprets the events. Pure.
+Used by metaserver/directory/directory.py. The book also maps nodes to hosts and zones, in arrays
+for lookups of whole chains. A Feed, one per node and incarnation, classifies batches: repeats, gaps
+and inventories in parts; the directory interprets the events. Pure.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.ids import HostId, NodeId
+from tierkv.kvcore.ids import HostId, NodeId, ZoneId
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.kvwire.event_records import EventRecords
 from tierkv.metaserver.directory.arrays import Ints
@@ -125,13 +126,17 @@ class NodeBook:
         holders: by number; None for a free number.
         by_name: by node id.
         hosts: [n] a number per host, equal for holders on one host; 0 for free numbers.
+        zones: [n] a number per zone, in the same way.
     """
 
     def __init__(self) -> None:
         self.holders: list[Holder | None] = [None]
         self.by_name: dict[NodeId, Holder] = {}
         self.hosts: Ints = np.zeros(limits.MAX_NODES + 1, np.int64)
+        self.zones: Ints = np.zeros(limits.MAX_NODES + 1, np.int64)
         self._host_numbers: dict[HostId, int] = {}
+        self._zone_numbers: dict[ZoneId, int] = {}
+        self._new_zones = itertools.count(1)
         self._compute: dict[int, list[int]] = {}
 
     def add(self, info: NodeInfo) -> Holder:
@@ -143,9 +148,15 @@ class NodeBook:
         holder = self.holders[number] = self.by_name[info.node_id] = Holder(info, number)
         host = self._host_numbers.setdefault(info.host, len(self._host_numbers) + 1)
         self.hosts[number] = host
+        self.zones[number] = self._zone_number(info.zone)
         if holder.computes:
             self._compute.setdefault(host, []).append(number)
         return holder
+
+    def _zone_number(self, zone: ZoneId) -> int:
+        if zone not in self._zone_numbers:
+            self._zone_numbers[zone] = next(self._new_zones)
+        return self._zone_numbers[zone]
 
     def remove(self, holder: Holder) -> None:
         """Remove a node without copies."""
@@ -153,7 +164,10 @@ class NodeBook:
         host = int(self.hosts[holder.number])
         if holder.computes:
             self._compute[host].remove(holder.number)
-        self.hosts[holder.number] = 0
+        zone = self.zones[holder.number]
+        self.hosts[holder.number] = self.zones[holder.number] = 0
+        if not (self.zones == zone).any():
+            del self._zone_numbers[holder.info.zone]
         self.holders[holder.number] = None
         del self.by_name[holder.info.node_id]
         if not (self.hosts == host).any():
@@ -164,6 +178,16 @@ class NodeBook:
     def host_number(self, host: HostId | None) -> int:
         """Return a host's number; -1 for a host without nodes."""
         return self._host_numbers.get(host, -1) if host is not None else -1
+
+    @property
+    def has_zones(self) -> bool:
+        """Return whether there are nodes in different zones."""
+        return len(self._zone_numbers) > 1
+
+    def zone_of_host(self, host_number: int) -> int:
+        """Return the number of a host's zone; -1 for a host without nodes."""
+        on_host = np.flatnonzero(self.hosts == host_number)
+        return int(self.zones[on_host[0]]) if len(on_host) and host_number > 0 else -1
 
     def compute_nodes(self, host_number: int) -> list[int]:
         """Return the numbers of a host's compute nodes."""

@@ -24,9 +24,10 @@ from tierkv.metaserver.directory.node_book import Holder, NodeBook
 
 _TIER: Final = 0xFF
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
-_SPREAD_SHIFT: Final = np.uint64(34)
+_SPREAD_SHIFT: Final = np.uint64(35)
 _OTHER_HOST: Final = np.uint64(1 << 31)
-_ON_DISK: Final = np.uint64(1 << 30)
+_OTHER_ZONE: Final = np.uint64(1 << 30)
+_ON_DISK: Final = np.uint64(1 << 29)
 _AT_SHIFT: Final = np.uint64(32)
 
 _ROWS_LOOKED_AT: Final = 1 << 20
@@ -99,7 +100,8 @@ class ChainView:
     ) -> tuple[Ints, Ints]:
         """Choose up to ``most`` copies of each of the first ``blocks`` blocks, best first.
 
-        Copies on the reader's host come first, then copies in memory before copies on disk.
+        Copies on the reader's host come first, then copies in its zone; among these, copies in
+        memory come before copies on disk.
         Remaining ties are ordered differently from block to block, to spread readers over the
         nodes.
 
@@ -114,8 +116,12 @@ class ChainView:
             in_order[at] = chosen
             return in_order, counts
         rank = (low[at] ^ self.nodes[chosen].view(np.uint64) * _SPREAD) * _SPREAD >> _SPREAD_SHIFT
-        on_host = self._book.hosts[self.nodes[chosen]] == self._book.host_number(reader)
+        host = self._book.host_number(reader)
+        on_host = self._book.hosts[self.nodes[chosen]] == host
         rank += np.where(on_host, np.uint64(0), _OTHER_HOST)
+        if self._book.has_zones:
+            in_zone = self._book.zones[self.nodes[chosen]] == self._book.zone_of_host(host)
+            rank += np.where(in_zone, np.uint64(0), _OTHER_ZONE)
         rank += np.where(self.tiers[chosen] == L2, np.uint64(0), _ON_DISK)
         order = np.argsort(at.view(np.uint64) << _AT_SHIFT | rank)
         chosen = chosen[order]

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tierkv.dmp.config import DmpConfig
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId, ZoneId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.config import MetaConfig
@@ -190,6 +191,7 @@ async def _start_dmp(config: LoadedConfig, name: NodeId, stack: AsyncExitStack) 
     pool = DmpConfig(
         node_id=name,
         host=_host(config),
+        zone=ZoneId(settings.cluster.zone),
         segment_path=str(_segment_path(config, name)),
         capacity_bytes=int(settings.dmp.capacity),
         ready_ahead_bytes=int(settings.dmp.ready_ahead),
@@ -245,7 +247,10 @@ async def _start_compute(
     from tierkv.parts.compute_part import make_compute_part  # torch: only this role
 
     settings = config.settings
-    wanted = compute_config(settings.compute, node_id=name, host=_host(config), role=role)
+    wanted = replace(
+        compute_config(settings.compute, node_id=name, host=_host(config), role=role),
+        zone=ZoneId(settings.cluster.zone),
+    )
     part = await make_compute_part(wanted, _meta(config, name, stack))
     await part.start(
         listen=f"{settings.compute.bind}:{settings.compute.port}",
@@ -266,7 +271,10 @@ async def _start_engine(
     )
 
     settings = config.settings
-    wanted = engine_config(settings.engine, node_id=name, host=_host(config), role=role)
+    wanted = replace(
+        engine_config(settings.engine, node_id=name, host=_host(config), role=role),
+        zone=ZoneId(settings.cluster.zone),
+    )
     part = EnginePart(wanted, settings.engine, _meta(config, name, stack))
     stack.push_async_callback(part.stop)
     await part.start(
@@ -331,7 +339,8 @@ def _meta(
 
 def _info(config: LoadedConfig, name: NodeId, role: NodeRole, address: str) -> NodeInfo:
     incarnation = Incarnation(int(SystemClock().wall() * 1000))
-    return NodeInfo(name, incarnation, role, _host(config), control_address=address)
+    zone = ZoneId(config.settings.cluster.zone)
+    return NodeInfo(name, incarnation, role, _host(config), zone, control_address=address)
 
 
 def _host(config: LoadedConfig) -> HostId:

@@ -67,6 +67,7 @@ class ComputePart:
             ConfigError: the port is taken.
         """
         await self.node.start()
+        self.node.traffic = None if paths is None else paths.traffic
         if listen:
             self._bound = await serve_node(self.node, listen, token=access.token, tls=access.tls)
             host, _, port = self._bound.address.rpartition(":")

@@ -21,11 +21,12 @@ from tierkv.dmp.pool_node import PoolNode
 from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.transfer_plan import Transport
 from tierkv.dmp.transport.select import PathOptions, connect_pool_node
+from tierkv.dmp.zone_traffic import ZoneTraffic
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_event import BlockEvent, BlockReporter, NullReporter
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, TransportError
-from tierkv.kvcore.ids import HostId, Incarnation, NodeId
+from tierkv.kvcore.ids import HostId, Incarnation, NodeId, ZoneId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, PathReport
 from tierkv.kvwire.token import ClusterToken
 from tierkv.metaserver.agent import NodeAgent
@@ -151,8 +152,16 @@ class DmpPart:
 
 def path_options(settings: Settings) -> PathOptions:
     """Convert the settings for transports to pool nodes."""
-    devices = name_list(settings.pool.rdma_devices)
-    return PathOptions(Transport(settings.pool.transport), devices, pool_tls(settings))
+    cluster = settings.cluster
+    traffic = ZoneTraffic(
+        ZoneId(cluster.zone), clock=SystemClock(), bytes_per_s=cluster.cross_zone_rate
+    )
+    return PathOptions(
+        Transport(settings.pool.transport),
+        name_list(settings.pool.rdma_devices),
+        pool_tls(settings),
+        traffic,
+    )
 
 
 async def announce(

@@ -120,6 +120,7 @@ class VerbsPoolNode(TcpPoolNode):
                 with self._lanes.one() as lane:
                     self._write(lane, part)
                 self.pending.written(part)
+                self.sent(sum(write.data.nbytes for write in part))
         except NoRailError as error:
             self.board.note_path(error.message)
             super().write_ranges(writes)
@@ -248,6 +249,7 @@ class VerbsPoolNode(TcpPoolNode):
         super().close()
 
     def _note(self, locations: Sequence[Location], size: int) -> None:
+        self.received(size)
         if self._log.note(locations, size):
             with contextlib.suppress(TransportError):  # The read itself succeeded.
                 self._report_reads()

@@ -13,7 +13,7 @@ from tierkv.kvcore.block import BlockSpec, Location, Owner, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import RemoteProtocolError
-from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId, ZoneId
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.kvwire.event_records import RECORD_BYTES, EventRecords, pack_events
 from tierkv.metaserver.directory.arrays import distinct
@@ -169,6 +169,33 @@ def test_replicas_are_spread_so_that_no_node_is_everybodys_first(directory: Dire
     assert first == [some[0].node for some in directory.locate(chain, 0.0).replicas]
     near = directory.locate(chain, 0.0, reader=FAR.host, max_replicas=1)
     assert {some[0].node for some in near.replicas} == {FAR.node_id}
+
+
+def test_copies_of_the_readers_zone_come_before_others_wherever_they_rest() -> None:
+    def node(name: str, zone: str, role: NodeRole = NodeRole.DMP) -> NodeInfo:
+        return NodeInfo(NodeId(name), Incarnation(7), role, HostId(f"h-{name}"), ZoneId(zone))
+
+    far, near, unzoned = node("far", "b"), node("near", "a"), node("unzoned", "")
+    reader = node("reader", "a", NodeRole.COMPUTE)
+    core = Directory(max_blocks=1_024)
+    for info in (far, near, unzoned, reader):
+        core.add_node(info)
+    keys = KEYS[:20]
+    core.apply(batch(far, 1, *[stored(key, far) for key in keys]), 0.0)
+    core.apply(batch(unzoned, 1, *[stored(key, unzoned) for key in keys]), 0.0)
+    core.apply(batch(near, 1, *[stored(key, near, Tier.L4) for key in keys]), 0.0)
+    chain = b"".join(keys)
+
+    def first(host: HostId | None) -> set[NodeId]:
+        return {some[0].node for some in core.locate(chain, 0.0, reader=host).replicas}
+
+    assert first(reader.host) == {near.node_id}
+    assert first(far.host) == {far.node_id}
+    assert first(None) == {far.node_id, unzoned.node_id}  # Memory, from anywhere.
+    for info in (near, far):
+        core.drop_node(info.node_id)
+    assert first(reader.host) == {unzoned.node_id}
+    core.check_invariants()
 
 
 def test_heat_is_uses_per_hour_and_fades(directory: Directory) -> None:
