@@ -1,8 +1,8 @@
 """Bytes between this process and pool nodes of other zones: counted, and limited by a bucket.
 
 A transfer begins only while the bucket has room, and is charged when its bytes have moved, so the
-bucket may fall below zero; the next transfer then waits for nothing: it does not begin, and the KV
-is computed, or not stored. Over time the bytes stay within the limit. Used by dmp/transport/ and by
+bucket may fall below zero. The next transfer then does not begin: KV is computed, or not stored.
+Over time the bytes stay within the limit. Used by dmp/transport/ and, over PoolNode.other_zone, by
 compute/tiers/finder.py.
 """
 
@@ -101,3 +101,20 @@ class OtherZone:
 
     name: ZoneId
     traffic: ZoneTraffic
+
+
+def may_transfer(zone: OtherZone | None) -> bool:
+    """Return whether a transfer with a node may begin; ``zone`` is None for the own zone."""
+    return zone is None or zone.traffic.admit()
+
+
+def received(zone: OtherZone | None, size_bytes: int) -> None:
+    """Count bytes from a node, if it is in another zone."""
+    if zone is not None:
+        zone.traffic.received(size_bytes)
+
+
+def sent(zone: OtherZone | None, size_bytes: int) -> None:
+    """Count bytes to a node, if it is in another zone."""
+    if zone is not None:
+        zone.traffic.sent(size_bytes)

@@ -244,6 +244,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "incarnation": "BIGINT",
         "role": "VARCHAR",
         "host": "VARCHAR",
+        "zone": "VARCHAR",
         "address": "VARCHAR",
         "data_address": "VARCHAR",
         "state": "VARCHAR",

@@ -31,12 +31,14 @@ class LocalRay:
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = f"127.0.0.2:{free_port()}"
 
-    def start(self, host: str) -> None:
-        """Start a node at an address and wait until it is there."""
+    def start(self, host: str, *, zone: str = "") -> None:
+        """Start a node at an address, perhaps in a zone, and wait until it is there."""
         where = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false"]
         where.append(f"--temp-dir={self._folder}")
         if self._nodes:
             where = [f"--address={self.address}"]
+        if zone:
+            where.append(f"--labels=ray.io/availability-zone={zone}")
         log = Path(self._folder) / f"{host}-{len(self._nodes)}.out"
         with log.open("wb") as out:
             self._nodes[host] = subprocess.Popen(

@@ -18,9 +18,8 @@ from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
-from tierkv.cluster_settings import Section
 from tierkv.kvcore.errors import ConfigError
-from tierkv.settings import Settings
+from tierkv.settings import Section, Settings
 
 ENV_PREFIX = "TIERKV_"
 CONFIG_ENV = "TIERKV_CONFIG"

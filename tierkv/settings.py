@@ -7,11 +7,11 @@ docs/operations.md print the descriptions.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import ByteSize, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from tierkv.cluster_settings import ClusterSettings, Section
 from tierkv.kvcore import limits
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector
@@ -19,6 +19,68 @@ from tierkv.kvcore.request import BlendSelector
 GIB = 1 << 30
 IN_MEMORY = ":memory:"
 """Value of ``front.database`` for tables in memory, where an empty value means a file."""
+
+
+class Section(BaseModel):
+    """A table of the TOML file; the loader refuses unknown keys with a suggestion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClusterSettings(Section):
+    """Settings shared by all processes of a cluster."""
+
+    run_dir: Path = Field(
+        default=Path("~/.local/state/tierkv"),
+        description="where a cluster on this machine keeps logs, addresses and databases",
+    )
+    token: str = Field(
+        default="", description="secret shared by all nodes; required to listen beyond loopback"
+    )
+    token_file: str = Field(
+        default="",
+        description="file of tokens, read again when it changes; the first line is shown to others",
+    )
+    tls_cert: str = Field(default="", description="PEM certificate for TLS between processes")
+    tls_key: str = Field(default="", description="PEM key of that certificate")
+    tls_ca: str = Field(default="", description="PEM CA of the certificates of all processes")
+    tls_name: str = Field(
+        default="", description="name in these certificates; empty: the host of each address"
+    )
+    secret: str = Field(
+        default="", description="key of the block hashes, 16 to 64 bytes; empty: made at start"
+    )
+    meta_address: str = Field(
+        default="", description="host:port of the meta server; of several, separated by commas"
+    )
+    host: str = Field(
+        default="", description="name of this machine; nodes of one host share memory (L2)"
+    )
+    zone: str = Field(
+        default="",
+        pattern=f"^({limits.NAME_PATTERN})?$",
+        description="this machine's zone; KV is read and stored in the own zone where possible",
+    )
+    cross_zone_rate: ByteSize = Field(
+        default=ByteSize(0),
+        description="KV bytes per second that a node exchanges with other zones; 0: no limit",
+    )
+    advertise: str = Field(
+        default="", description="name by which others reach this machine; empty: the bound address"
+    )
+    start_wait_s: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="longest time that a starting role waits for the meta server",
+    )
+    start_nodes: int = Field(
+        default=0,
+        ge=0,
+        description="compute nodes that a starting front waits for, at most start_wait_s",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="lowest level that is logged"
+    )
 
 
 class FrontSettings(Section):
@@ -34,8 +96,7 @@ class FrontSettings(Section):
     )
     event_loop: Literal["asyncio", "uvloop"] = Field(
         default="asyncio",
-        description="event loop of the front: asyncio, or uvloop (tierkv[uvloop]), which relays "
-        "short statements to PostgreSQL faster",
+        description="asyncio, or uvloop (tierkv[uvloop]), which relays short statements faster",
     )
     pg_port: int = Field(default=5433, ge=0, le=65535, description="PostgreSQL wire port; 0: any")
     http_port: int = Field(default=8000, ge=0, le=65535, description="REST port; 0: any")
@@ -44,8 +105,7 @@ class FrontSettings(Section):
         description="DuckDB file, or :memory:; empty: in memory (sql) or in run_dir (up)",
     )
     postgres: str = Field(
-        default="",
-        description="DSN of a PostgreSQL server that runs the SQL instead of DuckDB; empty: none",
+        default="", description="DSN of a PostgreSQL server that runs the SQL; empty: DuckDB does"
     )
     default_model: str = Field(
         default="", description="model of calls that name no model; empty: the only served model"
@@ -56,8 +116,7 @@ class FrontSettings(Section):
         "and connect()",
     )
     trace_dir: str = Field(
-        default="",
-        description="folder of request traces that tierkv.simulate may read; empty: none",
+        default="", description="folder of request traces for tierkv.simulate; empty: none"
     )
     max_calls: int = Field(
         default=1000,

@@ -263,6 +263,7 @@ def _node(node: DirectoryNode) -> Row:
         "incarnation": info.incarnation,
         "role": str(info.role),
         "host": info.host,
+        "zone": info.zone,
         "address": info.control_address,
         "data_address": info.data_address,
         "state": node.state,

@@ -19,7 +19,7 @@ from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameType
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import DescribedBlock, unpack_stored
-from tierkv.dmp.zone_traffic import OtherZone
+from tierkv.dmp.zone_traffic import OtherZone, may_transfer
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -67,21 +67,6 @@ class NodeControl(PoolNode):
     def other_zone(self) -> OtherZone | None:
         return self._peer.other_zone
 
-    def may_transfer(self) -> bool:
-        """Return whether the limit of bytes between zones allows a transfer; counts a refusal."""
-        zone = self._peer.other_zone
-        return zone is None or zone.traffic.admit()
-
-    def received(self, size_bytes: int) -> None:
-        """Count bytes read from a node of another zone."""
-        if self._peer.other_zone is not None:
-            self._peer.other_zone.traffic.received(size_bytes)
-
-    def sent(self, size_bytes: int) -> None:
-        """Count bytes written to a node of another zone."""
-        if self._peer.other_zone is not None:
-            self._peer.other_zone.traffic.sent(size_bytes)
-
     def lookup(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         answer: list[Location | None] = []
         for part in _parts(keys, _ITEMS):
@@ -99,7 +84,7 @@ class NodeControl(PoolNode):
     def reserve(
         self, puts: Sequence[BlockSpec], *, deadline_s: float = 30.0
     ) -> list[PutGrant | None]:
-        if not self.may_transfer():
+        if not may_transfer(self.other_zone):
             return [None] * len(puts)
         # Counted from before the request: the writer's deadline is never later than the node's.
         deadline = self._clock.now() + deadline_s
@@ -130,7 +115,7 @@ class NodeControl(PoolNode):
             self._ask(FrameType.ABORT, m.Refs(part).pack())
 
     def hold(self, locations: Sequence[Location], *, ttl_s: float) -> list[bool]:
-        if not self.may_transfer():
+        if not may_transfer(self.other_zone):
             return [False] * len(locations)
         answer: list[bool] = []
         for part in _parts(locations, _ITEMS):

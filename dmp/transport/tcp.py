@@ -18,6 +18,7 @@ from tierkv.dmp.transport.pending import as_bytes
 from tierkv.dmp.wire.frame import FrameType
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import Ref, pack_ranges
+from tierkv.dmp.zone_traffic import may_transfer, received, sent
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import BlockSpec, Location
 from tierkv.kvcore.clock import Clock
@@ -59,7 +60,7 @@ class TcpPoolNode(NodeControl):
 
         self._pool.run(lambda connection: connection.exchange(asks()))
         self.pending.written(writes)
-        self.sent(sum(map(len, datas)))
+        sent(self.other_zone, sum(map(len, datas)))
 
     def put(
         self, puts: Sequence[BlockSpec], payloads: Sequence[memoryview]
@@ -68,22 +69,22 @@ class TcpPoolNode(NodeControl):
         for put, data in zip(puts, datas, strict=True):
             if len(data) != put.ranges.payload_bytes:
                 raise BlockNotFoundError(f"{len(data)} bytes are not the block's")
-        if not self.may_transfer():
+        if not may_transfer(self.other_zone):
             return [None] * len(puts)
         parts = list(_by_bytes([len(data) for data in datas]))
-        sent: list[Ask] = []
+        asked: list[Ask] = []
 
         def asks() -> Iterator[Ask]:
-            sent.clear()
+            asked.clear()
             for part in parts:
-                sent.append(PutAsk(puts[part], datas[part]))
-                yield sent[-1]
+                asked.append(PutAsk(puts[part], datas[part]))
+                yield asked[-1]
 
         self._pool.run(lambda connection: connection.exchange(asks()))
         answer: list[Location | None] = []
-        for part, ask in zip(parts, sent, strict=True):
+        for part, ask in zip(parts, asked, strict=True):
             answer += self._places(ask.reply, part.stop - part.start)
-        self.sent(sum(map(len, datas)))
+        sent(self.other_zone, sum(map(len, datas)))
         return answer
 
     def read_ranges(self, reads: Sequence[RangeRead]) -> None:
@@ -103,7 +104,7 @@ class TcpPoolNode(NodeControl):
         parts = list(_by_bytes([ref[5] for ref in refs]))
         asks = [ReadAsk(refs[part], views[part]) for part in parts]
         self._pool.run(lambda connection: connection.exchange(asks))
-        self.received(sum(map(len, views)))
+        received(self.other_zone, sum(map(len, views)))
         bad = [part.start + i for part, ask in zip(parts, asks, strict=True) for i in ask.bad]
         if bad:
             self.suspect([RangeRef(reads[i].location, reads[i].index) for i in bad])
@@ -117,7 +118,7 @@ class TcpPoolNode(NodeControl):
         if not self._pool.run(lambda connection: connection.read_one(ref, view)):
             self.suspect([RangeRef(location, read.index)])
             raise ChecksumError(f"a range from {self.node_id} has a wrong checksum")
-        self.received(len(view))
+        received(self.other_zone, len(view))
 
 
 def _ref(location: Location, index: int, size: int) -> Ref:

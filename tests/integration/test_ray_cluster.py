@@ -31,6 +31,9 @@ SQL = (
 )
 
 
+ZONES = {"127.0.0.2": "west", "127.0.0.3": "east"}
+
+
 class RayCluster:
     """TierKV on a local Ray, used through its command line."""
 
@@ -70,11 +73,11 @@ class RayCluster:
             row["state"] == "alive" and row["restarts"] and not row["why"] for row in found
         )
 
-    def rows(self) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str = SQL) -> list[tuple[Any, ...]]:
         """Run SQL at the first front that serves."""
         dsn = FRONTS.format(self._port)
         with psycopg.connect(dsn, autocommit=True, connect_timeout=20) as client:
-            return client.execute(SQL).fetchall()
+            return client.execute(sql).fetchall()
 
     @contextmanager
     def asking(self, expected: Sequence[tuple[Any, ...]]) -> Iterator[None]:
@@ -106,7 +109,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     made = RayCluster(tmp_path_factory.mktemp("ray"))
     try:
         for host in ("127.0.0.2", "127.0.0.3", "127.0.0.4"):
-            made.ray.start(host)
+            made.ray.start(host, zone=ZONES.get(host, ""))
         started = made.up()
         assert started.returncode == 0, started.stderr
         assert "TierKV is up on Ray: 10 processes on 3 machines" in started.stdout
@@ -131,6 +134,8 @@ def test_each_machine_has_a_pool_node_and_roles_are_spread(cluster: RayCluster) 
     pools = {name for name, row in rows.items() if row["role"] == "dmp"}
     assert pools == {"dmp-127-0-0-2", "dmp-127-0-0-3", "dmp-127-0-0-4"}
     assert len({at[name] for name in pools}) == 3
+    zones = cluster.rows("SELECT zone FROM tierkv.nodes WHERE role = 'dmp' ORDER BY node_id")
+    assert [zone for (zone,) in zones] == ["west", "east", ""]
 
 
 def test_a_second_start_finds_the_first(cluster: RayCluster) -> None:

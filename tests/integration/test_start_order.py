@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
-from tierkv.cluster_settings import ClusterSettings
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.rpc.server import MetaServer
 from tierkv.processes.start_order import await_cluster
+from tierkv.settings import ClusterSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 

@@ -77,7 +77,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoZones]:
     roles = TwoZones(tmp_path_factory.mktemp("zones"))
     try:
         roles.start("meta")
-        roles.start("dmp-0", "dmp-1", "compute-0", "front")
+        roles.start("dmp-0", "dmp-1", "front")
+        wait_for(lambda: {"dmp-0", "dmp-1"} <= roles.nodes("zone").keys(), what="pool nodes")
+        roles.start("compute-0")  # It knows both zones' pool nodes from the start.
         yield roles
     finally:
         roles.stop()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,7 +79,8 @@ def reports(address: str) -> tuple[str, Sequence[RoleReport]]:
         _require_ray()
         from tierkv.on_ray import driver
 
-        return driver.report(address)
+        with redirect_stdout(sys.stderr):  # Ray may print warnings, where rows are read.
+            return driver.report(address)
     except TierKVError as error:
         typer.echo(f"Ray says nothing of the nodes: {error.message}. {error.hint}", err=True)
         return "", ()

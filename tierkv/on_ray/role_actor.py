@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import ray
 
@@ -20,6 +20,9 @@ from tierkv.kvcore.errors import TierKVError
 from tierkv.processes.own_process import keep_files_private
 from tierkv.processes.supervisor import START_S, STOP_S, ChildSpec, Supervisor
 from tierkv.settings import Settings
+
+ZONE_LABEL: Final = "ray.io/availability-zone"
+"""Label of a Ray node that Ray's autoscalers set; becomes ``cluster.zone``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class RoleActor:
         self._name, self._role = name, role
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._ray_node: str = ray.get_runtime_context().get_node_id()
+        self._zone = str(ray.get_runtime_context().get_node_labels().get(ZONE_LABEL, ""))
         self._settings = settings
         self._supervisor = Supervisor()
         self._meta = ""
@@ -123,7 +127,7 @@ class RoleActor:
         folder = given.cluster.run_dir.expanduser()
         cluster = {
             "meta_address": meta, "host": given.cluster.host or f"ray-{here}",
-            "advertise": here, "run_dir": folder,
+            "zone": given.cluster.zone or self._zone, "advertise": here, "run_dir": folder,
         }  # fmt: skip
         front: dict[str, Any] = {}
         if self._role == "front":

@@ -9,11 +9,10 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierkv.cluster_settings import ClusterSettings
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvwire.tls import TlsFiles, client_context, pem_of
 from tierkv.kvwire.token import ClusterToken, TokenFile
-from tierkv.settings import Settings
+from tierkv.settings import ClusterSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)

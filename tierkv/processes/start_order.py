@@ -13,13 +13,12 @@ import importlib
 from contextlib import suppress
 from typing import Final
 
-from tierkv.cluster_settings import ClusterSettings
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.several_meta import connect_meta, meta_addresses
 from tierkv.parts.access import cluster_access
 from tierkv.processes.own_process import collecting_nothing
-from tierkv.settings import Settings
+from tierkv.settings import ClusterSettings, Settings
 
 LOOK_EVERY_S: Final = 0.02
 _PARTS: Final = {

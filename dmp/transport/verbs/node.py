@@ -34,6 +34,7 @@ from tierkv.dmp.transport.verbs.lane import (
 from tierkv.dmp.transport.verbs.rail_board import NoRailError, RailBoard
 from tierkv.dmp.transport.verbs.rails import Piece
 from tierkv.dmp.wire.messages import RangeRef
+from tierkv.dmp.zone_traffic import received, sent
 from tierkv.kvcore.block import BlockSpec, Location, RangeShape
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import ChecksumError, StaleEpochError, TransportError
@@ -120,7 +121,7 @@ class VerbsPoolNode(TcpPoolNode):
                 with self._lanes.one() as lane:
                     self._write(lane, part)
                 self.pending.written(part)
-                self.sent(sum(write.data.nbytes for write in part))
+                sent(self.other_zone, sum(write.data.nbytes for write in part))
         except NoRailError as error:
             self.board.note_path(error.message)
             super().write_ranges(writes)
@@ -249,7 +250,7 @@ class VerbsPoolNode(TcpPoolNode):
         super().close()
 
     def _note(self, locations: Sequence[Location], size: int) -> None:
-        self.received(size)
+        received(self.other_zone, size)
         if self._log.note(locations, size):
             with contextlib.suppress(TransportError):  # The read itself succeeded.
                 self._report_reads()

@@ -116,6 +116,18 @@ def test_all_roles_know_the_meta_servers_and_share_a_machines_memory(chart: Path
     assert segments == ["/dev/shm"] * 2
 
 
+def test_zones_come_from_the_pods_labels_where_asked(chart: Path) -> None:
+    def zone(values: dict[str, Any]) -> list[Any]:
+        pools = of_kind(rendered(chart, values), "DaemonSet")
+        (pool,) = pools.values()
+        return [e for e in container(pool)["env"] if e["name"] == "TIERKV_CLUSTER_ZONE"]
+
+    assert zone({}) == []
+    (entry,) = zone({"zones": True})
+    label = "metadata.labels['topology.kubernetes.io/zone']"
+    assert entry["valueFrom"]["fieldRef"]["fieldPath"] == label
+
+
 def test_certificates_are_mounted_where_the_settings_look(chart: Path) -> None:
     for kind in ("Deployment", "DaemonSet", "StatefulSet"):
         for workload in of_kind(rendered(chart, EVERYTHING), kind).values():

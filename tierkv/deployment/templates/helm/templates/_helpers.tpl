@@ -45,6 +45,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "tierkv.podAddress" -}}
 - name: TIERKV_CLUSTER_ADVERTISE
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- if .Values.zones }}
+- name: TIERKV_CLUSTER_ZONE
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['topology.kubernetes.io/zone']"}}
+{{- end }}
 {{- end }}
 
 {{- define "tierkv.image" -}}
