@@ -49,8 +49,11 @@ class TwoZones(Roles):
         self.start(name)
 
     def pools(self) -> set[str]:
-        """Return the pool nodes that hold blocks."""
-        held = "SELECT DISTINCT node_id FROM tierkv.kvcache_blocks WHERE tier <> 'L1'"
+        """Return the pool nodes that hold the model's blocks."""
+        held = (
+            "SELECT DISTINCT node_id FROM tierkv.kvcache_blocks "
+            "WHERE tier <> 'L1' AND model_name = 'tierkv-demo'"
+        )
         return {node for (node,) in self.query(held)}
 
     def between_zones(self, node: str) -> tuple[int, int, int]:
