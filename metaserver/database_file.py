@@ -29,6 +29,14 @@ CREATE TABLE IF NOT EXISTS namespaces (
     policy TEXT NOT NULL DEFAULT '{}'
 );
 """
+SCHEMA_VERSION: Final = 1
+"""Stored as SQLite's user_version; 0 in older files. The next release's is understood, too."""
+
+_PUT: Final = """
+INSERT INTO namespaces (name, tenants, cache_enabled, policy) VALUES (?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET tenants = excluded.tenants,
+    cache_enabled = excluded.cache_enabled, policy = excluded.policy
+"""
 _ADD_POLICY: Final = "ALTER TABLE namespaces ADD COLUMN policy TEXT NOT NULL DEFAULT '{}'"
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
@@ -96,7 +104,7 @@ class DatabaseFile:
         try:
             row = check(self.rows())
             with self._open as connection:
-                connection.execute("INSERT OR REPLACE INTO namespaces VALUES (?, ?, ?, ?)", row)
+                connection.execute(_PUT, row)
         except sqlite3.Error as error:
             raise DirectoryUnavailableError(
                 f"the namespace could not be stored: {error}", hint=_storage_hint(error)
@@ -251,11 +259,24 @@ def _open(database: str) -> sqlite3.Connection:
         ((verdict,),) = connection.execute("PRAGMA quick_check(1)")
         if verdict != "ok":
             raise _DamagedError(verdict)
+        _check_version(connection, database)
         connection.executescript(_SCHEMA)
         columns = {row[1] for row in connection.execute("PRAGMA table_info(namespaces)")}
         if "policy" not in columns:  # Created before namespaces had a policy.
             connection.execute(_ADD_POLICY)
-    except sqlite3.Error:
+    except (sqlite3.Error, ConfigError):
         connection.close()
         raise
     return connection
+
+
+def _check_version(connection: sqlite3.Connection, database: str) -> None:
+    ((version,),) = connection.execute("PRAGMA user_version")
+    if version > SCHEMA_VERSION + 1:
+        raise ConfigError(
+            f"meta.database = {database!r} has version {version} of the schema, this release "
+            f"knows {SCHEMA_VERSION}",
+            hint="Use the release that wrote it, or the one before that.",
+        )
+    if version < SCHEMA_VERSION:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

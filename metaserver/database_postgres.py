@@ -107,7 +107,8 @@ class PostgresDatabase:
                 connection.execute("SELECT number FROM tierkv_meta.changes FOR UPDATE")
                 row = check(_rows(connection))
                 connection.execute(
-                    "INSERT INTO tierkv_meta.namespaces VALUES (%s, %s, %s, %s) "
+                    "INSERT INTO tierkv_meta.namespaces (name, tenants, cache_enabled, policy) "
+                    "VALUES (%s, %s, %s, %s) "
                     "ON CONFLICT (name) DO UPDATE SET tenants = excluded.tenants, "
                     "cache_enabled = excluded.cache_enabled, policy = excluded.policy",
                     row,

@@ -238,9 +238,9 @@ def open_database(path: str, now_s: float) -> sqlite3.Connection:
 def _make_tables(database: sqlite3.Connection, now_s: float) -> None:
     with Transaction(database):
         ((version,),) = database.execute("PRAGMA user_version")
-        if version > SCHEMA_VERSION:
+        if version > SCHEMA_VERSION + 1:  # The next release only adds what may be left out.
             raise _UnusableFileError(f"schema {version}; this release knows {SCHEMA_VERSION}")
-        if version == SCHEMA_VERSION:
+        if version >= SCHEMA_VERSION:
             return
         for table in TABLES:
             columns = ", ".join(f"{name} {kind}" for name, kind in table.columns.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from tests.fix_postgres import PASSWORD, PostgresServer
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
 from tierkv.metaserver.client import Namespace
-from tierkv.metaserver.database_file import MEMORY, DatabaseFile
+from tierkv.metaserver.database_file import MEMORY, SCHEMA_VERSION, DatabaseFile
 from tierkv.metaserver.database_postgres import MIGRATIONS, PostgresDatabase
 from tierkv.metaserver.namespace_database import NamespaceDatabase, NamespaceRow, Rows
 from tierkv.metaserver.namespaces import NamespaceStore
@@ -171,6 +173,41 @@ class TestShared:
             connection.execute(version, (len(MIGRATIONS) + 2,))
         with pytest.raises(ConfigError, match="has version"):
             opens()
+
+
+def test_a_file_of_the_next_release_is_used_a_later_one_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "meta.db")
+
+    def opened() -> DatabaseFile:
+        database = DatabaseFile(path)
+        database.open()
+        return database
+
+    def change(*statements: str) -> None:
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    database = opened()
+    put(database, row("a"))
+    database.close()
+    change(
+        "ALTER TABLE namespaces ADD COLUMN quota INTEGER",
+        "UPDATE namespaces SET quota = 7",
+        f"PRAGMA user_version = {SCHEMA_VERSION + 1}",
+    )
+    newer = opened()
+    put(newer, row("a", '["t"]'))
+    put(newer, row("b"))
+    assert newer.rows() == [row("a", '["t"]'), row("b")]
+    newer.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT name, quota FROM namespaces ORDER BY 1").fetchall() == [
+            ("a", 7), ("b", None)
+        ]  # fmt: skip
+    change(f"PRAGMA user_version = {SCHEMA_VERSION + 2}")
+    with pytest.raises(ConfigError, match="has version"):
+        opened()
 
 
 def test_stores_of_two_servers_agree(url: str) -> None:
