@@ -184,6 +184,21 @@ def test_a_killed_front_is_forgotten_and_another_answers(cluster: TwoFronts) -> 
     cluster.start("front-a")
 
 
+def test_a_frozen_front_holds_up_nobody_else_and_goes_on(cluster: TwoFronts) -> None:
+    expected = cluster.rows(LONG, "front-b")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(cluster.rows, LONG, "front-a")
+        wait_for(lambda: cluster.of_others("front-b") > 8, what="the statement runs")
+        with cluster.frozen("front-a"):
+            assert cluster.rows(LONG, "front-b") == expected
+            # A client that may wait two seconds for a front asks the next one.
+            dsn = f"{cluster.dsn(*FRONTS)} connect_timeout=2"
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                assert connection.execute(SQL).fetchall() == cluster.rows(SQL, "front-b")
+            wait_for(lambda: cluster.of_others("front-b") == 0, what="front-b forgets it")
+        assert running.result() == expected
+
+
 def test_without_the_shared_state_fronts_serve_on(cluster: TwoFronts) -> None:
     expected = cluster.rows(SQL, "front-b")
     with cluster.silent_valkey():
