@@ -100,6 +100,7 @@ class Puts:
         """Take a slot whose header still says FREE: a restart or mapped reader ignores the slot."""
         state = self._state
         decision = state.table.reserve(put, deadline=deadline, owner=owner, must=must)
+        removed += state.clear_removed()
         if decision is None:
             return None
         slot, segment = decision.slot, state.segment

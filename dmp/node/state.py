@@ -17,6 +17,7 @@ from tierkv.dmp.segment.geometry import Geometry
 from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import scan_segment
 from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored
@@ -93,6 +94,7 @@ class NodeState:
         self._reporter = reporter
         self._table: SlotTable | None = None
         self._segment: Segment | None = None
+        self._quotas: tuple[Quota, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -144,6 +146,8 @@ class NodeState:
             self.sealed_order = scan.last_order
             self.draining = False
             self._table, self._segment = table, segment
+            table.quotas.set(self._quotas, self.clock.now())
+            self.tell(self.clear_removed())
         segment.backing.start(owns=True)
         segment.backing.prepare(table.extents.upcoming(self.config.extents_ahead))
         return table.store.counts[SlotState.SEALED]
@@ -166,6 +170,22 @@ class NodeState:
         """End overdue reservations, holds and leases. Lock held."""
         for slot in self.table.expire(self.clock.now()):
             self.segment.headers.set_state(slot.index, SlotState.FREE)
+        self.tell(self.clear_removed())
+
+    def clear_removed(self) -> list[BlockEvent]:
+        """Clear the headers of blocks that a quota removed; return what to report. Lock held."""
+        removed = self.table.quotas.take_removed()
+        for slot in removed:
+            self.segment.headers.set_state(slot.index, SlotState.FREE)
+        return [BlockRemoved(slot.block.key, Tier.L2) for slot in removed]
+
+    def set_quotas(self, quotas: Sequence[Quota]) -> None:
+        """Have namespaces keep to quotas from now on, also after the next start."""
+        with self.lock:
+            self._quotas = tuple(quotas)
+            if self.running:
+                self.table.quotas.set(quotas, self.clock.now())
+                self.tell(self.clear_removed())
 
     def has_memory(self, slot: Slot) -> bool:
         """Allocate memory for a slot's bytes; on failure, end the reservation. Lock held."""

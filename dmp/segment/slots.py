@@ -91,6 +91,15 @@ class ExtentTable:
         """Number of slots in the assigned extents."""
         return sum(len(e.free) + len(e.live) for e in self._extents)
 
+    def sizes(self) -> list[int]:
+        """Return the slot sizes in use."""
+        return list(self._assigned)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all extents."""
+        return len(self._extents) * self.extent_bytes
+
     def upcoming(self, count: int) -> list[int]:
         """Return up to ``count`` of the next extents to be assigned, in order."""
         return self._unassigned[: -count - 1 : -1]
@@ -236,6 +245,7 @@ class Slot:
         used_at: time of the last use reported to the policy.
         facts: facts reported to the policy; NO_FACTS for a block found at a restart.
         spare: clean, and not used since the copy was made: among the next victims.
+        account: number of the namespace's account (dmp/slots/accounts.py).
     """
 
     index: int
@@ -258,6 +268,12 @@ class Slot:
     offered: bool = False
     used_at: float = 0.0
     facts: BlockFacts = NO_FACTS
+    account: int = 0
+
+    @property
+    def lane(self) -> int:
+        """Slot size and account in one number: blocks of a lane are ranked together."""
+        return self.extent.slot_bytes + self.account
 
     @property
     def length(self) -> int:

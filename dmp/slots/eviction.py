@@ -1,9 +1,9 @@
 """Which block is evicted, and whether a new block is worth the place of the next victim.
 
 Parts of the pure core: this module only chooses, and dmp/slots/slot_table.py evicts. A policy per
-slot size chooses among leaves; the evictor takes the next leaf of the wanted size, or a whole
-colder extent. Held, pinned and unsealed blocks are never evicted, and no block is evicted before
-its children. If a policy names a block that is held, pinned or has children, the block is
+lane (slot size and account) chooses among leaves; the evictor takes the next leaf of a lane, or a
+whole colder extent. Held, pinned and unsealed blocks are never evicted, and no block is evicted
+before its children. If a policy names a block that is held, pinned or has children, the block is
 withdrawn, and offered again when the obstacle ends. Policies do not know the blocks found at a
 restart until their first use; until then these blocks are evicted before all others, oldest first.
 """
@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from tierkv.dmp.config import SLOT_ALIGN
 from tierkv.dmp.segment.slots import Extent, ExtentTable, Slot, SlotState
 from tierkv.dmp.slots.leaf_queue import LeafQueue
 from tierkv.dmp.slots.slot_store import SlotStore
@@ -39,14 +40,14 @@ def evictable(slot: Slot) -> bool:
 
 
 class EvictionOrder:
-    """Chooses the next eviction victim.
+    """Chooses the next eviction victim of a lane: of a slot size and a namespace's account.
 
     Attributes:
         leaves: children of all blocks; queues the leaves that no policy knows, by last use, and all
             leaves once ``by_age`` is set.
         by_age: whether ``oldest`` is needed: when blocks are copied to a lower tier, and when slots
             of several sizes compete for extents.
-        _policies: policy by slot size, made when the size first occurs.
+        _policies: policy by lane, made when the lane first occurs.
     """
 
     def __init__(self, make_policy: MakePolicy, *, by_age: bool) -> None:
@@ -61,7 +62,7 @@ class EvictionOrder:
         slot.used_at = now
         if slot.facts is NO_FACTS:
             slot.facts = BlockFacts.of(slot.block)
-        policy = self._policy(slot.extent.slot_bytes)
+        policy = self._policy(slot.lane)
         policy.entered(slot.index, slot.facts, whole_seconds(now))
 
     def used(self, slot: Slot, now: float) -> None:
@@ -77,35 +78,35 @@ class EvictionOrder:
             slot.used_at = now
             if slot.facts.outlook.expectation is not Expectation.UNKNOWN:
                 slot.facts = _still_expected(slot.facts)
-            policy = self._policies[slot.extent.slot_bytes]
+            policy = self._policies[slot.lane]
             policy.used(slot.index, slot.facts, whole_seconds(now))
 
     def left(self, slot: Slot, now: float) -> None:
         """Forget a removed block."""
         if slot.known:
-            self._policies[slot.extent.slot_bytes].left(slot.index, whole_seconds(now))
+            self._policies[slot.lane].left(slot.index, whole_seconds(now))
             slot.known = slot.offered = False
 
     def offer(self, slot: Slot) -> None:
         """Make a slot an eviction candidate, if the slot is an evictable leaf."""
         if slot.known and not slot.offered and self._may_go(slot):
             slot.offered = True
-            self._policies[slot.extent.slot_bytes].offer(slot.index)
+            self._policies[slot.lane].offer(slot.index)
         if self.by_age or not slot.known:
-            self.leaves.offer(slot, slot.extent.slot_bytes)
+            self.leaves.offer(slot, slot.lane)
 
     def queue_by_age(self, slots: Iterable[Slot]) -> None:
         """Begin to keep all leaves by age; O(slots)."""
         self.by_age = True
         for slot in slots:
-            self.leaves.offer(slot, slot.extent.slot_bytes)
+            self.leaves.offer(slot, slot.lane)
 
-    def next(self, size: int, store: SlotStore, now: float) -> Slot | None:
-        """Return the next victim of a size, a leaf; amortised one policy call per offered slot."""
-        oldest = self.leaves.oldest(size, store.get)
+    def next(self, lane: int, store: SlotStore, now: float) -> Slot | None:
+        """Return the next victim of a lane, a leaf; amortised one policy call per offered slot."""
+        oldest = self.leaves.oldest(lane, store.get)
         if oldest is not None and not oldest.known:
             return oldest
-        policy, now = self._policies.get(size), whole_seconds(now)
+        policy, now = self._policies.get(lane), whole_seconds(now)
         while policy is not None and (index := policy.victim(now)) is not None:
             slot = store.at(index)
             assert slot is not None and slot.known, index
@@ -115,23 +116,32 @@ class EvictionOrder:
             slot.offered = False
         return None
 
-    def oldest(self, size: int, store: SlotStore) -> Slot | None:
-        """Return the least recently used leaf of a size; requires ``by_age``."""
-        return self.leaves.oldest(size, store.get)
+    def oldest(self, lane: int, store: SlotStore) -> Slot | None:
+        """Return the least recently used leaf of a lane; requires ``by_age``."""
+        return self.leaves.oldest(lane, store.get)
 
-    def admits(self, facts: BlockFacts, size: int, now: float) -> bool:
+    def admits(self, facts: BlockFacts, lane: int, now: float) -> bool:
         """Return True if a block is worth more than the victim that ``next`` just named."""
-        policy = self._policies.get(size)
+        policy = self._policies.get(lane)
         return policy is None or policy.admits(facts, whole_seconds(now))
 
-    def sizes(self) -> Iterator[int]:
-        """Iterate over the slot sizes that have a policy."""
+    def lanes(self) -> Iterator[int]:
+        """Iterate over the lanes that have a policy."""
         return iter(self._policies)
 
-    def _policy(self, size: int) -> EvictionPolicy:
-        policy = self._policies.get(size)
+    def move(self, slot: Slot, account: int, now: float) -> None:
+        """Give a slot to another account, as a block that was just used there."""
+        known = slot.known
+        self.left(slot, now)
+        self.leaves.forget(slot.index)
+        slot.account = account
+        if known:
+            self.entered(slot, now)
+
+    def _policy(self, lane: int) -> EvictionPolicy:
+        policy = self._policies.get(lane)
         if policy is None:
-            policy = self._policies[size] = self._make_policy(size)
+            policy = self._policies[lane] = self._make_policy(lane - lane % SLOT_ALIGN)
         return policy
 
     def _may_go(self, slot: Slot) -> bool:
@@ -192,16 +202,16 @@ class Evictor:
                 return family
         return [leaf] if leaf else []
 
-    def next_leaf(self, size: int, now: float) -> Slot | None:
-        """Return the next leaf of a size to evict.
+    def next_leaf(self, lane: int, now: float) -> Slot | None:
+        """Return the next leaf of a lane to evict.
 
         With a lower tier, a block without a copy is evicted only if the oldest leaf has no copy
         either: blocks that were copied ahead of time go first (dmp/slots/clean_slots.py), and
         nothing is lost.
         """
-        leaf = self._order.next(size, self._store, now)
+        leaf = self._order.next(lane, self._store, now)
         if leaf is not None and self._has_lower_tier and not leaf.clean:
-            oldest = self._order.oldest(size, self._store)
+            oldest = self._order.oldest(lane, self._store)
             if oldest is not None and oldest.clean:
                 return oldest
         return leaf
@@ -209,8 +219,9 @@ class Evictor:
     def _oldest_use(self, size: int) -> int:
         if not self._order.by_age:
             self._order.queue_by_age(self._store.all())
-        oldest = self._order.oldest(size, self._store)
-        return oldest.last_used if oldest is not None else 0
+        lanes = [lane for lane in self._order.leaves.lanes() if lane - lane % SLOT_ALIGN == size]
+        oldest = [self._order.oldest(lane, self._store) for lane in lanes]
+        return min((slot.last_used for slot in oldest if slot is not None), default=0)
 
     def linked(self, slot: Slot) -> None:
         """Note a new child."""
@@ -305,11 +316,11 @@ class Admission:
         self._refuse(put.key)
         return True
 
-    def refuses(self, facts: BlockFacts, size: int, now: float) -> bool:
+    def refuses(self, facts: BlockFacts, lane: int, now: float) -> bool:
         """Return True if a block is worth less than the victim just named by the eviction order."""
         if facts.outlook.expectation is Expectation.ROWS:  # The block will be read soon.
             return False
-        if self._order.admits(facts, size, now):
+        if self._order.admits(facts, lane, now):
             return False
         self._refuse(facts.key)
         return True

@@ -94,6 +94,10 @@ class LeafQueue:
                 return slot
         return None
 
+    def lanes(self) -> list[int]:
+        """Return the lanes that ever had a leaf."""
+        return list(self._lanes)
+
     def load(self, parents: list[BlockKey]) -> None:
         """Count the children of an empty table at once."""
         self.children = dict(Counter(parents))

@@ -15,9 +15,17 @@ from typing import Final
 
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import ExtentTable, Reserved, Slot, SlotState, slot_bytes_for
+from tierkv.dmp.slots.accounts import EVERYONE, Accounts
 from tierkv.dmp.slots.clean_slots import CleanSlots
-from tierkv.dmp.slots.eviction import SAME_USE_S, Admission, EvictionOrder, Evictor, MakePolicy
+from tierkv.dmp.slots.eviction import (
+    SAME_USE_S,
+    Admission,
+    EvictionOrder,
+    Evictor,
+    MakePolicy,
+)
 from tierkv.dmp.slots.holds import Deadlines, Owners, SlotLeases
+from tierkv.dmp.slots.quotas import Quotas
 from tierkv.dmp.slots.slot_store import SlotStore, TableRestore
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey
@@ -40,6 +48,8 @@ class SlotTable:
         admission: refuses blocks, and counts the refused puts.
         leases: the leased slots; carries out the orders of the meta server.
         clean: which blocks have a copy in the lower tier, and which block is copied next.
+        accounts: what each namespace keeps here, and may keep.
+        quotas: makes namespaces keep to what they may keep.
         now: last time that the node passed to the table; the node sets it before calls that need
             the time.
     """
@@ -70,6 +80,7 @@ class SlotTable:
         self.evicted_blocks = 0
         self.pinned = 0
         self.now = 0.0
+        self.accounts = Accounts()
         self.store = SlotStore(self.extents)
         self._order = EvictionOrder(make_policy, by_age=has_lower_tier)
         self.clean = CleanSlots(self.store.find, enabled=has_lower_tier)
@@ -84,6 +95,16 @@ class SlotTable:
         )
         self._owners = Owners()
         self._deadlines = Deadlines(self.get)
+        self.quotas = Quotas(
+            self.accounts,
+            self.store,
+            self.extents,
+            self._evictor,
+            self.admission,
+            order=self._order,
+            evict=self._evict,
+            offer=self._offer,
+        )
         self._uses = 0
 
     def find(self, key: BlockKey) -> Slot | None:
@@ -129,15 +150,21 @@ class SlotTable:
         size = slot_bytes_for(put.ranges.size_bytes, put.ranges.count)
         if not must and self.admission.is_unreachable(put):
             return None
-        index, facts = self.extents.take(size), BlockFacts.of(put)
-        victims: Sequence[Slot] = ()
+        facts, account = BlockFacts.of(put), self.accounts.of(put.owner.tenant)
+        own = self.quotas.make_room(facts, put.parent, account, size, must=must, now=self.now)
+        if own is None:
+            return None
+        victims = list(own)
+        index = self.extents.take(size)
         if index is None:
-            victims = self._evict_for(facts, put.parent, size, must=must)
-            if not victims:
+            more = self._evict_for(facts, put.parent, size, account, must=must)
+            if not more:
+                self.quotas.removed += victims
                 return None
+            victims += more
             index = self.extents.take(size)
             assert index is not None, victims
-        slot = self._occupy(index, put, facts, owner)
+        slot = self._occupy(index, put, facts, owner, account)
         slot.deadline = deadline
         if deadline != NO_DEADLINE:
             self._expect(slot, deadline)
@@ -154,6 +181,7 @@ class SlotTable:
         self._touch(slot)
         self._order.entered(slot, self.now)
         self._offer(slot)
+        self.quotas.sealed(slot, self.now)
         return slot
 
     def abort(self, index: int, generation: int) -> Slot | None:
@@ -167,6 +195,7 @@ class SlotTable:
         """End all overdue reservations, holds and leases; return the freed slots."""
         self.now = max(self.now, now)
         self.leases.expire(now)
+        self.quotas.expire(self.now)
         freed: list[Slot] = []
         for slot in self._deadlines.due(now):
             if slot.state is SlotState.WRITING:
@@ -267,6 +296,7 @@ class SlotTable:
         self._forget_key(slot)
         self._end_holds(slot)
         self.store.change(slot, SlotState.QUARANTINED)
+        self.quotas.give_to(slot, EVERYONE, self.now)  # Nobody pays for bad memory.
         return slot
 
     def heal(self, slot: Slot) -> None:
@@ -281,8 +311,8 @@ class SlotTable:
         Each policy names only one block. The other blocks are copied in the order of last use,
         which keeps a supply of victims with a copy. None if all blocks have a copy.
         """
-        for size in self._order.sizes():
-            leaf = self._order.next(size, self.store, self.now)
+        for lane in self._order.lanes():
+            leaf = self._order.next(lane, self.store, self.now)
             if leaf is not None and not leaf.clean:
                 return leaf
         return self.clean.next_dirty(self.store.get)
@@ -333,12 +363,15 @@ class SlotTable:
     def _expect(self, slot: Slot, deadline: float) -> None:
         self._deadlines.expect(slot, deadline, slots=len(self.store))
 
-    def _occupy(self, index: int, put: BlockSpec, facts: BlockFacts, owner: str) -> Slot:
+    def _occupy(
+        self, index: int, put: BlockSpec, facts: BlockFacts, owner: str, account: int
+    ) -> Slot:
         self.generation += 1
         extent = self.extents.of(index)
         offset = self.extents.offset(index, extent)
         slot = Slot(index, self.generation, put, SlotState.WRITING, extent, offset, owner=owner)
-        slot.facts = facts
+        slot.facts, slot.account = facts, account
+        self.accounts.take(account, extent.slot_bytes)
         self._owners.add(owner, index)
         self.store.add(slot)
         self.store.by_key[put.key] = index
@@ -350,27 +383,36 @@ class SlotTable:
         return slot
 
     def _evict_for(
-        self, facts: BlockFacts, parent: BlockKey, size: int, *, must: bool
+        self, facts: BlockFacts, parent: BlockKey, size: int, account: int, *, must: bool
     ) -> Sequence[Slot]:
         """Make room for one slot; () if that is impossible or the victims are worth more.
 
-        A parent is not evicted to make room for its own child.
+        A parent is not evicted to make room for its own child. Blocks of other accounts are not
+        compared with the new block: their owners' policies rank their own blocks only.
         """
         if size > self.extents.extent_bytes:
             self.alloc_failures += 1
             return ()
         self._order.leaves.link(parent)
-        leaf = self._evictor.next_leaf(size, self.now)
+        leaf = self.quotas.next_leaf(size, self.now)
         victims: Sequence[Slot] = ()
-        if leaf is None or must or not self.admission.refuses(facts, size, self.now):
+        foreign = leaf is not None and leaf.account != account
+        lane = size + account
+        if leaf is None or must or foreign or not self.admission.refuses(facts, lane, self.now):
             victims = self._evictor.victims(leaf, size, uses=self._uses, coming=parent)
             self.alloc_failures += not victims
         for slot in victims:
-            self._forget_key(slot)
-            self._vacate(slot)
+            owner = self.accounts.get(slot.account)
+            if owner is not None:
+                owner.evicted_for_memory += 1
+            self._evict(slot)
         self._unlink(parent)
-        self.evicted_blocks += len(victims)
         return victims
+
+    def _evict(self, slot: Slot) -> None:
+        self._forget_key(slot)
+        self._vacate(slot)
+        self.evicted_blocks += 1
 
     def _free_or_doom(self, slot: Slot) -> Slot | None:
         self._disown(slot)
@@ -407,6 +449,7 @@ class SlotTable:
 
     def _vacate(self, slot: Slot) -> None:
         self.store.remove(slot)
+        self.accounts.give_back(slot.account, slot.extent.slot_bytes)
         self.extents.give_back(slot.index)
         self._order.leaves.forget(slot.index)
         self.clean.vacated(slot.index)
@@ -442,6 +485,11 @@ class SlotTable:
         self._order.check_invariants(slots, named)
         self.leases.check_invariants(slots)
         self.clean.check_invariants(slots, named)
+        for number in self.accounts.numbers():
+            account = self.accounts.get(number)
+            own = [slot.extent.slot_bytes for slot in slots if slot.account == number]
+            assert account is not None and account.used_bytes == sum(own), account
+            assert account.blocks == len(own), account
         assert self.pinned == sum(slot.pins for slot in slots)
         self._evictor.check_invariants()
         self.extents.check_invariants(len(slots))

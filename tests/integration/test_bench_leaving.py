@@ -1,4 +1,4 @@
-"""bench.leaving runs on real processes, and no call fails when one is killed; no share is judged."""
+"""bench.leaving runs on real processes, and no call fails when one dies; no share is judged."""
 
 from __future__ import annotations
 

@@ -87,6 +87,20 @@ class SlotTableMachine(RuleBasedStateMachine):
         self.pinned: list[Slot] = []
         self.dead: list[tuple[int, int]] = []
 
+    def tenant_of(self, name: str) -> str:
+        """Return whose block it is."""
+        return "default"
+
+    def _collect(self) -> None:
+        """Take note of what a namespace's quota removed."""
+        for slot in self.table.quotas.take_removed():
+            assert slot.state is SlotState.SEALED and slot not in self.pinned
+            assert slot.block.key not in self.holds and not self._is_leased(slot.block.key)
+            self._gone(slot)
+
+    def _refusals(self) -> int:
+        return sum(account.refused for account in self.table.accounts)
+
     def _gone(self, slot: Slot) -> None:
         key = slot.block.key
         if self.live.get(key) is slot:
@@ -118,6 +132,7 @@ class SlotTableMachine(RuleBasedStateMachine):
         for lease, (_, until) in list(self.leases.items()):
             if until <= self.now:
                 del self.leases[lease]
+        self._collect()
 
     @rule(
         name=st.sampled_from(NAMES),
@@ -144,13 +159,18 @@ class SlotTableMachine(RuleBasedStateMachine):
         parent = parent if parent and parent < name else None
         parent_key = block_key(parent) if parent else ROOT_PARENT
         put = make_put(
-            name, parent, range_bytes=size, range_count=1, expectation=expectation, depth=1
-        )
-        refused_before = self.table.admission.refused_puts
+            name, parent, range_bytes=size, range_count=1, expectation=expectation, depth=1,
+            tenant=self.tenant_of(name),
+        )  # fmt: skip
+        refused_before, over_before = self.table.admission.refused_puts, self._refusals()
         before = dict(self.live)
         free_before = EXTENT_BYTES * 2 - self.table.extents.used_bytes
         decision = self.table.reserve(put, deadline=self.now + 10, owner=owner)
+        self._collect()
         if key in before:
+            assert decision is None
+            return
+        if self._refusals() > over_before:
             assert decision is None
             return
         if self.table.admission.refused_puts > refused_before:

@@ -1,0 +1,186 @@
+"""What each namespace keeps on this node, and may keep: a ledger of slot bytes.
+
+A part of the pure core, used by dmp/slots/slot_table.py. A slot is charged when it is taken and
+refunded when it is free again, whatever ended it, so the ledger equals a recount at any time. Slots
+of tenants without a quota belong to everyone's account, which has no limit.
+
+A timer wheel finds blocks that were not used for their namespace's ``ttl_s``, without scans.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.dmp.config import SLOT_ALIGN
+from tierkv.dmp.segment.slots import Slot
+
+EVERYONE: Final = 0
+"""Account of the tenants without a quota."""
+
+MOST_ACCOUNTS: Final = SLOT_ALIGN - 1
+"""An account's number fits below a slot size, so that both make one number, the lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one namespace may keep on this node.
+
+    Attributes:
+        name: the namespace.
+        tenants: whose blocks count.
+        capacity_bytes: most slot bytes in use; 0: no limit.
+        ttl_s: seconds after which an unused block is removed; 0: never.
+        evicts: whether a new block takes the place of the namespace's own oldest blocks once the
+            capacity is used; otherwise it is refused.
+    """
+
+    name: str
+    tenants: frozenset[str]
+    capacity_bytes: int = 0
+    ttl_s: float = 0.0
+    evicts: bool = True
+
+
+@dataclass(slots=True)
+class Account:
+    """A namespace's place in the ledger.
+
+    Attributes:
+        quota: what the namespace may keep.
+        used_bytes: slot bytes in use.
+        blocks: slots in use.
+        evicted: blocks removed, by reason: ``quota``, ``memory`` or ``ttl``.
+        refused: blocks refused because the capacity was used.
+    """
+
+    quota: Quota
+    used_bytes: int = 0
+    blocks: int = 0
+    refused: int = 0
+    evicted_for_quota: int = 0
+    evicted_for_memory: int = 0
+    evicted_for_ttl: int = 0
+
+
+class Accounts:
+    """The ledger. Account numbers stay while a namespace has a quota."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[int, Account] = {}
+        self._of_tenant: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._accounts.values())
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def numbers(self) -> Sequence[int]:
+        """Return the numbers of all accounts but everyone's."""
+        return tuple(self._accounts)
+
+    def of(self, tenant: str) -> int:
+        """Return the number of a tenant's account."""
+        return self._of_tenant.get(tenant, EVERYONE)
+
+    def get(self, number: int) -> Account | None:
+        """Return an account; None for everyone's."""
+        return self._accounts.get(number)
+
+    def take(self, number: int, size: int) -> None:
+        """Charge a slot."""
+        if number:
+            account = self._accounts[number]
+            account.used_bytes += size
+            account.blocks += 1
+
+    def give_back(self, number: int, size: int) -> None:
+        """Refund a slot."""
+        if number:
+            account = self._accounts[number]
+            account.used_bytes -= size
+            account.blocks -= 1
+
+    def excess(self, number: int, size: int = 0) -> int:
+        """Return by how many bytes the account is over its capacity once ``size`` is added."""
+        account = self._accounts.get(number)
+        if account is None or not account.quota.capacity_bytes:
+            return 0
+        return max(0, account.used_bytes + size - account.quota.capacity_bytes)
+
+    def by_pressure(self, capacity_bytes: int, used_bytes: int) -> list[int]:
+        """Return all accounts, those first that use most of what they may keep.
+
+        Who has no limit shares what the others may not claim.
+
+        Args:
+            capacity_bytes: slot bytes of the node.
+            used_bytes: slot bytes in use by all accounts.
+        """
+        limited = [a for a in self._accounts.values() if a.quota.capacity_bytes]
+        claimed = sum(account.quota.capacity_bytes for account in limited)
+        rest = max(1, capacity_bytes - claimed)
+        unlimited = used_bytes - sum(account.used_bytes for account in limited)
+
+        def pressure(number: int) -> float:
+            account = self._accounts.get(number)
+            if account is None or not account.quota.capacity_bytes:
+                return unlimited / rest
+            return account.used_bytes / account.quota.capacity_bytes
+
+        return sorted((EVERYONE, *self._accounts), key=lambda n: (-pressure(n), n))
+
+    def replace(self, quotas: Sequence[Quota]) -> None:
+        """Take new quotas; ``SlotTable.set_quotas`` then moves the slots between accounts.
+
+        The account of a namespace that has no quota any more must be emptied and dropped
+        (``drop_empty``).
+        """
+        numbers = {account.quota.name: number for number, account in self._accounts.items()}
+        free = iter(n for n in range(1, MOST_ACCOUNTS + 1) if n not in self._accounts)
+        self._of_tenant = {}
+        for quota in quotas[:MOST_ACCOUNTS]:
+            number = numbers.get(quota.name) or next(free)
+            known = self._accounts.get(number)
+            if known is None:
+                self._accounts[number] = Account(quota)
+            else:
+                known.quota = quota
+            self._of_tenant.update(dict.fromkeys(quota.tenants, number))
+
+    def drop_empty(self, quotas: Sequence[Quota]) -> None:
+        """Forget the accounts of namespaces without a quota."""
+        names = {quota.name for quota in quotas}
+        for number, account in list(self._accounts.items()):
+            if account.quota.name not in names:
+                assert not account.used_bytes, account
+                del self._accounts[number]
+
+
+class TtlWheel:
+    """Slots by the second of their next check; O(1) per slot and check."""
+
+    def __init__(self, slot_of: Callable[[int, int], Slot | None]) -> None:
+        self._slot_of = slot_of
+        self._buckets: dict[int, list[tuple[int, int]]] = {}
+        self._seconds: list[int] = []
+
+    def expect(self, slot: Slot, at: float) -> None:
+        """Schedule a slot's next check for the first whole second after ``at``."""
+        second = int(at) + 1
+        bucket = self._buckets.get(second)
+        if bucket is None:
+            bucket = self._buckets[second] = []
+            heapq.heappush(self._seconds, second)
+        bucket.append((slot.index, slot.generation))
+
+    def due(self, now: float) -> Iterator[Slot]:
+        """Yield the slots to be checked until now."""
+        while self._seconds and self._seconds[0] <= now:
+            for index, generation in self._buckets.pop(heapq.heappop(self._seconds)):
+                slot = self._slot_of(index, generation)
+                if slot is not None:
+                    yield slot

@@ -1,0 +1,180 @@
+"""Makes each namespace keep to its quota: room from its own blocks, and an end for unused ones.
+
+A part of the pure core, used by dmp/slots/slot_table.py, which owns the slots. What is removed
+here, other than victims of a reservation, is collected in ``removed`` for the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tierkv.dmp.segment.slots import ExtentTable, Slot, SlotState
+from tierkv.dmp.slots.accounts import EVERYONE, Accounts, Quota, TtlWheel
+from tierkv.dmp.slots.eviction import Admission, EvictionOrder, Evictor, evictable
+from tierkv.dmp.slots.slot_store import SlotStore
+from tierkv.kvcore.ids import BlockKey
+from tierkv.policies.eviction import BlockFacts
+
+
+class Quotas:
+    """Chooses what goes when an account is full, and when blocks of a namespace are too old.
+
+    Attributes:
+        removed: sealed slots that are gone and were not named to the node yet.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        store: SlotStore,
+        extents: ExtentTable,
+        evictor: Evictor,
+        admission: Admission,
+        *,
+        order: EvictionOrder,
+        evict: Callable[[Slot], None],
+        offer: Callable[[Slot], None],
+    ) -> None:
+        """Begin without quotas; ``evict`` and ``offer`` are the table's."""
+        self.removed: list[Slot] = []
+        self._accounts = accounts
+        self._store = store
+        self._extents = extents
+        self._evictor = evictor
+        self._admission = admission
+        self._order = order
+        self._evict = evict
+        self._offer = offer
+        self._ttl = TtlWheel(store.get)
+
+    def set(self, quotas: Sequence[Quota], now: float) -> None:
+        """Take new quotas: slots change their accounts, and what is too much is removed.
+
+        O(slots) if there were or are any quotas. Held and leased blocks stay until that ends; then
+        the next block of their namespace takes their place.
+        """
+        if not len(self._accounts) and not quotas:
+            return
+        self._accounts.replace(quotas)
+        for slot in self._store.all():
+            bad = slot.state is SlotState.QUARANTINED
+            tenant = slot.block.owner.tenant
+            self.give_to(slot, EVERYONE if bad else self._accounts.of(tenant), now)
+            self.sealed(slot, now)
+        self._accounts.drop_empty(quotas)
+        for number in self._accounts.numbers():
+            self._shrink(number, now)
+
+    def take_removed(self) -> list[Slot]:
+        """Return the slots removed since the last call: clear their headers and report them."""
+        removed, self.removed = self.removed, []
+        return removed
+
+    def give_to(self, slot: Slot, number: int, now: float) -> None:
+        """Move a slot to another account."""
+        if slot.account == number:
+            return
+        size = slot.extent.slot_bytes
+        self._accounts.give_back(slot.account, size)
+        self._order.move(slot, number, now)
+        self._accounts.take(number, size)
+        if slot.state is SlotState.SEALED and not slot.doomed:
+            self._offer(slot)
+
+    def make_room(
+        self,
+        facts: BlockFacts,
+        parent: BlockKey,
+        number: int,
+        size: int,
+        *,
+        must: bool,
+        now: float,
+    ) -> Sequence[Slot] | None:
+        """Evict an account's own leaves until one more slot fits its capacity.
+
+        Args:
+            facts: the new block.
+            parent: block before the new block; it is not evicted.
+            number: the account.
+            size: size of the slot.
+            must: whatever the worth of the new block.
+            now: seconds.
+
+        Returns:
+            The victims; None if the block has to be refused. What was evicted in vain is among
+            the removed slots then.
+        """
+        if not self._accounts.excess(number, size):
+            return ()
+        account = self._accounts.get(number)
+        assert account is not None, number
+        victims: list[Slot] = []
+        fits = account.quota.evicts and size <= account.quota.capacity_bytes
+        self._order.leaves.link(parent)
+        while fits and self._accounts.excess(number, size):
+            leaf = self._own_leaf(number, size, now)
+            fits = leaf is not None and (must or self._is_worth(facts, leaf, size + number, now))
+            if leaf is not None and fits:
+                account.evicted_for_quota += 1
+                self._evict(leaf)
+                victims.append(leaf)
+        if self._order.leaves.unlink(parent):
+            above = self._store.find(parent)
+            if above is not None:
+                self._order.offer(above)
+        if fits:
+            return victims
+        account.refused += 1
+        self.removed += victims
+        return None
+
+    def _is_worth(self, facts: BlockFacts, leaf: Slot, lane: int, now: float) -> bool:
+        return leaf.lane != lane or not self._admission.refuses(facts, lane, now)
+
+    def next_leaf(self, size: int, now: float) -> Slot | None:
+        """Return the next leaf of a size, of the account that uses most of what it may keep."""
+        if not len(self._accounts):
+            return self._evictor.next_leaf(size, now)
+        order = self._accounts.by_pressure(self._extents.capacity_bytes, self._extents.used_bytes)
+        leaves = (self._evictor.next_leaf(size + account, now) for account in order)
+        return next((leaf for leaf in leaves if leaf is not None), None)
+
+    def _own_leaf(self, number: int, size: int, now: float) -> Slot | None:
+        """Return an account's next leaf, of a size if there is one."""
+        sizes = sorted(self._extents.sizes(), key=lambda each: each != size)
+        leaves = (self._evictor.next_leaf(each + number, now) for each in sizes)
+        return next((leaf for leaf in leaves if leaf is not None), None)
+
+    def _shrink(self, number: int, now: float) -> None:
+        account = self._accounts.get(number)
+        assert account is not None, number
+        while self._accounts.excess(number):
+            leaf = self._own_leaf(number, 0, now)
+            if leaf is None:
+                return
+            account.evicted_for_quota += 1
+            self._evict(leaf)
+            self.removed.append(leaf)
+
+    def sealed(self, slot: Slot, now: float) -> None:
+        """Schedule the first check of a sealed slot, if its namespace lets blocks grow old."""
+        account = self._accounts.get(slot.account)
+        if account is not None and account.quota.ttl_s and slot.state is SlotState.SEALED:
+            self._ttl.expect(slot, max(slot.used_at, now) + account.quota.ttl_s)
+
+    def expire(self, now: float) -> None:
+        """Remove the leaves that were not used for their namespace's time."""
+        for slot in self._ttl.due(now):
+            account = self._accounts.get(slot.account)
+            if account is None or not account.quota.ttl_s or slot.state is not SlotState.SEALED:
+                continue
+            ends = slot.used_at + account.quota.ttl_s
+            if slot.known and ends > now:
+                self._ttl.expect(slot, ends)
+            elif slot.block.key in self._order.leaves.children or not evictable(slot):
+                self._ttl.expect(slot, now)  # Its children go first, and its readers.
+            else:
+                account.evicted_for_ttl += 1
+                self._evict(slot)
+                self.removed.append(slot)

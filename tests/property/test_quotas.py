@@ -1,0 +1,189 @@
+"""Namespaces with quotas in one slot table: whatever happens, the ledger equals a recount.
+
+The machine is that of the slot table (tests/property/test_slot_table.py), with tenants, quotas that
+come, change and go, and blocks that nobody uses.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+
+from tests.fix_dmp import block_key, make_put
+from tests.property.test_slot_table import NAMES, SlotTableMachine, new_table
+from tierkv.dmp.segment.slots import Slot, SlotState, slot_bytes_for
+from tierkv.dmp.slots.accounts import Quota
+from tierkv.dmp.slots.slot_table import SlotTable
+
+SIZE = slot_bytes_for(30_000, 1)
+TEAMS = {"red": frozenset({"ann", "bob"}), "blue": frozenset({"cyd"})}
+TENANTS = ("ann", "bob", "cyd", "dan")
+
+
+class QuotaMachine(SlotTableMachine):
+    """The model: what each tenant stored, and what its namespace may keep."""
+
+    policy = "leaf_lru"
+    has_lower_tier = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quotas: dict[str, Quota] = {}
+
+    def tenant_of(self, name: str) -> str:
+        return TENANTS[NAMES.index(name) % len(TENANTS)]
+
+    @rule(
+        team=st.sampled_from(sorted(TEAMS)),
+        slots=st.integers(0, 5),
+        ttl_s=st.sampled_from([0.0, 0.0, 5.0]),
+        evicts=st.booleans(),
+        exists=st.sampled_from([True, True, False]),
+    )
+    def quota(self, team: str, slots: int, ttl_s: float, evicts: bool, exists: bool) -> None:
+        self._expire()
+        self.quotas.pop(team, None)
+        if exists:
+            self.quotas[team] = Quota(team, TEAMS[team], slots * SIZE, ttl_s, evicts)
+        self.table.quotas.set(list(self.quotas.values()), self.now)
+        self._collect()
+        for account in self.table.accounts:
+            quota = account.quota
+            if quota.capacity_bytes and account.used_bytes > quota.capacity_bytes:
+                assert not self._own_leaves(quota), "a leaf could have gone"
+
+    def _own_leaves(self, quota: Quota) -> list[Slot]:
+        """Return the blocks of a namespace that may be evicted."""
+        parents = {slot.block.parent for slot in self.live.values()}
+        return [
+            slot
+            for key, slot in self.live.items()
+            if slot.block.owner.tenant in quota.tenants
+            and slot.state is SlotState.SEALED
+            and key not in parents and key not in self.holds and slot not in self.pinned
+            and not self._is_leased(key)
+        ]  # fmt: skip
+
+    def _assert_nothing_can_go(self, size: int, parent: object) -> None:
+        """Leave that to the machine without quotas: here, other accounts may have leaves."""
+
+    @invariant()
+    def the_ledger_is_a_recount(self) -> None:
+        for account in self.table.accounts:
+            own = [
+                slot for slot in self.table.store.all()
+                if slot.block.owner.tenant in account.quota.tenants
+                and slot.state is not SlotState.QUARANTINED
+            ]  # fmt: skip
+            assert account.used_bytes == sum(slot.extent.slot_bytes for slot in own)
+            assert account.blocks == len(own)
+
+
+def test_quotas_whatever_happens() -> None:
+    run_state_machine_as_test(
+        QuotaMachine,
+        settings=settings(
+            max_examples=120,
+            stateful_step_count=50,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def put(table: SlotTable, name: str, tenant: str, parent: str | None = None) -> Slot | None:
+    """Store a block; return its slot, or None."""
+    block = make_put(name, parent, range_bytes=30_000, range_count=1, tenant=tenant)
+    decision = table.reserve(block, deadline=1e9)
+    if decision is None:
+        return None
+    assert table.seal(decision.slot.index, decision.slot.generation, now=table.now)
+    return decision.slot
+
+
+def names(table: SlotTable, *among: str) -> list[str]:
+    return [name for name in among if table.store.find(block_key(name)) is not None]
+
+
+def with_quota(**quota: object) -> SlotTable:
+    table = new_table("leaf_lru", has_lower_tier=False)
+    table.quotas.set([Quota("red", TEAMS["red"], **quota)], 0.0)  # type: ignore[arg-type]
+    return table
+
+
+def test_who_is_over_its_quota_loses_its_own_oldest_leaf_and_nobody_else_anything() -> None:
+    table = with_quota(capacity_bytes=2 * SIZE)
+    for name, tenant in (("x", "dan"), ("a1", "ann"), ("a2", "bob"), ("a3", "ann"), ("y", "dan")):
+        assert put(table, name, tenant) is not None
+    assert names(table, "x", "a1", "a2", "a3", "y") == ["x", "a2", "a3", "y"]
+    (account,) = table.accounts
+    assert (account.used_bytes, account.blocks, account.evicted_for_quota) == (2 * SIZE, 2, 1)
+
+
+def test_who_refuses_when_full_keeps_what_is_there() -> None:
+    table = with_quota(capacity_bytes=2 * SIZE, evicts=False)
+    stored = [put(table, name, "ann") is not None for name in ("a1", "a2", "a3")]
+    assert stored == [True, True, False] and names(table, "a1", "a2", "a3") == ["a1", "a2"]
+    (account,) = table.accounts
+    assert account.refused == 1
+
+
+def test_a_block_larger_than_the_quota_evicts_nothing() -> None:
+    table = with_quota(capacity_bytes=SIZE)
+    put(table, "a1", "ann")
+    large = make_put("a2", range_bytes=50_000, range_count=1, tenant="ann")
+    assert table.reserve(large, deadline=1e9) is None
+    assert names(table, "a1") == ["a1"]
+
+
+def test_memory_that_ends_is_taken_from_who_uses_most_of_what_it_may() -> None:
+    table = with_quota(capacity_bytes=4 * SIZE)
+    for number in range(2):
+        put(table, f"a{number}", "ann")
+    for number in range(6):
+        put(table, f"x{number}", "dan")  # The others' six slots of the node's eight.
+    assert put(table, "a2", "ann") is not None
+    assert names(table, "a0", "a1", "a2") == ["a0", "a1", "a2"]
+    assert len(names(table, *(f"x{n}" for n in range(6)))) == 5
+
+
+def test_a_lowered_quota_takes_effect_at_once_and_a_dropped_one_frees_the_name() -> None:
+    table = with_quota(capacity_bytes=4 * SIZE)
+    for number in range(4):
+        put(table, f"a{number}", "ann")
+    table.quotas.set([Quota("red", TEAMS["red"], SIZE)], 1.0)
+    assert {slot.block.key for slot in table.quotas.take_removed()} == {
+        block_key(f"a{number}") for number in range(3)
+    }
+    table.quotas.set([], 2.0)
+    assert len(table.accounts) == 0 and names(table, "a3") == ["a3"]
+    for number in range(9):
+        put(table, f"b{number}", "ann")
+    table.check_invariants()
+
+
+def test_unused_blocks_end_children_first_and_used_ones_stay() -> None:
+    table = with_quota(ttl_s=10.0)
+    table.now = 100.0
+    put(table, "a1", "ann")
+    put(table, "a2", "ann", "a1")
+    put(table, "a3", "ann")
+    put(table, "x", "dan")
+    table.now = 106.0
+    assert table.find(block_key("a3")) is not None
+    table.expire(112.5)
+    table.expire(114.0)
+    assert names(table, "a1", "a2", "a3", "x") == ["a3", "x"]
+    gone = [slot.block.key for slot in table.quotas.take_removed()]
+    assert gone == [block_key("a2"), block_key("a1")]
+    held = table.store.find(block_key("a3"))
+    assert held is not None
+    table.now = 115.0
+    table.hold(held.index, held.generation, until=200.0)
+    table.expire(150.0)
+    assert names(table, "a3") == ["a3"]  # A reader's hold outlives the time.
+    table.expire(201.0)
+    table.expire(203.0)
+    assert names(table, "a3") == []
