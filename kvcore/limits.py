@@ -52,6 +52,9 @@ MAX_PROMPT_CHARS: Final = 8 << 20
 MAX_NAME_CHARS: Final = 128
 """Tenants, namespaces, models, sessions and nodes; grammar in ``NAME_PATTERN``."""
 
+MAX_LIMITED_NAMESPACES: Final = 4_095
+"""Namespaces with limits; a pool node has an account for each."""
+
 NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:\-/]{0,127}"
 
 MAX_REASON_CHARS: Final = 1_024

@@ -223,6 +223,31 @@ class LoadChoiceStats:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceUsage:
+    """What a namespace with limits keeps in a pool node's memory.
+
+    Attributes:
+        name: the namespace.
+        capacity_bytes: what it may keep on this node; 0: no limit.
+        used_bytes: slot bytes in use.
+        blocks: slots in use.
+        refused_blocks: blocks that were not stored, because the capacity was used.
+        evicted_for_quota: own blocks that made room for own blocks.
+        evicted_for_memory: blocks evicted because the node's memory was used.
+        evicted_for_ttl: blocks removed because nobody used them.
+    """
+
+    name: str
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    blocks: int = 0
+    refused_blocks: int = 0
+    evicted_for_quota: int = 0
+    evicted_for_memory: int = 0
+    evicted_for_ttl: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     """Content of a heartbeat.
 
@@ -239,6 +264,7 @@ class NodeReport:
         cross_zone_bytes_in: of ``transfer_bytes_in``, bytes from pool nodes of other zones.
         cross_zone_bytes_out: of ``transfer_bytes_out``, bytes to them.
         cross_zone_refusals: transfers with other zones that the limit prevented.
+        namespaces: of a pool node, what the namespaces with limits keep.
     """
 
     load: NodeLoad = NodeLoad()
@@ -253,6 +279,7 @@ class NodeReport:
     cross_zone_bytes_in: int = 0
     cross_zone_bytes_out: int = 0
     cross_zone_refusals: int = 0
+    namespaces: tuple[NamespaceUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

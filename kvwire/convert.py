@@ -20,6 +20,7 @@ from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
 from tierkv.kvcore.node import (
     LoadChoiceStats,
     ModelInfo,
+    NamespaceUsage,
     NodeInfo,
     NodeLoad,
     NodeReport,
@@ -139,6 +140,8 @@ LOAD_CHOICE: Final = MessageCodec(
     error_s=AMOUNT,
 )
 
+NAMESPACE_USAGE: Final = MessageCodec(NamespaceUsage, pb.NamespaceUsage, "namespaces", name=NAME)
+
 NODE_REPORT: Final = MessageCodec(
     NodeReport,
     pb.NodeReport,
@@ -149,6 +152,7 @@ NODE_REPORT: Final = MessageCodec(
     paths=many(PATH_REPORT, limits.MAX_NODES),
     load_choices=many(LOAD_CHOICE, _MAX_LOAD_CHOICES),
     notes=FieldCodec(_notes),
+    namespaces=many(NAMESPACE_USAGE, limits.MAX_LIMITED_NAMESPACES),
 )
 
 

@@ -67,6 +67,7 @@ class NodeAgent:
         self._on_hold = on_hold
         self.registered = asyncio.Event()
         self.pool_version = 0
+        self.namespaces_version = 0
         self._unknown = asyncio.Event()
         self._work = asyncio.Event()
         self._progress = asyncio.Condition()
@@ -177,6 +178,7 @@ class NodeAgent:
             return
         self._note_contact()
         self.pool_version = reply.pool_version
+        self.namespaces_version = reply.namespaces_version
         if not reply.known:
             self._lose_registration()
         elif reply.send_inventory:

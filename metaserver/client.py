@@ -37,11 +37,13 @@ class HeartbeatReply:
         known: False: register again.
         send_inventory: report all blocks held.
         pool_version: differs after a pool node came, left or died; 0: unknown. Spares a list.
+        namespaces_version: differs after a namespace changed; 0: unknown.
     """
 
     known: bool
     send_inventory: bool
     pool_version: int = 0
+    namespaces_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +151,44 @@ class BlockListing:
 
 
 @dataclass(frozen=True, slots=True)
+class KvLimits:
+    """What a namespace may keep in the pool's memory.
+
+    Attributes:
+        capacity_bytes: slot bytes over all pool nodes; each node allows its share, by its part of
+            the pool's memory. 0: no limit.
+        ttl_s: seconds after which an unused block is removed; 0: never.
+        evicts: whether a new block takes the place of the namespace's own blocks once the capacity
+            is used; otherwise it is not stored.
+    """
+
+    capacity_bytes: int = 0
+    ttl_s: float = 0.0
+    evicts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Namespace:
-    """A durable isolation domain shared by ``tenants``; without any, only for tenant ``name``."""
+    """A durable isolation domain shared by ``tenants``; without any, only for tenant ``name``.
+
+    Attributes:
+        name: the namespace.
+        tenants: who shares it.
+        cache_enabled: whether its KV is kept at all.
+        policy: how far answers may depart from exact ones.
+        limits: what it may keep; None, in a change: as it was.
+    """
 
     name: str
     tenants: tuple[str, ...] = ()
     cache_enabled: bool = True
     policy: ReusePolicy = field(default_factory=ReusePolicy)
+    limits: KvLimits | None = None
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The tenants that it applies to."""
+        return self.tenants or (self.name,)
 
 
 class MetaClient(Protocol):
@@ -178,6 +211,7 @@ class MetaClient(Protocol):
     7. ``directory_counts`` are blocks, copies, leases and refusals by reason, by name; all except
        ``blocks``, ``copies``, ``table_bytes`` and ``leases_live`` only grow.
     8. ``resolve_namespace`` and ``put_namespace`` raise UserError for invalid names.
+       ``drop_namespace`` returns whether there was one; its tenants have the defaults again.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...
@@ -224,5 +258,7 @@ class MetaClient(Protocol):
     async def list_namespaces(self) -> tuple[Namespace, ...]: ...
 
     async def put_namespace(self, namespace: Namespace) -> Namespace: ...
+
+    async def drop_namespace(self, name: str) -> bool: ...
 
     async def close(self) -> None: ...

@@ -26,18 +26,19 @@ _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS cluster (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS namespaces (
     name TEXT PRIMARY KEY, tenants TEXT NOT NULL, cache_enabled INTEGER NOT NULL,
-    policy TEXT NOT NULL DEFAULT '{}'
+    policy TEXT NOT NULL DEFAULT '{}', limits TEXT NOT NULL DEFAULT '{}'
 );
 """
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Stored as SQLite's user_version; 0 in older files. The next release's is understood, too."""
 
 _PUT: Final = """
-INSERT INTO namespaces (name, tenants, cache_enabled, policy) VALUES (?, ?, ?, ?)
-ON CONFLICT (name) DO UPDATE SET tenants = excluded.tenants,
+INSERT INTO namespaces (name, tenants, cache_enabled, policy, limits) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET tenants = excluded.tenants, limits = excluded.limits,
     cache_enabled = excluded.cache_enabled, policy = excluded.policy
 """
-_ADD_POLICY: Final = "ALTER TABLE namespaces ADD COLUMN policy TEXT NOT NULL DEFAULT '{}'"
+_ADDED: Final = ("policy", "limits")
+_ADD: Final = "ALTER TABLE namespaces ADD COLUMN {} TEXT NOT NULL DEFAULT '{{}}'"
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _MOST_SECRET_BYTES: Final = 64
@@ -95,16 +96,23 @@ class DatabaseFile:
     def rows(self) -> Rows:
         """Return all namespaces."""
         rows = self._open.execute(
-            "SELECT name, tenants, cache_enabled, policy FROM namespaces ORDER BY name"
+            "SELECT name, tenants, cache_enabled, policy, limits FROM namespaces ORDER BY name"
         )
-        return [NamespaceRow(name, tenants, bool(on), policy) for name, tenants, on, policy in rows]
+        return [NamespaceRow(name, tenants, bool(on), *rest) for name, tenants, on, *rest in rows]
 
     def write(self, check: Callable[[Rows], NamespaceRow]) -> Rows:
         """Store the row that ``check`` makes of all rows; see NamespaceDatabase."""
+        row = check(self.rows())
+        return self._change(_PUT, row)
+
+    def remove(self, name: str) -> Rows:
+        """Remove a row; see NamespaceDatabase."""
+        return self._change("DELETE FROM namespaces WHERE name = ?", (name,))
+
+    def _change(self, statement: str, values: tuple[object, ...]) -> Rows:
         try:
-            row = check(self.rows())
             with self._open as connection:
-                connection.execute(_PUT, row)
+                connection.execute(statement, values)
         except sqlite3.Error as error:
             raise DirectoryUnavailableError(
                 f"the namespace could not be stored: {error}", hint=_storage_hint(error)
@@ -262,8 +270,9 @@ def _open(database: str) -> sqlite3.Connection:
         _check_version(connection, database)
         connection.executescript(_SCHEMA)
         columns = {row[1] for row in connection.execute("PRAGMA table_info(namespaces)")}
-        if "policy" not in columns:  # Created before namespaces had a policy.
-            connection.execute(_ADD_POLICY)
+        for name in _ADDED:
+            if name not in columns:  # Made by an earlier release.
+                connection.execute(_ADD.format(name))
     except (sqlite3.Error, ConfigError):
         connection.close()
         raise

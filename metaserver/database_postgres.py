@@ -34,6 +34,7 @@ MIGRATIONS: Final = (
     CREATE TABLE tierkv_meta.changes (number bigint NOT NULL);
     INSERT INTO tierkv_meta.changes VALUES (0);
     """,
+    "ALTER TABLE tierkv_meta.namespaces ADD COLUMN limits text NOT NULL DEFAULT '{}'",
 )
 """What each version of the schema adds. A release may only add what the release before ignores, so
 that servers of both work on one database."""
@@ -49,7 +50,13 @@ _KEEPALIVE: Final = {
     "tcp_user_timeout": 5_000,
 }  # fmt: skip
 _ROWS: Final = (
-    "SELECT name, tenants, cache_enabled, policy FROM tierkv_meta.namespaces ORDER BY name"
+    "SELECT name, tenants, cache_enabled, policy, limits FROM tierkv_meta.namespaces ORDER BY name"
+)
+
+_PUT: Final = (
+    "INSERT INTO tierkv_meta.namespaces (name, tenants, cache_enabled, policy, limits) "
+    "VALUES (%s, %s, %s, %s, %s) ON CONFLICT (name) DO UPDATE SET tenants = excluded.tenants, "
+    "limits = excluded.limits, cache_enabled = excluded.cache_enabled, policy = excluded.policy"
 )
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -102,17 +109,18 @@ class PostgresDatabase:
 
     def write(self, check: Callable[[Rows], NamespaceRow]) -> Rows:
         """Store the row that ``check`` makes of all rows; see NamespaceDatabase."""
+        return self._change(lambda connection: connection.execute(_PUT, check(_rows(connection))))
+
+    def remove(self, name: str) -> Rows:
+        """Remove a row; see NamespaceDatabase."""
+        statement = "DELETE FROM tierkv_meta.namespaces WHERE name = %s"
+        return self._change(lambda connection: connection.execute(statement, (name,)))
+
+    def _change(self, change: Callable[[Connection], object]) -> Rows:
         try:
             with self._ready() as connection, connection.transaction():
                 connection.execute("SELECT number FROM tierkv_meta.changes FOR UPDATE")
-                row = check(_rows(connection))
-                connection.execute(
-                    "INSERT INTO tierkv_meta.namespaces (name, tenants, cache_enabled, policy) "
-                    "VALUES (%s, %s, %s, %s) "
-                    "ON CONFLICT (name) DO UPDATE SET tenants = excluded.tenants, "
-                    "cache_enabled = excluded.cache_enabled, policy = excluded.policy",
-                    row,
-                )
+                change(connection)
                 connection.execute("UPDATE tierkv_meta.changes SET number = number + 1")
                 connection.execute(f"NOTIFY {_CHANNEL}")
                 return _rows(connection)

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
 from tierkv.kvcore.block_event import NO_LEASE, EventBatch, HoldOrder, LeaseId
@@ -185,7 +186,8 @@ class LocalMeta:
         self, node_id: NodeId, incarnation: Incarnation, report: NodeReport
     ) -> HeartbeatReply:
         with self._open():
-            return self.state.heartbeat(node_id, incarnation, report, self._clock.now())
+            reply = self.state.heartbeat(node_id, incarnation, report, self._clock.now())
+            return replace(reply, namespaces_version=self.namespaces.version)
 
     async def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:
         with self._open():
@@ -305,6 +307,11 @@ class LocalMeta:
             pass
         # The write waits for the disk, so it runs in a thread; the store has its own lock.
         return await asyncio.to_thread(self.namespaces.put, namespace)
+
+    async def drop_namespace(self, name: str) -> bool:
+        with self._open():
+            pass
+        return await asyncio.to_thread(self.namespaces.drop, name)
 
     async def close(self) -> None:
         with self._lock:

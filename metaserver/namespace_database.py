@@ -15,12 +15,13 @@ POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
 
 class NamespaceRow(NamedTuple):
-    """A namespace as stored: ``tenants`` and ``policy`` are JSON."""
+    """A namespace as stored: ``tenants``, ``policy`` and ``limits`` are JSON."""
 
     name: str
     tenants: str
     cache_enabled: bool
     policy: str
+    limits: str = "{}"
 
 
 Rows = Sequence[NamespaceRow]
@@ -36,9 +37,10 @@ class NamespaceDatabase(Protocol):
        the row that ``check`` returns, and returns all rows, durable on return. What ``check``
        raises leaves the database unchanged. A database that refuses (full, lost) is
        DirectoryUnavailableError.
-    4. ``follow`` calls ``changed`` with all rows, from a thread of the database, after a write of
+    4. ``remove`` removes the row of a name, if there is one; otherwise as ``write``.
+    5. ``follow`` calls ``changed`` with all rows, from a thread of the database, after a write of
        another process; within a second or so. A file has no other writers.
-    5. After ``close`` nothing may be called, and ``changed`` is not called any more.
+    6. After ``close`` nothing may be called, and ``changed`` is not called any more.
 
     Attributes:
         trouble: damage or a lost connection, for people; empty without.
@@ -53,6 +55,8 @@ class NamespaceDatabase(Protocol):
     def rows(self) -> Rows: ...
 
     def write(self, check: Callable[[Rows], NamespaceRow]) -> Rows: ...
+
+    def remove(self, name: str) -> Rows: ...
 
     def follow(self, changed: Callable[[Rows], None]) -> None: ...
 

@@ -6,17 +6,18 @@ database, and callers run ``put`` off the event loop.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
 import threading
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 from tierkv.kvcore import block_key, limits
 from tierkv.kvcore.errors import ConfigError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
-from tierkv.metaserver.client import Namespace, NamespaceGrant
+from tierkv.metaserver.client import KvLimits, Namespace, NamespaceGrant
 from tierkv.metaserver.database_file import DatabaseFile
 from tierkv.metaserver.namespace_database import (
     POSTGRES_SCHEMES,
@@ -39,6 +40,7 @@ class NamespaceStore:
     namespace without tenants is the policy of the tenant with the same name.
 
     Attributes:
+        version: differs after a change.
         _namespaces: mirror of the table; the table is written first.
         _namespace_of: the namespace that applies to each tenant.
     """
@@ -62,6 +64,7 @@ class NamespaceStore:
             ConfigError: the file can't be opened, is not a namespace database, or is in use by
                 another process.
         """
+        self.version = 0
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._default_policy = default_policy or ReusePolicy()
@@ -123,13 +126,25 @@ class NamespaceStore:
         changed = _normalised(namespace)
 
         def check(rows: Rows) -> NamespaceRow:
-            self._check(changed, _namespaces(rows))
-            tenants, policy = json.dumps(changed.tenants), json.dumps(asdict(changed.policy))
-            return NamespaceRow(changed.name, tenants, changed.cache_enabled, policy)
+            known = _namespaces(rows)
+            self._check(changed, known)
+            return _row(_with_limits(changed, known))
 
         with self._writing:
-            self._take(self._database.write(check))
-        return changed
+            rows = self._database.write(check)
+            self._take(rows)
+        return _namespaces(rows)[changed.name]
+
+    def drop(self, name: str) -> bool:
+        """Remove a namespace; its tenants have the defaults again. Return whether there was one.
+
+        Raises:
+            DirectoryUnavailableError: the database refused.
+        """
+        with self._writing:
+            there = name in self._namespaces
+            self._take(self._database.remove(name))
+        return there
 
     def close(self) -> None:
         """Close the database; the object can't be used afterwards."""
@@ -139,9 +154,11 @@ class NamespaceStore:
     def _take(self, rows: Rows) -> None:
         """Take the table over; also called after writes of other servers, in another thread."""
         namespaces = _namespaces(rows)
+        digest = hashlib.blake2b(repr(rows).encode(), digest_size=8).digest()
         with self._lock:
             self._namespaces = namespaces
             self._namespace_of = _index(namespaces)
+            self.version = int.from_bytes(digest, "little") | 1  # Of all servers the same.
 
     @staticmethod
     def _check(namespace: Namespace, known: dict[str, Namespace]) -> None:
@@ -179,9 +196,39 @@ def _namespaces(rows: Rows) -> dict[str, Namespace]:
             tuple(json.loads(row.tenants)),
             row.cache_enabled,
             _policy(row.name, row.policy),
+            _limits(row.name, row.limits),
         )
         for row in rows
     }
+
+
+def _with_limits(changed: Namespace, known: dict[str, Namespace]) -> Namespace:
+    """Return a change with limits: those of before, where it names none."""
+    if changed.limits is None:
+        before = known.get(changed.name)
+        return replace(changed, limits=before.limits if before is not None else KvLimits())
+    if changed.limits.ttl_s < 0 or changed.limits.capacity_bytes < 0:
+        raise UserError("a namespace's capacity and time to live can't be negative")
+    return changed
+
+
+def _row(namespace: Namespace) -> NamespaceRow:
+    return NamespaceRow(
+        namespace.name,
+        json.dumps(namespace.tenants),
+        namespace.cache_enabled,
+        json.dumps(asdict(namespace.policy)),
+        json.dumps(asdict(namespace.limits or KvLimits())),
+    )
+
+
+def _limits(name: str, text: str) -> KvLimits:
+    """Read limits; those that a later release added are left alone."""
+    known = {field.name for field in fields(KvLimits)}
+    try:
+        return KvLimits(**{key: value for key, value in json.loads(text).items() if key in known})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"the limits of namespace {name} can't be read: {error}") from error
 
 
 def _index(namespaces: dict[str, Namespace]) -> dict[str, Namespace]:

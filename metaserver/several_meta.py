@@ -177,10 +177,11 @@ class SeveralMeta:
         if len(strangers) == len(replies) or info is None:
             return HeartbeatReply(len(strangers) < len(replies), wanted)
         version = joined_versions({number: reply.pool_version for number, reply in replies.items()})
+        namespaces = max(reply.namespaces_version for reply in replies.values())
         for number in strangers:  # They started again, or could not be reached when others could.
             with suppress(DirectoryUnavailableError):
                 wanted |= (await self._group.servers[number].register(info)).send_inventory
-        return HeartbeatReply(True, wanted, version)
+        return HeartbeatReply(True, wanted, version, namespaces)
 
     def _beaten(self, number: int, _: asyncio.Task[_Beat]) -> None:
         self._slow.pop(number, None)
@@ -417,6 +418,9 @@ class SeveralMeta:
 
     async def put_namespace(self, namespace: Namespace) -> Namespace:
         return await self._group.ask_any(lambda server: server.put_namespace(namespace))
+
+    async def drop_namespace(self, name: str) -> bool:
+        return await self._group.ask_any(lambda server: server.drop_namespace(name))
 
     async def list_nodes(self) -> tuple[DirectoryNode, ...]:
         self._group.refuse_if_closed()

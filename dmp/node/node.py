@@ -23,6 +23,7 @@ from tierkv.dmp.node.tiering import Demoter, Promoter
 from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import open_segment
 from tierkv.dmp.segment.slots import SlotState
+from tierkv.dmp.slots.accounts import Quota
 from tierkv.kvcore.block import Location
 from tierkv.kvcore.block_event import BlockReporter
 from tierkv.kvcore.clock import Clock
@@ -184,6 +185,10 @@ class DmpNode:
             else:
                 segment.keep_only(kept)
             segment.close()
+
+    def set_quotas(self, quotas: Sequence[Quota]) -> None:
+        """Have namespaces keep to quotas from now on, also after the next start."""
+        self._state.set_quotas(quotas)
 
     def tick(self) -> None:
         """End expired reservations and holds; called by a thread of the node and by tests."""

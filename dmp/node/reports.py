@@ -18,7 +18,14 @@ from tierkv.dmp.segment.slots import SlotState
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import BlockStored
-from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole, TierStats
+from tierkv.kvcore.node import (
+    NamespaceUsage,
+    NodeInfo,
+    NodeLoad,
+    NodeReport,
+    NodeRole,
+    TierStats,
+)
 
 _STEP: Final = 512
 """Blocks listed under one lock: about a millisecond."""
@@ -114,6 +121,24 @@ class Reports:
             transfer_bytes_in=memory.write_bytes,
             transfer_bytes_out=memory.read_bytes,
             notes=(trouble,) if trouble else (),
+            namespaces=self._namespaces(),
+        )
+
+    def _namespaces(self) -> tuple[NamespaceUsage, ...]:
+        with self._state.lock:
+            accounts = list(self._state.table.accounts)
+        return tuple(
+            NamespaceUsage(
+                account.quota.name,
+                account.quota.capacity_bytes,
+                account.used_bytes,
+                account.blocks,
+                account.refused,
+                account.evicted_for_quota,
+                account.evicted_for_memory,
+                account.evicted_for_ttl,
+            )
+            for account in accounts
         )
 
     def _damage(self) -> Iterator[tuple[str, int]]:

@@ -16,11 +16,13 @@ from typing import Final
 
 from tierkv.dmp.config import SLOT_ALIGN
 from tierkv.dmp.segment.slots import Slot
+from tierkv.kvcore import limits
 
 EVERYONE: Final = 0
 """Account of the tenants without a quota."""
 
-MOST_ACCOUNTS: Final = SLOT_ALIGN - 1
+MOST_ACCOUNTS: Final = limits.MAX_LIMITED_NAMESPACES
+assert MOST_ACCOUNTS < SLOT_ALIGN
 """An account's number fits below a slot size, so that both make one number, the lane."""
 
 

@@ -375,6 +375,46 @@ class LoadChoiceStats(_message.Message):
 Global___LoadChoiceStats: _TypeAlias = LoadChoiceStats  # noqa: Y015
 
 @_typing.final
+class NamespaceUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    REFUSED_BLOCKS_FIELD_NUMBER: _builtins.int
+    EVICTED_FOR_QUOTA_FIELD_NUMBER: _builtins.int
+    EVICTED_FOR_MEMORY_FIELD_NUMBER: _builtins.int
+    EVICTED_FOR_TTL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    capacity_bytes: _builtins.int
+    used_bytes: _builtins.int
+    blocks: _builtins.int
+    refused_blocks: _builtins.int
+    evicted_for_quota: _builtins.int
+    evicted_for_memory: _builtins.int
+    evicted_for_ttl: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        capacity_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        refused_blocks: _builtins.int = ...,
+        evicted_for_quota: _builtins.int = ...,
+        evicted_for_memory: _builtins.int = ...,
+        evicted_for_ttl: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "capacity_bytes", b"capacity_bytes", "evicted_for_memory", b"evicted_for_memory", "evicted_for_quota", b"evicted_for_quota", "evicted_for_ttl", b"evicted_for_ttl", "name", b"name", "refused_blocks", b"refused_blocks", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespaceUsage: _TypeAlias = NamespaceUsage  # noqa: Y015
+
+@_typing.final
 class NodeReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -410,6 +450,7 @@ class NodeReport(_message.Message):
     CROSS_ZONE_BYTES_IN_FIELD_NUMBER: _builtins.int
     CROSS_ZONE_BYTES_OUT_FIELD_NUMBER: _builtins.int
     CROSS_ZONE_REFUSALS_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
     transfer_bytes_in: _builtins.int
     transfer_bytes_out: _builtins.int
     transfer_errors: _builtins.int
@@ -428,6 +469,8 @@ class NodeReport(_message.Message):
     def load_choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoadChoiceStats]: ...
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamespaceUsage]: ...
     def __init__(
         self,
         *,
@@ -443,10 +486,11 @@ class NodeReport(_message.Message):
         cross_zone_bytes_in: _builtins.int = ...,
         cross_zone_bytes_out: _builtins.int = ...,
         cross_zone_refusals: _builtins.int = ...,
+        namespaces: _abc.Iterable[Global___NamespaceUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "cross_zone_bytes_in", b"cross_zone_bytes_in", "cross_zone_bytes_out", b"cross_zone_bytes_out", "cross_zone_refusals", b"cross_zone_refusals", "load", b"load", "load_choices", b"load_choices", "notes", b"notes", "paths", b"paths", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_errors", b"cache_errors", "cross_zone_bytes_in", b"cross_zone_bytes_in", "cross_zone_bytes_out", b"cross_zone_bytes_out", "cross_zone_refusals", b"cross_zone_refusals", "load", b"load", "load_choices", b"load_choices", "namespaces", b"namespaces", "notes", b"notes", "paths", b"paths", "tiers", b"tiers", "transfer_bytes_in", b"transfer_bytes_in", "transfer_bytes_out", b"transfer_bytes_out", "transfer_errors", b"transfer_errors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

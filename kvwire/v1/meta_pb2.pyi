@@ -98,22 +98,26 @@ class HeartbeatReply(_message.Message):
     KNOWN_FIELD_NUMBER: _builtins.int
     SEND_INVENTORY_FIELD_NUMBER: _builtins.int
     POOL_VERSION_FIELD_NUMBER: _builtins.int
+    NAMESPACES_VERSION_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """false: register again"""
     send_inventory: _builtins.bool
     """true: a gap was seen, or the meta server restarted"""
     pool_version: _builtins.int
     """differs after a pool node came, left or died; 0: unknown"""
+    namespaces_version: _builtins.int
+    """differs after a namespace changed; 0: unknown"""
     def __init__(
         self,
         *,
         known: _builtins.bool = ...,
         send_inventory: _builtins.bool = ...,
         pool_version: _builtins.int = ...,
+        namespaces_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "pool_version", b"pool_version", "send_inventory", b"send_inventory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "namespaces_version", b"namespaces_version", "pool_version", b"pool_version", "send_inventory", b"send_inventory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -945,6 +949,7 @@ class Namespace(_message.Message):
     TENANTS_FIELD_NUMBER: _builtins.int
     CACHE_ENABLED_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cache_enabled: _builtins.bool
     @_builtins.property
@@ -953,6 +958,10 @@ class Namespace(_message.Message):
 
     @_builtins.property
     def policy(self) -> Global___ReusePolicy: ...
+    @_builtins.property
+    def limits(self) -> Global___KvLimits:
+        """absent in a change: as it was"""
+
     def __init__(
         self,
         *,
@@ -960,14 +969,83 @@ class Namespace(_message.Message):
         tenants: _abc.Iterable[_builtins.str] | None = ...,
         cache_enabled: _builtins.bool = ...,
         policy: Global___ReusePolicy | None = ...,
+        limits: Global___KvLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_enabled", b"cache_enabled", "name", b"name", "policy", b"policy", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_enabled", b"cache_enabled", "limits", b"limits", "name", b"name", "policy", b"policy", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Namespace: _TypeAlias = Namespace  # noqa: Y015
+
+@_typing.final
+class KvLimits(_message.Message):
+    """What a namespace may keep in the pool's memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    EVICTS_FIELD_NUMBER: _builtins.int
+    capacity_bytes: _builtins.int
+    """over all pool nodes; 0: no limit"""
+    ttl_s: _builtins.float
+    """an unused block is removed after it; 0: never"""
+    evicts: _builtins.bool
+    """a new block takes the place of the namespace's own"""
+    def __init__(
+        self,
+        *,
+        capacity_bytes: _builtins.int = ...,
+        ttl_s: _builtins.float = ...,
+        evicts: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "evicts", b"evicts", "ttl_s", b"ttl_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvLimits: _TypeAlias = KvLimits  # noqa: Y015
+
+@_typing.final
+class DropNamespaceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropNamespaceRequest: _TypeAlias = DropNamespaceRequest  # noqa: Y015
+
+@_typing.final
+class DropNamespaceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXISTED_FIELD_NUMBER: _builtins.int
+    existed: _builtins.bool
+    def __init__(
+        self,
+        *,
+        existed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["existed", b"existed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropNamespaceReply: _TypeAlias = DropNamespaceReply  # noqa: Y015
 
 @_typing.final
 class ListNamespacesRequest(_message.Message):

@@ -109,6 +109,11 @@ class MetaStub:
                 request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.SerializeToString,
                 response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.FromString,
                 _registered_method=True)
+        self.DropNamespace = channel.unary_unary(
+                '/tierkv.v1.Meta/DropNamespace',
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceReply.FromString,
+                _registered_method=True)
 
 
 class MetaServicer:
@@ -206,6 +211,12 @@ class MetaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropNamespace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -283,6 +294,11 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.PutNamespace,
                     request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.FromString,
                     response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.SerializeToString,
+            ),
+            'DropNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropNamespace,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -690,6 +706,33 @@ class Meta:
             '/tierkv.v1.Meta/PutNamespace',
             tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.SerializeToString,
             tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Namespace.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Meta/DropNamespace',
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceReply.FromString,
             options,
             channel_credentials,
             insecure,

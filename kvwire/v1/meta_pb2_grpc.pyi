@@ -48,6 +48,7 @@ class MetaStub:
     DirectoryCounts: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DirectoryCountsRequest, _meta_pb2.DirectoryCountsReply]
     ListNamespaces: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListNamespacesRequest, _meta_pb2.ListNamespacesReply]
     PutNamespace: _grpc.UnaryUnaryMultiCallable[_meta_pb2.Namespace, _meta_pb2.Namespace]
+    DropNamespace: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DropNamespaceRequest, _meta_pb2.DropNamespaceReply]
 
 @_typing.type_check_only
 class MetaAsyncStub(MetaStub):
@@ -69,6 +70,7 @@ class MetaAsyncStub(MetaStub):
     DirectoryCounts: _aio.UnaryUnaryMultiCallable[_meta_pb2.DirectoryCountsRequest, _meta_pb2.DirectoryCountsReply]  # type: ignore[assignment]
     ListNamespaces: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListNamespacesRequest, _meta_pb2.ListNamespacesReply]  # type: ignore[assignment]
     PutNamespace: _aio.UnaryUnaryMultiCallable[_meta_pb2.Namespace, _meta_pb2.Namespace]  # type: ignore[assignment]
+    DropNamespace: _aio.UnaryUnaryMultiCallable[_meta_pb2.DropNamespaceRequest, _meta_pb2.DropNamespaceReply]  # type: ignore[assignment]
 
 class MetaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -177,5 +179,12 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.Namespace,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.Namespace, _abc.Awaitable[_meta_pb2.Namespace]]: ...
+
+    @_abc_1.abstractmethod
+    def DropNamespace(
+        self,
+        request: _meta_pb2.DropNamespaceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.DropNamespaceReply, _abc.Awaitable[_meta_pb2.DropNamespaceReply]]: ...
 
 def add_MetaServicer_to_server(servicer: MetaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

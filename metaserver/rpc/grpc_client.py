@@ -101,7 +101,9 @@ class GrpcMeta:
         return await self._call(
             "Heartbeat",
             request,
-            lambda reply: HeartbeatReply(reply.known, reply.send_inventory, reply.pool_version),
+            lambda reply: HeartbeatReply(
+                reply.known, reply.send_inventory, reply.pool_version, reply.namespaces_version
+            ),
         )
 
     async def deregister(self, node_id: NodeId, incarnation: Incarnation) -> None:
@@ -221,6 +223,10 @@ class GrpcMeta:
     async def put_namespace(self, namespace: Namespace) -> Namespace:
         request = wire.NAMESPACE.to_proto(namespace)
         return await self._call("PutNamespace", request, wire.NAMESPACE.from_proto)
+
+    async def drop_namespace(self, name: str) -> bool:
+        request = pb.DropNamespaceRequest(name=name)
+        return await self._call("DropNamespace", request, lambda reply: bool(reply.existed))
 
     async def close(self) -> None:
         self._closed = True

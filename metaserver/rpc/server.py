@@ -60,6 +60,7 @@ class _MetaService(rpc.MetaServicer):
                 known=reply.known,
                 send_inventory=reply.send_inventory,
                 pool_version=reply.pool_version,
+                namespaces_version=reply.namespaces_version,
             )
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Any) -> pb.DeregisterReply:
@@ -138,6 +139,12 @@ class _MetaService(rpc.MetaServicer):
         async with answering(context):
             namespaces = await self._meta.list_namespaces()
             return pb.ListNamespacesReply(namespaces=map(wire.NAMESPACE.to_proto, namespaces))
+
+    async def DropNamespace(
+        self, request: pb.DropNamespaceRequest, context: Any
+    ) -> pb.DropNamespaceReply:
+        async with answering(context):
+            return pb.DropNamespaceReply(existed=await self._meta.drop_namespace(request.name))
 
     async def PutNamespace(self, request: pb.Namespace, context: Any) -> pb.Namespace:
         async with answering(context):

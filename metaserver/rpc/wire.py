@@ -48,6 +48,7 @@ from tierkv.metaserver.client import (
     BlockListing,
     BlockRecord,
     DirectoryNode,
+    KvLimits,
     LocateReply,
     Namespace,
     NamespaceGrant,
@@ -103,8 +104,24 @@ NODE_STATE: Final = MessageCodec(
     rival=FieldCodec(lambda text, name: text[: limits.MAX_REASON_CHARS]),
 )
 
+LIMITS: Final = MessageCodec(KvLimits, pb.KvLimits, "limits", ttl_s=AMOUNT)
+
+
+def _limits_from_proto(message: pb.KvLimits, name: str) -> KvLimits | None:
+    return None if message == pb.KvLimits() else LIMITS.from_proto(message)
+
+
+def _limits_to_proto(value: KvLimits | None) -> pb.KvLimits | None:
+    return None if value is None else LIMITS.to_proto(value)
+
+
 NAMESPACE: Final = MessageCodec(
-    Namespace, pb.Namespace, "namespace", tenants=NUMBERS, policy=_POLICY_FIELD
+    Namespace,
+    pb.Namespace,
+    "namespace",
+    tenants=NUMBERS,
+    policy=_POLICY_FIELD,
+    limits=FieldCodec(_limits_from_proto, _limits_to_proto),
 )
 """The store checks the names, because names are user input."""
 

@@ -33,6 +33,7 @@ from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.reporter import MetaReporter
 from tierkv.parts.access import pool_tls
+from tierkv.parts.quota_follower import QuotaFollower
 from tierkv.settings import DmpSettings, Settings, name_list
 from tierkv.storage.disk.segment_folder import MIN_FILES, choose_segment_bytes
 from tierkv.storage.disk.segment_format import PAGE
@@ -86,6 +87,7 @@ class DmpPart:
         self.address = ""
         self._server: DmpServer | None = None
         self._agent: NodeAgent | None = None
+        self._follower: QuotaFollower | None = None
 
     async def start(self) -> None:
         """Attach the segment, listen and, in a cluster, register.
@@ -108,6 +110,8 @@ class DmpPart:
             self._meta, info, reporter, self.report, on_hold=self.node.gets.lease
         )
         await self._agent.start()
+        self._follower = QuotaFollower(self._meta, self._agent, info.node_id, self.node.set_quotas)
+        self._follower.start()
 
     def report(self) -> NodeReport:
         """Return the content of a heartbeat: the node's counters and doors."""
@@ -143,6 +147,8 @@ class DmpPart:
         ended = await asyncio.to_thread(self.node.drain)
         rest = "nothing is under way" if ended else "what is under way after dmp.drain_s is dropped"
         _log.info("pool node %s stops: %s", self.node.config.node_id, rest)
+        if self._follower is not None:
+            await self._follower.stop()
         if self._agent is not None:
             await self._agent.stop()
         if self._server is not None:
