@@ -32,6 +32,9 @@ BlockKey = NewType("BlockKey", bytes)
 NamespaceKey = NewType("NamespaceKey", bytes)
 """32 bytes keying the block hash; equal only for equal tenant, model revision and layout."""
 
+SALT_MARK: Final = ":salt-"
+"""In the tenant of a block whose request had a salt, between the tenant's own name and a digest."""
+
 BLOCK_KEY_BYTES: Final = 16
 NAMESPACE_KEY_BYTES: Final = 32
 

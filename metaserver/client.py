@@ -176,7 +176,7 @@ class Namespace:
         tenants: who shares it.
         cache_enabled: whether its KV is kept at all.
         policy: how far answers may depart from exact ones.
-        limits: what it may keep; None, in a change: as it was.
+        limits: what it may keep; None: all it wants, and in a change: as it was.
     """
 
     name: str

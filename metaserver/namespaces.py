@@ -222,11 +222,13 @@ def _row(namespace: Namespace) -> NamespaceRow:
     )
 
 
-def _limits(name: str, text: str) -> KvLimits:
-    """Read limits; those that a later release added are left alone."""
+def _limits(name: str, text: str) -> KvLimits | None:
+    """Read limits; those that a later release added are left alone. None if there are none."""
     known = {field.name for field in fields(KvLimits)}
     try:
-        return KvLimits(**{key: value for key, value in json.loads(text).items() if key in known})
+        found = {key: value for key, value in json.loads(text).items() if key in known}
+        kept = KvLimits(**found)
+        return None if kept == KvLimits() else kept
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"the limits of namespace {name} can't be read: {error}") from error
 

@@ -22,6 +22,7 @@ from tierkv.commands.options import (
     ConfigOption,
     ModelOption,
     ModelsOption,
+    OnFull,
     PostgresOption,
     RayOption,
     Role,
@@ -420,15 +421,35 @@ def namespace_set(
         str | None,
         typer.Option(help="Encoding of KV below L1: none, fp8, int8 ...; default: each node's."),
     ] = None,
+    capacity: Annotated[
+        str | None,
+        typer.Option(help="Most memory of the pool for its KV, such as 4GiB; 0: no limit."),
+    ] = None,
+    ttl: Annotated[
+        str | None,
+        typer.Option(help="Remove KV that nobody used for so long, such as 12h; 0: never."),
+    ] = None,
+    on_full: Annotated[
+        OnFull | None,
+        typer.Option(help="With the capacity used: evict own KV, or refuse to store more."),
+    ] = None,
     output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
     config: ConfigOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Create a namespace, or change only the given settings. Fronts apply changes within 5 s.
+    """Create a namespace, or change only the given settings.
+
+    Fronts apply changes within 5 s, pool nodes within 2 s.
 
     Example: tierkv namespace set default --blend on --recompute-ratio 0.2
+    Example: tierkv namespace set red --tenant ann --tenant bob --capacity 4GiB --ttl 12h
     """
-    from tierkv.commands.namespaces import NamespaceChange, set_namespace
+    from tierkv.commands.namespaces import (
+        NamespaceChange,
+        read_duration,
+        read_size,
+        set_namespace,
+    )
 
     change = NamespaceChange(
         tenants=None if tenant is None else tuple(filter(None, tenant)),
@@ -438,8 +459,23 @@ def namespace_set(
         selector=selector,
         gradual=is_on(gradual),
         kv_codec=kv_codec,
+        capacity_bytes=read_size(capacity),
+        ttl_s=read_duration(ttl),
+        evicts=None if on_full is None else on_full is OnFull.EVICT,
     )
     asyncio.run(set_namespace(load(config, settings).settings, name, change, output))
+
+
+@namespace_app.command("drop")
+def namespace_drop(
+    name: Annotated[str, typer.Argument(help="Name of the namespace.")],
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Remove a namespace. Its tenants share no KV any more, and have no limits."""
+    from tierkv.commands.namespaces import drop_namespace
+
+    asyncio.run(drop_namespace(load(config, settings).settings, name))
 
 
 @app.callback(invoke_without_command=True)

@@ -29,6 +29,7 @@ from tierkv.dbfront.tokens.tokenizer import TextTokenizer
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import ContextTooLongError, FeatureNotSupportedError, UdfArgumentError
+from tierkv.kvcore.ids import SALT_MARK
 from tierkv.kvcore.node import ModelInfo
 from tierkv.kvcore.request import Blend, SamplingParams
 from tierkv.metaserver.client import NamespaceGrant
@@ -76,7 +77,7 @@ def salted_tenant(tenant: str, salt: str | None) -> str:
     if not salt:
         return tenant
     digest = blake2b(f"{tenant}\0{salt}".encode(), digest_size=16).hexdigest()
-    return f"{tenant[:80]}:salt-{digest}"
+    return f"{tenant[:80]}{SALT_MARK}{digest}"
 
 
 _NAME = re.compile(limits.NAME_PATTERN)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from tierkv.dbfront.views.kvcache import (
 )
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
-from tierkv.metaserver.client import BlockListing, DirectoryNode, Namespace
+from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import CandidateCost
 from tierkv.scheduler.routing_stats import Decision, ErrorSummary, NodeCosts, RoutingView
@@ -188,7 +188,8 @@ async def cluster_rows(
     if view == "models":
         return [_model(model) for model in await source.models()]
     if view == "namespaces":
-        return [_namespace(namespace) for namespace in await source.namespaces()]
+        nodes = await source.nodes()
+        return [_namespace(namespace, nodes) for namespace in await source.namespaces()]
     if view == "directory":
         return [{"name": name, "value": value} for name, value in await source.directory()]
     if view == "queue":
@@ -304,8 +305,22 @@ def _model(model: ModelInfo) -> Row:
     }
 
 
-def _namespace(namespace: Namespace) -> Row:
-    policy = namespace.policy
+_USED = ("used_bytes", "blocks", "refused_blocks")
+_EVICTED = ("evicted_for_quota", "evicted_for_memory", "evicted_for_ttl")
+
+
+def _namespace(namespace: Namespace, nodes: Sequence[DirectoryNode]) -> Row:
+    """Return a namespace with the sums of what pool nodes report; null without limits."""
+    policy, kept = namespace.policy, namespace.limits or KvLimits()
+    told = [
+        asdict(used)
+        for node in nodes
+        for used in node.report.namespaces
+        if used.name == namespace.name and node.state != "dead"
+    ]
+    sums = {
+        name: sum(each[name] for each in told) if told else None for name in (*_USED, *_EVICTED)
+    }
     return {
         "name": namespace.name,
         "tenants": ", ".join(namespace.tenants or (namespace.name,)),
@@ -315,6 +330,10 @@ def _namespace(namespace: Namespace) -> Row:
         "recompute_ratio": policy.recompute_ratio,
         "selector": str(policy.selector),
         "gradual": policy.gradual,
+        "capacity_bytes": kept.capacity_bytes or None,
+        "ttl_s": kept.ttl_s or None,
+        "on_full": "evict" if kept.evicts else "refuse",
+        **sums,
     }
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from tierkv.dmp.config import SLOT_ALIGN
 from tierkv.dmp.segment.slots import Slot
 from tierkv.kvcore import limits
+from tierkv.kvcore.ids import SALT_MARK
 
 EVERYONE: Final = 0
 """Account of the tenants without a quota."""
@@ -85,8 +86,11 @@ class Accounts:
         return tuple(self._accounts)
 
     def of(self, tenant: str) -> int:
-        """Return the number of a tenant's account."""
-        return self._of_tenant.get(tenant, EVERYONE)
+        """Return the number of a tenant's account; a salt changes a block's name, not its owner."""
+        number = self._of_tenant.get(tenant)
+        if number is None and SALT_MARK in tenant:
+            number = self._of_tenant.get(tenant.partition(SALT_MARK)[0])
+        return number or EVERYONE
 
     def get(self, number: int) -> Account | None:
         """Return an account; None for everyone's."""

@@ -44,7 +44,7 @@ from tierkv.kvcore.node import (
     TierStats,
 )
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
-from tierkv.metaserver.client import MetaClient, Namespace, NodeCoverage
+from tierkv.metaserver.client import KvLimits, MetaClient, Namespace, NodeCoverage
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.rpc.grpc_client import GrpcMeta
@@ -405,7 +405,7 @@ async def test_a_namespaces_policy_comes_back_and_is_granted(meta: MetaClient) -
         selector=BlendSelector.BOUNDARY,
         gradual=True,
     )
-    wanted = Namespace("team", ("a", "b"), policy=policy)
+    wanted = Namespace("team", ("a", "b"), policy=policy, limits=KvLimits(1 << 30, 60.0, False))
     assert await meta.put_namespace(wanted) == wanted
     assert await meta.list_namespaces() == (wanted,)
     grants = [
@@ -417,6 +417,44 @@ async def test_a_namespaces_policy_comes_back_and_is_granted(meta: MetaClient) -
     plain = await meta.resolve_namespace("a", model_revision="r", layout_fingerprint=b"l")
     assert plain.policy == ReusePolicy()
     assert plain.namespace_key != grants[0].namespace_key  # blocks of another codec
+
+
+async def test_limits_stay_unless_a_change_names_some(meta: MetaClient) -> None:
+    kept = KvLimits(5 << 20, 0.5, evicts=False)
+    await meta.put_namespace(Namespace("team", limits=kept))
+    changed = await meta.put_namespace(Namespace("team", cache_enabled=False))
+    assert (changed.limits, changed.cache_enabled) == (kept, False)
+    assert (await meta.put_namespace(Namespace("team", limits=KvLimits()))).limits is None
+    with pytest.raises(UserError, match="can't be negative"):
+        await meta.put_namespace(Namespace("team", limits=KvLimits(ttl_s=-1.0)))
+
+
+async def test_a_dropped_namespace_leaves_its_tenants_alone_again(meta: MetaClient) -> None:
+    async def key(tenant: str) -> bytes:
+        grant = await meta.resolve_namespace(tenant, model_revision="r", layout_fingerprint=b"l")
+        return grant.namespace_key
+
+    before = await key("a")
+    await meta.put_namespace(Namespace("team", ("a", "b")))
+    assert await meta.drop_namespace("team") and not await meta.drop_namespace("team")
+    assert await meta.list_namespaces() == ()
+    assert await key("a") == before != await key("b")
+
+
+async def test_heartbeats_tell_that_namespaces_changed(meta: MetaClient) -> None:
+    await meta.register(DMP)
+
+    async def version() -> int:
+        reply = await meta.heartbeat(DMP.node_id, DMP.incarnation, NodeReport())
+        return reply.namespaces_version
+
+    first = await version()
+    assert first and await version() == first
+    await meta.put_namespace(Namespace("team", limits=KvLimits(1 << 20)))
+    second = await version()
+    assert second not in (0, first)
+    await meta.drop_namespace("team")
+    assert await version() == first
 
 
 async def test_blending_alone_does_not_rename_blocks(meta: MetaClient) -> None:

@@ -122,6 +122,13 @@ def test_who_is_over_its_quota_loses_its_own_oldest_leaf_and_nobody_else_anythin
     assert (account.used_bytes, account.blocks, account.evicted_for_quota) == (2 * SIZE, 2, 1)
 
 
+def test_a_salted_request_counts_for_its_tenant() -> None:
+    table = with_quota(capacity_bytes=SIZE)
+    put(table, "a1", "ann")
+    put(table, "a2", "ann:salt-0123")
+    assert names(table, "a1", "a2") == ["a2"]
+
+
 def test_who_refuses_when_full_keeps_what_is_there() -> None:
     table = with_quota(capacity_bytes=2 * SIZE, evicts=False)
     stored = [put(table, name, "ann") is not None for name in ("a1", "a2", "a3")]

@@ -6,18 +6,21 @@ rows. A change leaves the namespace's remaining values as they were.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from tierkv.commands.status import find_cluster
 from tierkv.dbfront.contracts import Column
 from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
-from tierkv.metaserver.client import MetaClient, Namespace
+from tierkv.metaserver.client import KvLimits, MetaClient, Namespace
 from tierkv.metaserver.several_meta import connect_meta
 from tierkv.output import OutputFormat, render_rows
 from tierkv.parts.access import cluster_access
@@ -27,6 +30,7 @@ from tierkv.sql.text.suggest import did_you_mean
 G = TypeVar("G")
 T = TypeVar("T")
 
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 DEFAULT_CODEC = "default"
 """The value of ``--kv-codec`` for "each node's own"."""
 
@@ -39,6 +43,9 @@ COLUMNS = (
     Column("recompute_ratio", "DOUBLE"),
     Column("selector", "VARCHAR"),
     Column("gradual", "BOOLEAN"),
+    Column("capacity", "VARCHAR"),
+    Column("ttl_s", "DOUBLE"),
+    Column("on_full", "VARCHAR"),
 )
 
 
@@ -53,6 +60,9 @@ class NamespaceChange:
     selector: str | None = None
     gradual: bool | None = None
     kv_codec: str | None = None
+    capacity_bytes: int | None = None
+    ttl_s: float | None = None
+    evicts: bool | None = None
 
     def applied_to(self, namespace: Namespace) -> Namespace:
         """Return the namespace with the changes applied.
@@ -60,7 +70,7 @@ class NamespaceChange:
         Raises:
             UserError: a ratio is out of range, or a selector or codec is unknown.
         """
-        old = namespace.policy
+        old, kept = namespace.policy, namespace.limits or KvLimits()
         try:
             policy = ReusePolicy(
                 kv_codec=_given(self.kv_codec, _codec, old.kv_codec),
@@ -76,6 +86,11 @@ class NamespaceChange:
             tenants=_given(self.tenants, tuple, namespace.tenants),
             cache_enabled=_given(self.cache, bool, namespace.cache_enabled),
             policy=policy,
+            limits=KvLimits(
+                capacity_bytes=_given(self.capacity_bytes, int, kept.capacity_bytes),
+                ttl_s=_given(self.ttl_s, float, kept.ttl_s),
+                evicts=_given(self.evicts, bool, kept.evicts),
+            ),
         )
 
 
@@ -113,6 +128,49 @@ async def set_namespace(
         wanted = change.applied_to(known.get(name, Namespace(name)))
         stored = await meta.put_namespace(wanted)
     sys.stdout.write(render_rows(COLUMNS, [_row(stored)], output))
+
+
+async def drop_namespace(settings: Settings, name: str) -> None:
+    """Remove a namespace; its tenants have the defaults again, and keys of their own.
+
+    Raises:
+        UserError: there is no such namespace.
+        NoNodeError: the meta server does not answer.
+    """
+    async with _meta(settings) as meta:
+        if not await meta.drop_namespace(name):
+            known = [namespace.name for namespace in await meta.list_namespaces()]
+            raise UserError(f"there is no namespace {name!r}", hint=did_you_mean(name, known))
+
+
+def read_size(text: str | None) -> int | None:
+    """Return the bytes of a text such as ``4GiB``; None of None.
+
+    Raises:
+        UserError: the text is no size.
+    """
+    if text is None:
+        return None
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError as error:
+        raise UserError(
+            f"{text!r} is no size", hint="Write 512MiB or 4GiB; 0: no limit."
+        ) from error
+
+
+def read_duration(text: str | None) -> float | None:
+    """Return the seconds of ``30s``, ``15min``, ``12h`` or ``7d``; ``0`` is none; None of None.
+
+    Raises:
+        UserError: the text is no duration.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|min|h|d)?", text.strip())
+    if found is None:
+        raise UserError(f"{text!r} is no duration", hint="Write 30s, 15min, 12h or 7d; 0: none.")
+    return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 @asynccontextmanager
@@ -155,7 +213,7 @@ def _codec(name: str) -> KvCodec | None:
 
 
 def _row(namespace: Namespace) -> tuple[Any, ...]:
-    policy = namespace.policy
+    policy, kept = namespace.policy, namespace.limits or KvLimits()
     return (
         namespace.name,
         ", ".join(namespace.tenants or (namespace.name,)),
@@ -165,4 +223,7 @@ def _row(namespace: Namespace) -> tuple[Any, ...]:
         policy.recompute_ratio,
         policy.selector.value,
         policy.gradual,
+        ByteSize(kept.capacity_bytes).human_readable() if kept.capacity_bytes else None,
+        kept.ttl_s or None,
+        "evict" if kept.evicts else "refuse",
     )

@@ -58,6 +58,13 @@ class Switch(StrEnum):
     OFF = "off"
 
 
+class OnFull(StrEnum):
+    """What a namespace does with new KV once its capacity is used."""
+
+    EVICT = "evict"
+    REFUSE = "refuse"
+
+
 class Role(StrEnum):
     """A role that ``tierkv serve`` can start."""
 
