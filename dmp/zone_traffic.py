@@ -1,6 +1,6 @@
 """Bytes between this process and pool nodes of other zones: counted, and limited by a bucket.
 
-A transfer begins only while the bucket has room, and is charged when its bytes have moved, so the
+A transfer begins only while the bucket has room, and is charged after the bytes have moved, so the
 bucket may fall below zero. The next transfer then does not begin: KV is computed, or not stored.
 Over time the bytes stay within the limit. Used by dmp/transport/ and, over PoolNode.other_zone, by
 compute/tiers/finder.py.
@@ -45,7 +45,7 @@ class ZoneTraffic:
         self._lock = threading.Lock()
 
     def other(self, zone: ZoneId) -> OtherZone | None:
-        """Describe a node's zone; None if it is the own one, or one of both is unknown."""
+        """Describe a node's zone; None for the own zone, and if either zone is unknown."""
         return OtherZone(zone, self) if zone and self.zone and zone != self.zone else None
 
     @property

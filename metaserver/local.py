@@ -194,13 +194,10 @@ class LocalMeta:
             self.state.deregister(node_id, incarnation)
             self._end_stale_streams()
 
-    async def report_events(self, batch: EventBatch) -> ReportReply:
-        return self.report_records(pack_events(batch))
-
-    def report_records(self, batch: EventRecords) -> ReportReply:
-        """Apply events in wire format; see ``report_events``."""
+    async def report_events(self, batch: EventBatch | EventRecords) -> ReportReply:
+        records = batch if isinstance(batch, EventRecords) else pack_events(batch)
         with self._open():
-            return self.state.report(batch, self._clock.now())
+            return self.state.report(records, self._clock.now())
 
     async def locate(
         self,

@@ -188,7 +188,12 @@ class DmpNode:
 
     def set_quotas(self, quotas: Sequence[Quota]) -> None:
         """Have namespaces keep to quotas from now on, also after the next start."""
-        self._state.set_quotas(quotas)
+        state = self._state
+        with state.lock:
+            state.quotas = tuple(quotas)
+            if state.running:
+                state.table.quotas.set(quotas, state.clock.now())
+                state.tell(state.clear_removed())
 
     def tick(self) -> None:
         """End expired reservations and holds; called by a thread of the node and by tests."""

@@ -78,6 +78,7 @@ class NodeState:
         read_bytes: payload bytes read by clients.
         write_bytes: payload bytes sealed.
         damage: slots found bad in this life.
+        quotas: what namespaces may keep.
     """
 
     def __init__(self, config: DmpConfig, reporter: BlockReporter, clock: Clock) -> None:
@@ -94,7 +95,7 @@ class NodeState:
         self._reporter = reporter
         self._table: SlotTable | None = None
         self._segment: Segment | None = None
-        self._quotas: tuple[Quota, ...] = ()
+        self.quotas: tuple[Quota, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -146,7 +147,7 @@ class NodeState:
             self.sealed_order = scan.last_order
             self.draining = False
             self._table, self._segment = table, segment
-            table.quotas.set(self._quotas, self.clock.now())
+            table.quotas.set(self.quotas, self.clock.now())
             self.tell(self.clear_removed())
         segment.backing.start(owns=True)
         segment.backing.prepare(table.extents.upcoming(self.config.extents_ahead))
@@ -178,14 +179,6 @@ class NodeState:
         for slot in removed:
             self.segment.headers.set_state(slot.index, SlotState.FREE)
         return [BlockRemoved(slot.block.key, Tier.L2) for slot in removed]
-
-    def set_quotas(self, quotas: Sequence[Quota]) -> None:
-        """Have namespaces keep to quotas from now on, also after the next start."""
-        with self.lock:
-            self._quotas = tuple(quotas)
-            if self.running:
-                self.table.quotas.set(quotas, self.clock.now())
-                self.tell(self.clear_removed())
 
     def has_memory(self, slot: Slot) -> bool:
         """Allocate memory for a slot's bytes; on failure, end the reservation. Lock held."""

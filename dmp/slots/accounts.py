@@ -1,10 +1,10 @@
 """What each namespace keeps on this node, and may keep: a ledger of slot bytes.
 
-A part of the pure core, used by dmp/slots/slot_table.py. A slot is charged when it is taken and
-refunded when it is free again, whatever ended it, so the ledger equals a recount at any time. Slots
-of tenants without a quota belong to everyone's account, which has no limit.
+A part of the pure core, used by dmp/slots/slot_table.py. Taking a slot charges the account, and
+freeing the slot, for any reason, refunds the bytes. The ledger therefore equals a recount at any
+time. Slots of tenants without a quota belong to everyone's account, without a limit.
 
-A timer wheel finds blocks that were not used for their namespace's ``ttl_s``, without scans.
+A timer wheel finds unused blocks of namespaces with a ``ttl_s``, without scans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.ids import SALT_MARK
 
 EVERYONE: Final = 0
-"""Account of the tenants without a quota."""
+"""NamespaceAccount of the tenants without a quota."""
 
 MOST_ACCOUNTS: Final = limits.MAX_LIMITED_NAMESPACES
 assert MOST_ACCOUNTS < SLOT_ALIGN
@@ -48,7 +48,7 @@ class Quota:
 
 
 @dataclass(slots=True)
-class Account:
+class NamespaceAccount:
     """A namespace's place in the ledger.
 
     Attributes:
@@ -69,21 +69,17 @@ class Account:
 
 
 class Accounts:
-    """The ledger. Account numbers stay while a namespace has a quota."""
+    """The ledger. NamespaceAccount numbers stay while a namespace has a quota."""
 
     def __init__(self) -> None:
-        self._accounts: dict[int, Account] = {}
+        self.by_number: dict[int, NamespaceAccount] = {}
         self._of_tenant: dict[str, int] = {}
 
-    def __iter__(self) -> Iterator[Account]:
-        return iter(self._accounts.values())
+    def __iter__(self) -> Iterator[NamespaceAccount]:
+        return iter(self.by_number.values())
 
     def __len__(self) -> int:
-        return len(self._accounts)
-
-    def numbers(self) -> Sequence[int]:
-        """Return the numbers of all accounts but everyone's."""
-        return tuple(self._accounts)
+        return len(self.by_number)
 
     def of(self, tenant: str) -> int:
         """Return the number of a tenant's account; a salt changes a block's name, not its owner."""
@@ -92,67 +88,65 @@ class Accounts:
             number = self._of_tenant.get(tenant.partition(SALT_MARK)[0])
         return number or EVERYONE
 
-    def get(self, number: int) -> Account | None:
-        """Return an account; None for everyone's."""
-        return self._accounts.get(number)
-
     def take(self, number: int, size: int) -> None:
         """Charge a slot."""
         if number:
-            account = self._accounts[number]
+            account = self.by_number[number]
             account.used_bytes += size
             account.blocks += 1
 
     def give_back(self, number: int, size: int) -> None:
         """Refund a slot."""
         if number:
-            account = self._accounts[number]
+            account = self.by_number[number]
             account.used_bytes -= size
             account.blocks -= 1
 
     def excess(self, number: int, size: int = 0) -> int:
         """Return by how many bytes the account is over its capacity once ``size`` is added."""
-        account = self._accounts.get(number)
+        account = self.by_number.get(number)
         if account is None or not account.quota.capacity_bytes:
             return 0
         return max(0, account.used_bytes + size - account.quota.capacity_bytes)
 
     def by_pressure(self, capacity_bytes: int, used_bytes: int) -> list[int]:
-        """Return all accounts, those first that use most of what they may keep.
+        """Return all accounts, the largest used part of the allowed bytes first.
 
-        Who has no limit shares what the others may not claim.
+        Accounts without a limit share the bytes that no quota claims.
 
         Args:
             capacity_bytes: slot bytes of the node.
             used_bytes: slot bytes in use by all accounts.
         """
-        limited = [a for a in self._accounts.values() if a.quota.capacity_bytes]
+        limited = [a for a in self.by_number.values() if a.quota.capacity_bytes]
         claimed = sum(account.quota.capacity_bytes for account in limited)
         rest = max(1, capacity_bytes - claimed)
         unlimited = used_bytes - sum(account.used_bytes for account in limited)
 
         def pressure(number: int) -> float:
-            account = self._accounts.get(number)
+            account = self.by_number.get(number)
             if account is None or not account.quota.capacity_bytes:
                 return unlimited / rest
             return account.used_bytes / account.quota.capacity_bytes
 
-        return sorted((EVERYONE, *self._accounts), key=lambda n: (-pressure(n), n))
+        return sorted((EVERYONE, *self.by_number), key=lambda n: (-pressure(n), n))
 
     def replace(self, quotas: Sequence[Quota]) -> None:
-        """Take new quotas; ``SlotTable.set_quotas`` then moves the slots between accounts.
+        """Take new quotas; ``Quotas.set`` then moves the slots between accounts.
 
         The account of a namespace that has no quota any more must be emptied and dropped
         (``drop_empty``).
         """
-        numbers = {account.quota.name: number for number, account in self._accounts.items()}
-        free = iter(n for n in range(1, MOST_ACCOUNTS + 1) if n not in self._accounts)
+        numbers = {account.quota.name: number for number, account in self.by_number.items()}
+        free = iter(n for n in range(1, MOST_ACCOUNTS + 1) if n not in self.by_number)
         self._of_tenant = {}
         for quota in quotas[:MOST_ACCOUNTS]:
-            number = numbers.get(quota.name) or next(free)
-            known = self._accounts.get(number)
+            number = numbers.get(quota.name) or next(free, EVERYONE)
+            if number == EVERYONE:  # All numbers are in use by namespaces that go.
+                break
+            known = self.by_number.get(number)
             if known is None:
-                self._accounts[number] = Account(quota)
+                self.by_number[number] = NamespaceAccount(quota)
             else:
                 known.quota = quota
             self._of_tenant.update(dict.fromkeys(quota.tenants, number))
@@ -160,10 +154,16 @@ class Accounts:
     def drop_empty(self, quotas: Sequence[Quota]) -> None:
         """Forget the accounts of namespaces without a quota."""
         names = {quota.name for quota in quotas}
-        for number, account in list(self._accounts.items()):
+        for number, account in list(self.by_number.items()):
             if account.quota.name not in names:
                 assert not account.used_bytes, account
-                del self._accounts[number]
+                del self.by_number[number]
+
+    def check_invariants(self, slots: Sequence[Slot]) -> None:
+        """Assert that the ledger equals a recount; O(slots x accounts)."""
+        for number, account in self.by_number.items():
+            own = [slot.extent.slot_bytes for slot in slots if slot.account == number]
+            assert (account.used_bytes, account.blocks) == (sum(own), len(own)), account
 
 
 class TtlWheel:

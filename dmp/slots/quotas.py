@@ -1,7 +1,7 @@
 """Makes each namespace keep to its quota: room from its own blocks, and an end for unused ones.
 
-A part of the pure core, used by dmp/slots/slot_table.py, which owns the slots. What is removed
-here, other than victims of a reservation, is collected in ``removed`` for the node.
+A part of the pure core, used by dmp/slots/slot_table.py, the owner of the slots. Removed slots,
+except victims of a reservation, are collected in ``removed`` for the node.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Quotas:
             self.give_to(slot, EVERYONE if bad else self._accounts.of(tenant), now)
             self.sealed(slot, now)
         self._accounts.drop_empty(quotas)
-        for number in self._accounts.numbers():
+        for number in list(self._accounts.by_number):
             self._shrink(number, now)
 
     def take_removed(self) -> list[Slot]:
@@ -107,7 +107,7 @@ class Quotas:
         """
         if not self._accounts.excess(number, size):
             return ()
-        account = self._accounts.get(number)
+        account = self._accounts.by_number.get(number)
         assert account is not None, number
         victims: list[Slot] = []
         fits = account.quota.evicts and size <= account.quota.capacity_bytes
@@ -133,7 +133,7 @@ class Quotas:
         return leaf.lane != lane or not self._admission.refuses(facts, lane, now)
 
     def next_leaf(self, size: int, now: float) -> Slot | None:
-        """Return the next leaf of a size, of the account that uses most of what it may keep."""
+        """Return the next leaf of a size, of the account with the largest used part."""
         if not len(self._accounts):
             return self._evictor.next_leaf(size, now)
         order = self._accounts.by_pressure(self._extents.capacity_bytes, self._extents.used_bytes)
@@ -147,7 +147,7 @@ class Quotas:
         return next((leaf for leaf in leaves if leaf is not None), None)
 
     def _shrink(self, number: int, now: float) -> None:
-        account = self._accounts.get(number)
+        account = self._accounts.by_number.get(number)
         assert account is not None, number
         while self._accounts.excess(number):
             leaf = self._own_leaf(number, 0, now)
@@ -159,14 +159,14 @@ class Quotas:
 
     def sealed(self, slot: Slot, now: float) -> None:
         """Schedule the first check of a sealed slot, if its namespace lets blocks grow old."""
-        account = self._accounts.get(slot.account)
+        account = self._accounts.by_number.get(slot.account)
         if account is not None and account.quota.ttl_s and slot.state is SlotState.SEALED:
             self._ttl.expect(slot, max(slot.used_at, now) + account.quota.ttl_s)
 
     def expire(self, now: float) -> None:
         """Remove the leaves that were not used for their namespace's time."""
         for slot in self._ttl.due(now):
-            account = self._accounts.get(slot.account)
+            account = self._accounts.by_number.get(slot.account)
             if account is None or not account.quota.ttl_s or slot.state is not SlotState.SEALED:
                 continue
             ends = slot.used_at + account.quota.ttl_s

@@ -402,7 +402,7 @@ class SlotTable:
             victims = self._evictor.victims(leaf, size, uses=self._uses, coming=parent)
             self.alloc_failures += not victims
         for slot in victims:
-            owner = self.accounts.get(slot.account)
+            owner = self.accounts.by_number.get(slot.account)
             if owner is not None:
                 owner.evicted_for_memory += 1
             self._evict(slot)
@@ -485,11 +485,7 @@ class SlotTable:
         self._order.check_invariants(slots, named)
         self.leases.check_invariants(slots)
         self.clean.check_invariants(slots, named)
-        for number in self.accounts.numbers():
-            account = self.accounts.get(number)
-            own = [slot.extent.slot_bytes for slot in slots if slot.account == number]
-            assert account is not None and account.used_bytes == sum(own), account
-            assert account.blocks == len(own), account
+        self.accounts.check_invariants(slots)
         assert self.pinned == sum(slot.pins for slot in slots)
         self._evictor.check_invariants()
         self.extents.check_invariants(len(slots))

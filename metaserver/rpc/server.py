@@ -70,7 +70,7 @@ class _MetaService(rpc.MetaServicer):
 
     async def ReportEvents(self, request: pb.EventBatch, context: Any) -> pb.ReportReply:
         async with answering(context):
-            reply = self._meta.report_records(convert.event_records_from_proto(request))
+            reply = await self._meta.report_events(convert.event_records_from_proto(request))
             return pb.ReportReply(accepted=reply.accepted, send_inventory=reply.send_inventory)
 
     async def Locate(self, request: pb.LocateRequest, context: Any) -> pb.LocateReply:

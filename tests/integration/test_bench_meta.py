@@ -23,7 +23,7 @@ async def test_the_load_is_what_it_says() -> None:
         for info in nodes(host):
             await meta.register(info)
         for batch in inventories(load, host):
-            report = meta.report_records(batch)
+            report = await meta.report_events(batch)
             assert (report.accepted, report.send_inventory) == (True, False)
     counts = dict(await meta.directory_counts())
     assert counts["blocks"] == load.blocks

@@ -40,6 +40,27 @@ ModelsOption = Annotated[
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="Processes of the front, on the same ports.")
 ]
+
+
+class OnFull(StrEnum):
+    """What a namespace does with new KV once its capacity is used."""
+
+    EVICT = "evict"
+    REFUSE = "refuse"
+
+
+CapacityOption = Annotated[
+    str | None,
+    typer.Option(help="Most memory of the pool for its KV, such as 4GiB; 0: no limit."),
+]
+TtlOption = Annotated[
+    str | None,
+    typer.Option(help="Remove KV that nobody used for so long, such as 12h; 0: never."),
+]
+OnFullOption = Annotated[
+    OnFull | None,
+    typer.Option(help="With the capacity used: evict own KV, or refuse to store more."),
+]
 RayOption = Annotated[
     str | None,
     typer.Option(
@@ -56,13 +77,6 @@ class Switch(StrEnum):
 
     ON = "on"
     OFF = "off"
-
-
-class OnFull(StrEnum):
-    """What a namespace does with new KV once its capacity is used."""
-
-    EVICT = "evict"
-    REFUSE = "refuse"
 
 
 class Role(StrEnum):

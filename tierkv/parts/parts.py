@@ -19,6 +19,7 @@ from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.transfer_plan import Transport
 from tierkv.dmp.transport.select import PathOptions, connect_pool_node
 from tierkv.dmp.zone_traffic import ZoneTraffic
@@ -30,16 +31,16 @@ from tierkv.kvcore.ids import HostId, Incarnation, NodeId, ZoneId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, PathReport
 from tierkv.kvwire.token import ClusterToken
 from tierkv.metaserver.agent import NodeAgent
-from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.client import DirectoryNode, KvLimits, MetaClient, Namespace
 from tierkv.metaserver.reporter import MetaReporter
 from tierkv.parts.access import pool_tls
-from tierkv.parts.quota_follower import QuotaFollower
 from tierkv.settings import DmpSettings, Settings, name_list
 from tierkv.storage.disk.segment_folder import MIN_FILES, choose_segment_bytes
 from tierkv.storage.disk.segment_format import PAGE
 
 _log = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 1.0
+QUOTA_LOOK_S = 0.5
 
 
 class LateReporter:
@@ -267,6 +268,79 @@ class PoolWatcher:
     def _connect(self, info: NodeInfo) -> PoolNode:
         _log.info("pool node %s at %s", info.node_id, info.data_address)
         return connect_pool_node(info, host=self._host, token=self._token, options=self._options)
+
+
+class QuotaFollower:
+    """Keeps a pool node's quotas equal to the namespaces' limits, within a second of a change.
+
+    Heartbeats bring versions; after a change the meta server is asked. Each node allows a namespace
+    a share of the capacity: as large a part as the node's memory is of all pool nodes' memory. The
+    shares add up to the capacity, so the nodes need not talk to each other.
+    """
+
+    def __init__(
+        self,
+        meta: MetaClient,
+        agent: NodeAgent,
+        node: NodeId,
+        apply: Callable[[Sequence[Quota]], None],
+    ) -> None:
+        """Prepare; ``apply`` is called in a worker thread."""
+        self._meta = meta
+        self._agent = agent
+        self._node = node
+        self._apply = apply
+        self._seen = (0, 0)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin in the background."""
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """End."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _follow(self) -> None:
+        while True:
+            versions = self._agent.namespaces_version, self._agent.pool_version
+            if versions != self._seen and versions[0]:
+                with suppress(DirectoryUnavailableError):
+                    namespaces = await self._meta.list_namespaces()
+                    nodes = await self._meta.list_nodes()
+                    quotas = quotas_of(namespaces, nodes, self._node)
+                    await asyncio.to_thread(self._apply, quotas)
+                    self._seen = versions
+            await asyncio.sleep(QUOTA_LOOK_S)
+
+
+def quotas_of(
+    namespaces: Sequence[Namespace], nodes: Sequence[DirectoryNode], own: NodeId
+) -> list[Quota]:
+    """Return the quotas of one pool node, for the namespaces that have limits."""
+    sizes = {
+        node.info.node_id: node.info.capacity_bytes
+        for node in nodes
+        if node.info.role is NodeRole.DMP and node.state != "dead"
+    }
+    share = sizes.get(own, 0) / max(1, sum(sizes.values())) if own in sizes else 1.0
+    found = []
+    for namespace in namespaces:
+        kept = namespace.limits or KvLimits()
+        if not kept.capacity_bytes and not kept.ttl_s:
+            continue
+        capacity = max(1, int(kept.capacity_bytes * share)) if kept.capacity_bytes else 0
+        members = frozenset(namespace.members)
+        found.append(Quota(namespace.name, members, capacity, kept.ttl_s, kept.evicts))
+    if len(found) > limits.MAX_LIMITED_NAMESPACES:
+        _log.error(
+            "%d namespaces have limits, a pool node keeps %d of them",
+            len(found), limits.MAX_LIMITED_NAMESPACES,
+        )  # fmt: skip
+    return found[: limits.MAX_LIMITED_NAMESPACES]
 
 
 def disk_tier(
