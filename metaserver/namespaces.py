@@ -28,6 +28,7 @@ from tierkv.metaserver.namespace_database import (
 
 _SECRET_BYTES = 32
 _MAX_TENANTS = 10_000
+_LONGEST_TTL_S = 10 * 365 * 86_400.0
 _NAME = re.compile(limits.NAME_PATTERN)
 _SHARED_DOMAIN = "shared {}"
 """A space never occurs in a name, so no tenant name can equal the domain of a shared namespace."""
@@ -207,8 +208,11 @@ def _with_limits(changed: Namespace, known: dict[str, Namespace]) -> Namespace:
     if changed.limits is None:
         before = known.get(changed.name)
         return replace(changed, limits=before.limits if before is not None else KvLimits())
-    if changed.limits.ttl_s < 0 or changed.limits.capacity_bytes < 0:
-        raise UserError("a namespace's capacity and time to live can't be negative")
+    if changed.limits.capacity_bytes < 0 or not 0.0 <= changed.limits.ttl_s <= _LONGEST_TTL_S:
+        raise UserError(
+            "a namespace's capacity and time to live can't be negative, and a time is at most ten "
+            "years"
+        )
     return changed
 
 

@@ -104,7 +104,8 @@ NODE_STATE: Final = MessageCodec(
     rival=FieldCodec(lambda text, name: text[: limits.MAX_REASON_CHARS]),
 )
 
-LIMITS: Final = MessageCodec(KvLimits, pb.KvLimits, "limits", ttl_s=AMOUNT)
+LIMITS: Final = MessageCodec(KvLimits, pb.KvLimits, "limits")
+"""The store checks the numbers, because they are user input."""
 
 
 def _limits_from_proto(message: pb.KvLimits, name: str) -> KvLimits | None:

@@ -26,9 +26,17 @@ from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import NoNodeError
 from tierkv.kvcore.ids import BlockKey, HostId, RequestId
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole, PathReport, TierStats
+from tierkv.kvcore.node import (
+    NamespaceUsage,
+    NodeInfo,
+    NodeLoad,
+    NodeReport,
+    NodeRole,
+    PathReport,
+    TierStats,
+)
 from tierkv.kvcore.request import ReusePolicy
-from tierkv.metaserver.client import Namespace
+from tierkv.metaserver.client import KvLimits, Namespace
 from tierkv.parts.front_source import MetaSource
 from tierkv.scheduler.events import Dispatch, NodesSeen, RequestArrived, SeenNode, WantedModel
 from tierkv.scheduler.requests.state import SchedulerState
@@ -119,12 +127,35 @@ async def test_models_namespaces_and_settings(tmp_path: Path, generator: Instant
             await front.meta.put_namespace(namespace)
         models = "SELECT model_name, block_tokens, blend_refusal FROM tierkv.models"
         assert await rows(session, models) == [("tiny", 16, "")]
-        assert await rows(session, "SELECT * EXCLUDE (as_of) FROM tierkv.namespaces") == [
+        policies = (
+            "SELECT name, tenants, cache_enabled, kv_codec, blend, recompute_ratio, selector, "
+            "gradual FROM tierkv.namespaces"
+        )
+        assert await rows(session, policies) == [
             ("own", "own", True, None, False, 0.15, "hkvd", True),
             ("team", "ann, bob", True, "fp8", True, 0.3, "hkvd", True),
         ]
         settings = "SELECT name, setting FROM tierkv.settings"
         assert ("front.pg_port", "5433") in await rows(session, settings)
+
+
+async def test_a_namespaces_use_is_the_sum_of_the_pool_nodes(
+    tmp_path: Path, generator: InstantGenerator
+) -> None:
+    async with viewed(tmp_path, generator) as (front, session):
+        await front.meta.put_namespace(Namespace("own"))
+        await front.meta.put_namespace(Namespace("red", limits=KvLimits(4 << 20, 60.0, False)))
+        for number in range(2):
+            used = NamespaceUsage("red", 2 << 20, 1_000 + number, 3, 2, 5, 1, 4)
+            await join(front.meta, pool_node(number), NodeReport(namespaces=(used,)))
+        columns = (
+            "SELECT name, capacity_bytes, ttl_s, on_full, used_bytes, blocks, refused_blocks, "
+            "evicted_for_quota, evicted_for_memory, evicted_for_ttl FROM tierkv.namespaces"
+        )
+        assert await rows(session, columns) == [
+            ("own", None, None, "evict", None, None, None, None, None, None),
+            ("red", 4 << 20, 60.0, "refuse", 2_001, 6, 4, 10, 2, 8),
+        ]
 
 
 async def test_what_waits_and_where_it_may_go(tmp_path: Path, generator: InstantGenerator) -> None:
