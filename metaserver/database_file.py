@@ -102,17 +102,17 @@ class DatabaseFile:
 
     def write(self, check: Callable[[Rows], NamespaceRow]) -> Rows:
         """Store the row that ``check`` makes of all rows; see NamespaceDatabase."""
-        row = check(self.rows())
-        return self._change(_PUT, row)
+        return self._change(_PUT, lambda: check(self.rows()))
 
     def remove(self, name: str) -> Rows:
         """Remove a row; see NamespaceDatabase."""
-        return self._change("DELETE FROM namespaces WHERE name = ?", (name,))
+        return self._change("DELETE FROM namespaces WHERE name = ?", lambda: (name,))
 
-    def _change(self, statement: str, values: tuple[object, ...]) -> Rows:
+    def _change(self, statement: str, values: Callable[[], tuple[object, ...]]) -> Rows:
         try:
+            row = values()
             with self._open as connection:
-                connection.execute(statement, values)
+                connection.execute(statement, row)
         except sqlite3.Error as error:
             raise DirectoryUnavailableError(
                 f"the namespace could not be stored: {error}", hint=_storage_hint(error)

@@ -70,7 +70,7 @@ class NamespaceChange:
         Raises:
             UserError: a ratio is out of range, or a selector or codec is unknown.
         """
-        old, kept = namespace.policy, namespace.limits or KvLimits()
+        old = namespace.policy
         try:
             policy = ReusePolicy(
                 kv_codec=_given(self.kv_codec, _codec, old.kv_codec),
@@ -86,11 +86,18 @@ class NamespaceChange:
             tenants=_given(self.tenants, tuple, namespace.tenants),
             cache_enabled=_given(self.cache, bool, namespace.cache_enabled),
             policy=policy,
-            limits=KvLimits(
-                capacity_bytes=_given(self.capacity_bytes, int, kept.capacity_bytes),
-                ttl_s=_given(self.ttl_s, float, kept.ttl_s),
-                evicts=_given(self.evicts, bool, kept.evicts),
-            ),
+            limits=self._limits(namespace.limits),
+        )
+
+    def _limits(self, old: KvLimits | None) -> KvLimits | None:
+        """Return the changed limits; None, which changes nothing, if none is given."""
+        if self.capacity_bytes is None and self.ttl_s is None and self.evicts is None:
+            return old
+        kept = old or KvLimits()
+        return KvLimits(
+            capacity_bytes=_given(self.capacity_bytes, int, kept.capacity_bytes),
+            ttl_s=_given(self.ttl_s, float, kept.ttl_s),
+            evicts=_given(self.evicts, bool, kept.evicts),
         )
 
 

@@ -55,6 +55,9 @@ def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
         "recompute_ratio": 0.15,
         "selector": "hkvd",
         "gradual": True,
+        "capacity": None,
+        "ttl_s": None,
+        "on_full": "evict",
     }
     (changed,) = shown(
         typed(
@@ -70,6 +73,11 @@ def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
         "gradual": False,
         "cache": False,
     }
+    limits = ("--capacity", "1.5GiB", "--ttl", "15min", "--on-full", "refuse")
+    (limited,) = shown(typed(address, "set", "default", *limits, "--format", "json"))
+    assert limited == changed | {"capacity": "1.5GiB", "ttl_s": 900.0, "on_full": "refuse"}
+    (kept,) = shown(typed(address, "set", "default", "--blend", "off", "--format", "json"))
+    assert kept == limited | {"blend": False}
     shown(typed(address, "set", "team", "--tenant", "a", "--tenant", "b", "--format", "json"))
     listed = shown(typed(address, "list", "--format", "json"))
     assert [(row["name"], row["tenants"]) for row in listed] == [
@@ -79,6 +87,8 @@ def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
     (one,) = shown(typed(address, "show", "team", "--format", "json"))
     assert one == listed[1]
     assert "team" in typed(address, "list").output
+    assert typed(address, "drop", "team").exit_code == 0
+    assert [row["name"] for row in shown(typed(address, "list", "--format", "json"))] == ["default"]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +98,10 @@ def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
         (("set", "x", "--recompute-ratio", "0"), "recompute_ratio must be in", "0.15"),
         (("set", "x", "--selector", "hkdv"), "no selector", "hkvd"),
         (("set", "x", "--kv-codec", "fp9"), "no KV codec", "fp8"),
+        (("set", "x", "--capacity", "lots"), "'lots' is no size", "4GiB"),
+        (("set", "x", "--ttl", "soon"), "'soon' is no duration", "12h"),
+        (("set", "x", "--ttl", "9999d"), "at most ten years", ""),
+        (("drop", "taem"), "no namespace 'taem'", "team"),
         (("set", "no spaces"), "not a namespace name", ""),
         (("set", "y", "--tenant", "a"), "already belongs to namespace team", "Remove a"),
     ],
