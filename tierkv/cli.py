@@ -438,12 +438,8 @@ def namespace_set(
     Example: tierkv namespace set default --blend on --recompute-ratio 0.2
     Example: tierkv namespace set red --tenant ann --tenant bob --capacity 4GiB --ttl 12h
     """
-    from tierkv.commands.namespaces import (
-        NamespaceChange,
-        read_duration,
-        read_size,
-        set_namespace,
-    )
+    from tierkv.commands.namespaces import set_namespace
+    from tierkv.metaserver.namespace_change import NamespaceChange, read_duration, read_size
 
     change = NamespaceChange(
         tenants=None if tenant is None else tuple(filter(None, tenant)),

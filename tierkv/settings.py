@@ -216,6 +216,7 @@ class FrontSettings(Section):
     max_http_connections: int = Field(
         default=1_000, ge=1, le=100_000, description="REST connections at a time; more are closed"
     )
+    admins: str = Field(default="", description="SQL users who may change namespaces, by commas")
     users: dict[str, str] = Field(
         default_factory=dict,
         description="SQL users and passwords (SCRAM); empty: any user on loopback, unless api_keys "

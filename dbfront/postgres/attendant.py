@@ -11,6 +11,7 @@ from typing import Final
 
 from tierkv.dbfront.accounts.statistics import StatementProgress
 from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
 from tierkv.dbfront.postgres.statements.block import Block
@@ -29,7 +30,8 @@ from tierkv.dbfront.postgres.wire.messages import decoded
 from tierkv.dbfront.postgres_values.parameters import declared_types, without_void
 from tierkv.dbfront.views.admin import joined_rows, to_json
 from tierkv.dbfront.views.statistics import Activity, activity_row
-from tierkv.kvcore.errors import TierKVError
+from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
+from tierkv.sql.namespace_command import in_transaction
 from tierkv.sql.views import Row
 
 
@@ -125,11 +127,33 @@ class AiAttendant:
                 return
             await query.refuse(error)
             return
+        if any(statement.namespace is not None for statement in statements):
+            await self._change_namespace(query, statements)
+            return
         fetches = self._cursors and any(touches(statement.text) for statement in statements)
         if not fetches and all(statement.plan is None for statement in statements):
             self._relay.pass_on(message)
             return
         await query.run(statements)
+
+    async def _change_namespace(self, query: SimpleQuery, statements: list[Statement]) -> None:
+        """Carry out a statement about a namespace, which PostgreSQL does not see."""
+        command, change = statements[0].namespace, self._services.change_namespace
+        try:
+            if command is None or len(statements) > 1 or change is None:
+                raise FeatureNotSupportedError(
+                    "a statement about a KV namespace stands alone in its query string",
+                    hint="Send one statement per query.",
+                )
+            if self._exchange.status != "I":
+                raise in_transaction(command)
+            await change(self._client.user, command)
+        except TierKVError as error:
+            await query.refuse(error)
+            return
+        await self._exchange.send(
+            [replies.command_complete(command.tag), replies.ready_for_query("I")]
+        )
 
     async def _batch(self, message: bytes) -> None:
         batch = Batch(
@@ -183,6 +207,11 @@ class AiAttendant:
             if self._exchange.status == "E":
                 return None  # PostgreSQL would not have read the message.
             raise
+        if statements and statements[0].namespace is not None:
+            raise FeatureNotSupportedError(
+                "behind PostgreSQL, a statement about a KV namespace can't be prepared",
+                hint="Send it as a simple query, without parameters, as psql does.",
+            )
         if len(statements) != 1 or statements[0].plan is None:
             return None
         return statements[0]

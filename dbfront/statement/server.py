@@ -32,6 +32,8 @@ from tierkv.dbfront.views.kvcache import baseline_of
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import activity_row, statistic_rows
 from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import FeatureNotSupportedError
+from tierkv.sql.namespace_command import NamespaceCommand
 from tierkv.sql.views import VIEW_COLUMNS, Row, timestamp
 
 
@@ -129,6 +131,16 @@ class DuckDbSqlServer:
         if session is not None:
             await session.cancel()
         return session is not None
+
+    async def change_namespace(self, user: str, command: NamespaceCommand) -> None:
+        """Carry out CREATE, ALTER or DROP KV NAMESPACE; see ClusterSource.
+
+        Raises:
+            FeatureNotSupportedError: this front has no cluster.
+        """
+        if self._cluster is None:
+            raise FeatureNotSupportedError("this front has no meta server to keep namespaces")
+        await self._cluster.change_namespace(user, command)
 
     def _reset_statistics(self, what: str | None) -> str:
         """Reset statistics, from an engine thread; return the time of the reset."""

@@ -30,6 +30,7 @@ from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Name
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import CandidateCost
 from tierkv.scheduler.routing_stats import Decision, ErrorSummary, NodeCosts, RoutingView
+from tierkv.sql.namespace_command import NamespaceCommand
 from tierkv.sql.views import Row, timestamp
 
 ROUTING_VIEWS = frozenset({"routing_log", "routing_errors", "node_costs"})
@@ -154,7 +155,9 @@ class ClusterSource(Protocol):
     1. ``nodes``, ``blocks``, ``directory`` and ``namespaces`` raise NoNodeError if the meta server
        does not answer; the other methods don't ask it.
     2. ``settings`` returns the process's configuration, with secrets masked.
-    3. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
+    3. ``change_namespace`` carries out a statement of a user; NamespaceDeniedError if the user may
+       not, SqlError for a namespace that exists already or not, UserError for a bad option.
+    4. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
     """
 
     @property
@@ -171,6 +174,8 @@ class ClusterSource(Protocol):
     async def directory(self) -> tuple[tuple[str, int], ...]: ...
 
     async def settings(self) -> tuple[SettingRow, ...]: ...
+
+    async def change_namespace(self, user: str, command: NamespaceCommand) -> None: ...
 
 
 async def cluster_rows(

@@ -3,13 +3,13 @@
 Used by tierkv/parts/front_part.py; the front's doors ask through the interfaces of dbfront. The
 checks of ``/readyz?verbose`` are about parts that a front can run without, but should have: each
 check returns an empty string, or the problem. This module changes nothing in the cluster, except
-that a view of nodes that start on demand starts them.
+that a view of nodes that start on demand starts them, and that users change namespaces.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +19,20 @@ from tierkv.config import LoadedConfig, list_entries
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore.clock import SystemClock
-from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError
+from tierkv.kvcore.errors import (
+    DirectoryUnavailableError,
+    NamespaceDeniedError,
+    NoNodeError,
+    SqlError,
+)
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
 from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace
+from tierkv.metaserver.namespace_change import change_of
 from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.settings import FrontSettings, name_list
+from tierkv.sql.namespace_command import NamespaceCommand
+from tierkv.sql.text.suggest import did_you_mean
 
 _REPORT_WITHIN_S: Final = 1.0
 """Longest wait of a view for a compute node's counters, before it shows the last heartbeat's."""
@@ -45,6 +54,35 @@ def _no_directory_is_no_view() -> Iterator[None]:
             detail=error.message,
             hint="AI calls work without it; `tierkv status` shows when it is back.",
         ) from error
+
+
+def refuse_stranger(user: str, front: FrontSettings) -> None:
+    """Refuse a user who may not change the cluster; without logins everybody may.
+
+    Raises:
+        NamespaceDeniedError: the user is not one of ``front.admins``.
+    """
+    admins = name_list(front.admins)
+    if user in admins or (not admins and not front.users and not front.postgres):
+        return
+    raise NamespaceDeniedError(
+        f"user {user} may not change namespaces",
+        hint="An operator adds the user to front.admins, or runs `tierkv namespace`.",
+    )
+
+
+def _wrong_existence(command: NamespaceCommand, known: Iterable[str]) -> SqlError:
+    if command.verb == "CREATE":
+        return SqlError(
+            f'KV namespace "{command.name}" already exists',
+            sqlstate="42710",
+            hint="ALTER KV NAMESPACE changes it.",
+        )
+    return SqlError(
+        f'KV namespace "{command.name}" does not exist',
+        sqlstate="42704",
+        hint=did_you_mean(command.name, known) if known else "There is no namespace yet.",
+    )
 
 
 @dataclass(slots=True)
@@ -99,6 +137,22 @@ class MetaSource:
         await self._need_nodes()
         with _no_directory_is_no_view():
             return await self.meta.directory_counts()
+
+    async def change_namespace(self, user: str, command: NamespaceCommand) -> None:
+        """Carry out a statement about a namespace; see ClusterSource."""
+        refuse_stranger(user, self.config.settings.front)
+        change = change_of(command.options)
+        with _no_directory_is_no_view():
+            known = {each.name: each for each in await self.meta.list_namespaces()}
+            old = known.get(command.name)
+            if (old is not None) == (command.verb == "CREATE"):
+                if command.tolerant:
+                    return
+                raise _wrong_existence(command, known)
+            if command.verb == "DROP":
+                await self.meta.drop_namespace(command.name)
+            else:
+                await self.meta.put_namespace(change.applied_to(old or Namespace(command.name)))
 
     async def namespaces(self) -> tuple[Namespace, ...]:
         """Return the configured namespaces; tenants without a namespace have the defaults."""

@@ -45,6 +45,7 @@ async def relay_door(
         statements=sql.statements,
         view_rows=view_rows,
         reset=sql.reset,
+        change_namespace=sql.change_namespace,
         siblings=sql.siblings,
     )
 

@@ -34,6 +34,7 @@ from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
+from tierkv.sql.namespace_command import NamespaceCommand
 from tierkv.sql.plan.plan import Explain, StatementPlan
 from tierkv.sql.text.statement import StatementKind
 from tierkv.sql.views import Row
@@ -61,6 +62,7 @@ class AiServices:
         statements: counts and logs statements with AI calls.
         view_rows: returns the rows of an admin view, except stat_activity.
         reset: resets counters, of one group or all.
+        change_namespace: carries out a user's statement about a namespace.
         sessions: the live sessions, for stat_activity; a weak set.
         siblings: the other workers of the front.
     """
@@ -71,6 +73,7 @@ class AiServices:
     statements: StatementLog | None = None
     view_rows: Callable[[str], Awaitable[list[Row]]] | None = None
     reset: OnReset | None = None
+    change_namespace: Callable[[str, NamespaceCommand], Awaitable[None]] | None = None
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)
     siblings: Siblings = field(default_factory=Siblings)
 

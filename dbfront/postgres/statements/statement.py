@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -11,6 +11,7 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 from tierkv.sql.calls.calls import find_calls
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.calls.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
+from tierkv.sql.namespace_command import NamespaceCommand, namespace_command
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.explain_options import ESTIMATE_OPTION
 from tierkv.sql.plan.plan import StatementPlan, plan_statement
@@ -24,6 +25,7 @@ _MARKS: Final = re.compile(
     + "|".join((*AI_FUNCTIONS, PROMPT_TEMPLATE, ESTIMATE_OPTION, "tierkv")).encode()
     + rb")\b"
 )
+_KV_NAMESPACE: Final = re.compile(rb"\bkv\b.{0,999}?\bnamespace\b", re.DOTALL)
 RESETS: Final = "stat_reset"
 """A function that notifies the front; only its name distinguishes the function from views."""
 
@@ -34,7 +36,9 @@ _LOCKS: Final = frozenset({"UPDATE", "SHARE", "NO", "KEY"})
 def may_matter(message: bytes) -> bool:
     """Return True if a message may contain AI calls, TierKV settings or views; quick."""
     lowered = message.lower()
-    return (b"ai_" in lowered or b"tierkv" in lowered) and _MARKS.search(lowered) is not None
+    if (b"ai_" in lowered or b"tierkv" in lowered) and _MARKS.search(lowered) is not None:
+        return True
+    return b"namespace" in lowered and _KV_NAMESPACE.search(lowered) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Statement:
         plan: set for AI calls or admin views; for a DECLARE, the plan of the query inside.
         declare: length of the text before the query of a DECLARE; 0 for other statements.
         resets: True if the statement calls tierkv.stat_reset.
+        namespace: set for CREATE, ALTER and DROP KV NAMESPACE.
     """
 
     text: str
@@ -58,6 +63,7 @@ class Statement:
     plan: StatementPlan | None = None
     declare: int = 0
     resets: bool = False
+    namespace: NamespaceCommand | None = None
 
     @property
     def views(self) -> frozenset[str]:
@@ -153,6 +159,9 @@ class StatementPlanner:
         words = tuple(token.upper for token in tokens[:4])
         bare = Statement(text, offset, kind, words)
         check_setting(tokens)
+        namespace = namespace_command(tokens)
+        if namespace is not None:
+            return replace(bare, namespace=namespace)
         _refuse_stored_calls(tokens, kind, offset)
         declare = _declared_query(tokens)
         try:

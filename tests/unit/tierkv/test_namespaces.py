@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tierkv.cli import app
-from tierkv.commands.namespaces import NamespaceChange
 from tierkv.config import load_config
 from tierkv.kvcore.errors import NoNodeError, UserError
 from tierkv.kvcore.layout import KvCodec
@@ -17,6 +16,7 @@ from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.loop_thread import LoopThread
 from tierkv.metaserver.client import Namespace
 from tierkv.metaserver.config import MetaConfig
+from tierkv.metaserver.namespace_change import NamespaceChange
 from tierkv.metaserver.rpc.server import MetaServer
 from tierkv.parts.served_models import namespace_policy
 

@@ -1,0 +1,189 @@
+"""A change of a namespace: of the values that a user names, and of no others.
+
+Pure. Used by ``tierkv namespace`` (tierkv/commands/namespaces.py) and by CREATE and ALTER KV
+NAMESPACE (tierkv/parts/front_source.py), so that both mean the same by an option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from tierkv.kvcore.errors import SqlSyntaxError, UserError
+from tierkv.kvcore.layout import KvCodec
+from tierkv.kvcore.request import BlendSelector, ReusePolicy
+from tierkv.kvcore.value_kinds import Flag
+from tierkv.metaserver.client import KvLimits, Namespace
+from tierkv.sql.namespace_command import NamespaceOption
+from tierkv.sql.text.suggest import did_you_mean
+
+G = TypeVar("G")
+T = TypeVar("T")
+_UNITS: Final = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+DEFAULT_CODEC: Final = "default"
+"""The codec's name for "each node's own"."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceChange:
+    """The values that change; None leaves a value as it was."""
+
+    tenants: tuple[str, ...] | None = None
+    cache: bool | None = None
+    blend: bool | None = None
+    recompute_ratio: float | None = None
+    selector: str | None = None
+    gradual: bool | None = None
+    kv_codec: str | None = None
+    capacity_bytes: int | None = None
+    ttl_s: float | None = None
+    evicts: bool | None = None
+
+    def applied_to(self, namespace: Namespace) -> Namespace:
+        """Return the namespace with the changes applied.
+
+        Raises:
+            UserError: a ratio is out of range, or a selector or codec is unknown.
+        """
+        old = namespace.policy
+        try:
+            policy = ReusePolicy(
+                kv_codec=_given(self.kv_codec, _codec, old.kv_codec),
+                blend=_given(self.blend, bool, old.blend),
+                recompute_ratio=_given(self.recompute_ratio, float, old.recompute_ratio),
+                selector=_given(self.selector, _selector, old.selector),
+                gradual=_given(self.gradual, bool, old.gradual),
+            )
+        except ValueError as error:
+            raise UserError(str(error), hint="The default is 0.15; 1 is exact.") from error
+        return Namespace(
+            name=namespace.name,
+            tenants=_given(self.tenants, tuple, namespace.tenants),
+            cache_enabled=_given(self.cache, bool, namespace.cache_enabled),
+            policy=policy,
+            limits=self._limits(namespace.limits),
+        )
+
+    def _limits(self, old: KvLimits | None) -> KvLimits | None:
+        """Return the changed limits; None, which changes nothing, if none is given."""
+        if self.capacity_bytes is None and self.ttl_s is None and self.evicts is None:
+            return old
+        kept = old or KvLimits()
+        return KvLimits(
+            capacity_bytes=_given(self.capacity_bytes, int, kept.capacity_bytes),
+            ttl_s=_given(self.ttl_s, float, kept.ttl_s),
+            evicts=_given(self.evicts, bool, kept.evicts),
+        )
+
+
+def read_size(text: str | None) -> int | None:
+    """Return the bytes of a text such as ``4GiB``; None of None.
+
+    Raises:
+        UserError: the text is no size.
+    """
+    if text is None:
+        return None
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError as error:
+        raise UserError(
+            f"{text!r} is no size", hint="Write 512MiB or 4GiB; 0: no limit."
+        ) from error
+
+
+def read_duration(text: str | None) -> float | None:
+    """Return the seconds of ``30s``, ``15min``, ``12h`` or ``7d``; ``0`` is none; None of None.
+
+    Raises:
+        UserError: the text is no duration.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|min|h|d)?", text.strip())
+    if found is None:
+        raise UserError(f"{text!r} is no duration", hint="Write 30s, 15min, 12h or 7d; 0: none.")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def _given(value: G | None, read: Callable[[G], T], old: T) -> T:
+    return old if value is None else read(value)
+
+
+def _selector(name: str) -> BlendSelector:
+    if name not in tuple(BlendSelector):
+        raise UserError(f"there is no selector {name!r}", hint=did_you_mean(name, BlendSelector))
+    return BlendSelector(name)
+
+
+def _codec(name: str) -> KvCodec | None:
+    if name == DEFAULT_CODEC:
+        return None
+    if name not in tuple(KvCodec):
+        known = [DEFAULT_CODEC, *KvCodec]
+        raise UserError(f"there is no KV codec {name!r}", hint=did_you_mean(name, known))
+    return KvCodec(name)
+
+
+def change_of(options: Sequence[NamespaceOption]) -> NamespaceChange:
+    """Return the change that options of a statement ask for.
+
+    Raises:
+        SqlSyntaxError: an unknown option.
+        UserError: a value that the option can't have; the position is the option's.
+    """
+    found: dict[str, Any] = {}
+    for option in options:
+        if option.name not in OPTIONS:
+            raise SqlSyntaxError(
+                f"unknown option {option.name}",
+                position=option.position,
+                hint=did_you_mean(option.name, OPTIONS),
+            )
+        field, read = OPTIONS[option.name]
+        try:
+            found[field] = read(option.value)
+        except UserError as error:
+            error.position = option.position
+            raise
+        except ValueError as error:
+            raise UserError(
+                f"{option.name} = {option.value!r} {error}", position=option.position
+            ) from error
+    return NamespaceChange(**found)
+
+
+def _tenants(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
+
+
+def _ratio(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("is not a number") from None
+
+
+def _evicts(text: str) -> bool:
+    if text not in ("evict", "refuse"):
+        raise ValueError("must be evict or refuse")
+    return text == "evict"
+
+
+OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "tenants": ("tenants", _tenants),
+    "cache": ("cache", Flag().from_text),
+    "kv_codec": ("kv_codec", str),
+    "blend": ("blend", Flag().from_text),
+    "recompute_ratio": ("recompute_ratio", _ratio),
+    "selector": ("selector", str),
+    "gradual": ("gradual", Flag().from_text),
+    "capacity": ("capacity_bytes", read_size),
+    "ttl": ("ttl_s", read_duration),
+    "on_full": ("evicts", _evicts),
+}
+"""By name in SQL: the field of a change, and how to read the text."""

@@ -1,0 +1,182 @@
+"""CREATE, ALTER and DROP KV NAMESPACE: the front answers them, whatever engine is behind.
+
+    CREATE KV NAMESPACE [IF NOT EXISTS] name [WITH (option = value, ...)]
+    ALTER KV NAMESPACE name {SET | WITH} (option = value, ...)
+    DROP KV NAMESPACE [IF EXISTS] name
+
+Pure: this module reads the statement; metaserver/namespace_change.py knows the options' values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import SqlError, SqlSyntaxError
+from tierkv.sql.text.lexer import Token, TokenKind, string_value
+
+WORDS: Final = ("KV", "NAMESPACE")
+_VERBS: Final = ("CREATE", "ALTER", "DROP")
+_NAME: Final = re.compile(limits.NAME_PATTERN)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceOption:
+    """One ``name = value`` of a statement; a list of values is joined by commas.
+
+    Attributes:
+        name: in lower case.
+        value: text of the value.
+        position: of the name, counted in characters from 1.
+    """
+
+    name: str
+    value: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceCommand:
+    """A statement about one namespace.
+
+    Attributes:
+        verb: ``CREATE``, ``ALTER`` or ``DROP``.
+        name: the namespace.
+        options: in their order.
+        tolerant: IF EXISTS, or IF NOT EXISTS.
+    """
+
+    verb: str
+    name: str
+    options: tuple[NamespaceOption, ...] = ()
+    tolerant: bool = False
+
+    @property
+    def tag(self) -> str:
+        """The command tag."""
+        return f"{self.verb} KV NAMESPACE"
+
+
+def namespace_command(tokens: Sequence[Token]) -> NamespaceCommand | None:
+    """Read a statement about a namespace; None for any other statement.
+
+    Raises:
+        SqlSyntaxError: the statement is malformed.
+    """
+    words = [token.upper for token in tokens[:3]]
+    if len(words) < 3 or words[0] not in _VERBS or tuple(words[1:]) != WORDS:
+        return None
+    return _Reader(tokens).command()
+
+
+def in_transaction(command: NamespaceCommand) -> SqlError:
+    """Return the error of a statement inside a transaction, which could not be rolled back."""
+    return SqlError(
+        f"{command.tag} cannot run inside a transaction block",
+        sqlstate="25001",
+        hint="Namespaces belong to the cluster, not to the database: COMMIT first.",
+    )
+
+
+class _Reader:
+    """Reads the tokens of one statement from left to right."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tokens
+        self._at = 3
+
+    def command(self) -> NamespaceCommand:
+        verb = self._tokens[0].upper
+        tolerant = self._if_exists(verb)
+        name = self._name()
+        options: tuple[NamespaceOption, ...] = ()
+        if verb != "DROP" and self._word("WITH", *(("SET",) if verb == "ALTER" else ())):
+            options = self._options()
+        if verb == "ALTER" and not options:
+            raise self._wrong("expected SET (option = value, ...)")
+        if self._at < len(self._tokens):
+            raise self._wrong("unexpected text")
+        return NamespaceCommand(verb, name, options, tolerant)
+
+    def _if_exists(self, verb: str) -> bool:
+        if verb == "ALTER" or not self._word("IF"):
+            return False
+        wanted = ("NOT", "EXISTS") if verb == "CREATE" else ("EXISTS",)
+        for word in wanted:
+            if not self._word(word):
+                raise self._wrong(f"expected {' '.join(wanted)}")
+        return True
+
+    def _name(self) -> str:
+        token = self._next("a namespace's name")
+        name = token.text.lower() if token.kind is TokenKind.WORD else ""
+        if token.kind is TokenKind.QUOTED:
+            name = token.text[1:-1]
+        if not name or not _NAME.fullmatch(name):
+            self._at -= 1
+            raise self._wrong("expected a namespace's name")
+        return name
+
+    def _options(self) -> tuple[NamespaceOption, ...]:
+        self._expect("(")
+        found: dict[str, NamespaceOption] = {}
+        while True:
+            token = self._next("an option")
+            name = token.text.lower()
+            if token.kind is not TokenKind.WORD or name in found:
+                self._at -= 1
+                raise self._wrong("expected an option's name" if name not in found else
+                                  f"option {name} is given twice")  # fmt: skip
+            self._sign("=")
+            found[name] = NamespaceOption(name, self._value(), token.start + 1)
+            if not self._sign(","):
+                break
+        self._expect(")")
+        return tuple(found.values())
+
+    def _value(self) -> str:
+        if not self._sign("("):
+            return self._scalar()
+        values = [self._scalar()]
+        while self._sign(","):
+            values.append(self._scalar())
+        self._expect(")")
+        return ",".join(values)
+
+    def _scalar(self) -> str:
+        token = self._next("a value")
+        if token.kind is TokenKind.STRING:
+            return string_value(token)
+        if token.kind in (TokenKind.WORD, TokenKind.NUMBER):
+            return token.text
+        self._at -= 1
+        raise self._wrong("expected a value; quote a value such as '4GiB'")
+
+    def _word(self, *words: str) -> bool:
+        found = self._at < len(self._tokens) and self._tokens[self._at].upper in words
+        self._at += found
+        return found
+
+    def _sign(self, sign: str) -> bool:
+        found = self._at < len(self._tokens) and self._tokens[self._at].text == sign
+        self._at += found
+        return found
+
+    def _expect(self, sign: str) -> None:
+        if not self._sign(sign):
+            raise self._wrong(f'expected "{sign}"')
+
+    def _next(self, what: str) -> Token:
+        if self._at >= len(self._tokens):
+            raise self._wrong(f"expected {what}")
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _wrong(self, what: str) -> SqlSyntaxError:
+        if self._at >= len(self._tokens):
+            return SqlSyntaxError(f"{what} at end of input", position=self._tokens[-1].end + 1)
+        token = self._tokens[self._at]
+        return SqlSyntaxError(f'{what} at or near "{token.text}"', position=token.start + 1)

@@ -1,0 +1,89 @@
+"""Statements about KV namespaces, read from their tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from tierkv.kvcore.errors import SqlSyntaxError, UserError
+from tierkv.metaserver.client import KvLimits, Namespace
+from tierkv.metaserver.namespace_change import change_of
+from tierkv.sql.namespace_command import NamespaceCommand, namespace_command
+from tierkv.sql.text.lexer import tokenize
+
+
+def read(sql: str) -> NamespaceCommand | None:
+    return namespace_command(tokenize(sql))
+
+
+def test_options_are_read_with_their_places() -> None:
+    command = read(
+        "create kv namespace Red with (tenants = ('ann', 'bob'), capacity='4GiB', BLEND = on)"
+    )
+    assert command is not None and (command.tag, command.name) == ("CREATE KV NAMESPACE", "red")
+    assert [(o.name, o.value, o.position) for o in command.options] == [
+        ("tenants", "ann,bob", 31), ("capacity", "4GiB", 57), ("blend", "on", 74),
+    ]  # fmt: skip
+
+
+def test_names_may_be_quoted_and_statements_tolerant() -> None:
+    command = read('DROP KV NAMESPACE IF EXISTS "Team.A"')
+    assert command == NamespaceCommand("DROP", "Team.A", (), tolerant=True)
+    assert read("CREATE KV NAMESPACE IF NOT EXISTS x") == NamespaceCommand(
+        "CREATE", "x", (), tolerant=True
+    )
+
+
+@pytest.mark.parametrize("sql", ["CREATE TABLE kv (namespace int)", "DROP NAMESPACE x", "", "KV"])
+def test_other_statements_are_none_of_them(sql: str) -> None:
+    assert read(sql) is None
+
+
+@pytest.mark.parametrize(
+    ("sql", "says", "position"),
+    [
+        ("CREATE KV NAMESPACE", "expected a namespace's name at end of input", 20),
+        ("CREATE KV NAMESPACE 'x'", "expected a namespace's name at or near", 21),
+        ("CREATE KV NAMESPACE IF EXISTS x", "expected NOT EXISTS", 24),
+        ("CREATE KV NAMESPACE x WITH capacity = 1", 'expected "("', 28),
+        ("CREATE KV NAMESPACE x WITH (capacity = '1GiB'", 'expected ")" at end', 46),
+        ("CREATE KV NAMESPACE x WITH (ttl = 1, ttl = 2)", "option ttl is given twice", 38),
+        ("CREATE KV NAMESPACE x WITH (ttl = )", "expected a value", 35),
+        ("CREATE KV NAMESPACE x y", "unexpected text", 23),
+        ("ALTER KV NAMESPACE x", "expected SET", 21),
+        ("DROP KV NAMESPACE x WITH (ttl = 1)", "unexpected text", 21),
+    ],
+)
+def test_what_is_malformed_is_said_with_its_place(sql: str, says: str, position: int) -> None:
+    with pytest.raises(SqlSyntaxError) as caught:
+        read(sql)
+    assert says in caught.value.message and caught.value.position == position
+
+
+def test_a_change_has_the_options_values_and_no_others() -> None:
+    command = read("ALTER KV NAMESPACE x SET (capacity = '2MiB', ttl = '5min', on_full = refuse)")
+    assert command is not None
+    before = Namespace("x", ("ann",), cache_enabled=False)
+    after = change_of(command.options).applied_to(before)
+    assert after.limits == KvLimits(2 << 20, 300.0, evicts=False)
+    assert (after.tenants, after.cache_enabled, after.policy) == (
+        before.tenants, False, before.policy
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "says", "hint"),
+    [
+        ("capacty = '1GiB'", "unknown option capacty", "capacity"),
+        ("capacity = 'much'", "'much' is no size", "4GiB"),
+        ("blend = perhaps", "blend = 'perhaps' must be on or off", ""),
+        ("on_full = burst", "on_full = 'burst' must be evict or refuse", ""),
+        ("recompute_ratio = high", "recompute_ratio = 'high' is not a number", ""),
+    ],
+)
+def test_values_that_can_not_be_name_their_option(option: str, says: str, hint: str) -> None:
+    command = read(f"CREATE KV NAMESPACE x WITH ({option})")
+    assert command is not None
+    with pytest.raises(UserError) as caught:
+        change_of(command.options)
+    assert says in caught.value.message and hint in caught.value.hint
+    assert caught.value.position == 29
