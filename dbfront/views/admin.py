@@ -193,8 +193,10 @@ async def cluster_rows(
     if view == "models":
         return [_model(model) for model in await source.models()]
     if view == "namespaces":
-        nodes = await source.nodes()
-        return [_namespace(namespace, nodes) for namespace in await source.namespaces()]
+        namespaces = await source.namespaces()
+        limited = any(namespace.limits is not None for namespace in namespaces)
+        nodes = await source.nodes() if limited else ()  # Nodes may have to start to be asked.
+        return [_namespace(namespace, nodes) for namespace in namespaces]
     if view == "directory":
         return [{"name": name, "value": value} for name, value in await source.directory()]
     if view == "queue":

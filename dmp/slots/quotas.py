@@ -7,6 +7,7 @@ except victims of a reservation, are collected in ``removed`` for the node.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from tierkv.dmp.segment.slots import ExtentTable, Slot, SlotState
 from tierkv.dmp.slots.accounts import EVERYONE, Accounts, Quota, TtlWheel
@@ -14,6 +15,10 @@ from tierkv.dmp.slots.eviction import Admission, EvictionOrder, Evictor, evictab
 from tierkv.dmp.slots.slot_store import SlotStore
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.eviction import BlockFacts
+
+_ORDER_LASTS: Final = 64
+"""Victims of a full node that are taken in one order of the accounts; sorting thousands of accounts
+for each block would cost more than storing the block."""
 
 
 class Quotas:
@@ -46,6 +51,8 @@ class Quotas:
         self._evict = evict
         self._offer = offer
         self._ttl = TtlWheel(store.get)
+        self._by_pressure: list[int] = []
+        self._order_lasts = 0
 
     def set(self, quotas: Sequence[Quota], now: float) -> None:
         """Take new quotas: slots change their accounts, and what is too much is removed.
@@ -62,6 +69,7 @@ class Quotas:
             self.give_to(slot, EVERYONE if bad else self._accounts.of(tenant), now)
             self.sealed(slot, now)
         self._accounts.drop_empty(quotas)
+        self._order_lasts = 0
         for number in list(self._accounts.by_number):
             self._shrink(number, now)
 
@@ -136,8 +144,13 @@ class Quotas:
         """Return the next leaf of a size, of the account with the largest used part."""
         if not len(self._accounts):
             return self._evictor.next_leaf(size, now)
-        order = self._accounts.by_pressure(self._extents.capacity_bytes, self._extents.used_bytes)
-        leaves = (self._evictor.next_leaf(size + account, now) for account in order)
+        if not self._order_lasts:
+            self._order_lasts = _ORDER_LASTS
+            self._by_pressure = self._accounts.by_pressure(
+                self._extents.capacity_bytes, self._extents.used_bytes
+            )
+        self._order_lasts -= 1
+        leaves = (self._evictor.next_leaf(size + account, now) for account in self._by_pressure)
         return next((leaf for leaf in leaves if leaf is not None), None)
 
     def _own_leaf(self, number: int, size: int, now: float) -> Slot | None:

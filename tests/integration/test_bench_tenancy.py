@@ -1,0 +1,29 @@
+"""bench.tenancy runs on real processes: a loud tenant keeps to its limit; no time is judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.bench,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+]
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_limit_is_kept_beside_a_quiet_tenant() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.tenancy", "--quick", "--format", "json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    metrics = json.loads(done.stdout)
+    assert 0 < metrics["loud_highest_use_of_capacity"] <= 1
+    assert metrics["quiet_hit_share_with_limit"] >= metrics["quiet_hit_share_alone"] - 0.05
