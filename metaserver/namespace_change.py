@@ -24,6 +24,7 @@ from tierkv.sql.text.suggest import did_you_mean
 G = TypeVar("G")
 T = TypeVar("T")
 _UNITS: Final = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+_MOST_BYTES: Final = 1 << 60
 DEFAULT_CODEC: Final = "default"
 """The codec's name for "each node's own"."""
 
@@ -89,8 +90,11 @@ def read_size(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        return TypeAdapter(ByteSize).validate_python(text)
-    except ValidationError as error:
+        size = TypeAdapter(ByteSize).validate_python(text)
+        if size > _MOST_BYTES:
+            raise UserError(f"{text!r} is too large", hint="The largest size is 1EiB.")
+        return size
+    except (ValidationError, OverflowError) as error:
         raise UserError(
             f"{text!r} is no size", hint="Write 512MiB or 4GiB; 0: no limit."
         ) from error

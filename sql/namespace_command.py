@@ -150,10 +150,20 @@ class _Reader:
         token = self._next("a value")
         if token.kind is TokenKind.STRING:
             return string_value(token)
-        if token.kind in (TokenKind.WORD, TokenKind.NUMBER):
+        if token.kind is TokenKind.NUMBER:
+            return token.text + self._unit(token)
+        if token.kind is TokenKind.WORD:
             return token.text
         self._at -= 1
         raise self._wrong("expected a value; quote a value such as '4GiB'")
+
+    def _unit(self, number: Token) -> str:
+        """Take the unit right behind a number, as in 4GiB; empty without one."""
+        after = self._tokens[self._at] if self._at < len(self._tokens) else None
+        if after is None or after.kind is not TokenKind.WORD or after.start != number.end:
+            return ""
+        self._at += 1
+        return after.text
 
     def _word(self, *words: str) -> bool:
         found = self._at < len(self._tokens) and self._tokens[self._at].upper in words

@@ -60,7 +60,7 @@ def test_what_is_malformed_is_said_with_its_place(sql: str, says: str, position:
 
 
 def test_a_change_has_the_options_values_and_no_others() -> None:
-    command = read("ALTER KV NAMESPACE x SET (capacity = '2MiB', ttl = '5min', on_full = refuse)")
+    command = read("ALTER KV NAMESPACE x SET (capacity = 2MiB, ttl = '5min', on_full = refuse)")
     assert command is not None
     before = Namespace("x", ("ann",), cache_enabled=False)
     after = change_of(command.options).applied_to(before)
@@ -74,6 +74,7 @@ def test_a_change_has_the_options_values_and_no_others() -> None:
     ("option", "says", "hint"),
     [
         ("capacty = '1GiB'", "unknown option capacty", "capacity"),
+        ("capacity = '9999PiB'", "is too large", "1EiB"),
         ("capacity = 'much'", "'much' is no size", "4GiB"),
         ("blend = perhaps", "blend = 'perhaps' must be on or off", ""),
         ("on_full = burst", "on_full = 'burst' must be evict or refuse", ""),
