@@ -25,7 +25,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from bench.report import Report, finish, parse_arguments
+from bench.report import Report, finish, make_parser
 
 _POOL_BYTES = 64 << 20
 _CAPACITY = _POOL_BYTES // 4
@@ -86,16 +86,18 @@ class Front:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run and print."""
-    arguments = parse_arguments(__doc__ or "", argv)
+    parser = make_parser(__doc__ or "")
+    parser.add_argument("--policy", default="default", help="dmp.eviction_policy; or leaf_lru")
+    arguments = parser.parse_args(argv)
     report = Report("tenancy")
     rounds = 1 if arguments.quick else 5
-    with running() as (url, meta):
+    with running(arguments.policy) as (url, meta):
         asyncio.run(_measure(report, Front(url, arguments.seed), meta, rounds))
     finish(report, arguments.format)
 
 
 @contextmanager
-def running() -> Iterator[tuple[str, str]]:
+def running(policy: str) -> Iterator[tuple[str, str]]:
     """Run a cluster until the block ends; yield the REST door and the meta server's address."""
     with tempfile.TemporaryDirectory(prefix="tierkv-tenancy-") as folder:
         processes: list[subprocess.Popen[bytes]] = []
@@ -120,7 +122,10 @@ def running() -> Iterator[tuple[str, str]]:
         try:
             meta = start("meta")["address"]
             known = f"cluster.meta_address={meta}"
-            start("dmp", known, f"dmp.capacity={_POOL_BYTES}", "dmp.remove_on_stop=true")
+            start(
+                "dmp", known, f"dmp.capacity={_POOL_BYTES}", "dmp.remove_on_stop=true",
+                f"dmp.eviction_policy={policy}",
+            )  # fmt: skip
             start(
                 "compute", known, "compute.l1_capacity=8MiB", "compute.threads=1",
                 "compute.block_tokens=16", "compute.load_policy=always",
