@@ -160,7 +160,7 @@ async def _measure(report: Report, front: Front, meta: str, rounds: int) -> None
             await asyncio.sleep(_OBEYED_S)
         loud = [asyncio.create_task(_flood(front, others)) for _ in range(_LOUD_CALLERS)]
         looking = asyncio.create_task(_look(front, highest))
-        await _share(front, prompts, rounds)  # The loud one fills what it may.
+        await _share(front, prompts, max(3, rounds))  # The loud one fills what it may.
         _tell(report, name, await _share(front, prompts, rounds))
         for task in (*loud, looking):
             task.cancel()
