@@ -129,7 +129,7 @@ def test_unused_kv_of_a_namespace_ends(cluster: Limited) -> None:
     cluster.sql("tim", FLOOD % (0, 3))
     wait_for(lambda: cluster.used("evicted_for_ttl", "tim") or 0, what="old blocks go")
     wait_for(lambda: cluster.blocks_of("tim") == 0, what="the directory knows")
-    assert cluster.used("used_bytes", "tim") == 0
+    wait_for(lambda: cluster.used("used_bytes", "tim") == 0, what="the next heartbeat")
 
 
 @pytest.mark.parametrize(
