@@ -165,12 +165,6 @@ class Accounts:
             own = [slot.extent.slot_bytes for slot in slots if slot.account == number]
             assert (account.used_bytes, account.blocks) == (sum(own), len(own)), account
 
-    def check_invariants(self, slots: Sequence[Slot]) -> None:
-        """Assert that the ledger equals a recount; O(slots x accounts)."""
-        for number, account in self.by_number.items():
-            own = [slot.extent.slot_bytes for slot in slots if slot.account == number]
-            assert (account.used_bytes, account.blocks) == (sum(own), len(own)), account
-
 
 class TtlWheel:
     """Slots by the second of their next check; O(1) per slot and check."""
