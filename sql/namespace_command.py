@@ -4,7 +4,8 @@
     ALTER KV NAMESPACE name {SET | WITH} (option = value, ...)
     DROP KV NAMESPACE [IF EXISTS] name
 
-Pure: this module reads the statement; metaserver/namespace_change.py knows the options' values.
+Pure: this module reads the statement; dbfront/statement/namespace_change.py knows the values of
+the options.
 """
 
 from __future__ import annotations

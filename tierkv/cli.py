@@ -439,7 +439,7 @@ def namespace_set(
     Example: tierkv namespace set red --tenant ann --tenant bob --capacity 4GiB --ttl 12h
     """
     from tierkv.commands.namespaces import set_namespace
-    from tierkv.metaserver.namespace_change import NamespaceChange, read_duration, read_size
+    from tierkv.dbfront.statement.namespace_change import NamespaceChange, read_duration, read_size
 
     change = NamespaceChange(
         tenants=None if tenant is None else tuple(filter(None, tenant)),

@@ -15,9 +15,9 @@ from pydantic import ByteSize
 
 from tierkv.commands.status import find_cluster
 from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.statement.namespace_change import DEFAULT_CODEC, NamespaceChange
 from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserError
 from tierkv.metaserver.client import KvLimits, MetaClient, Namespace
-from tierkv.metaserver.namespace_change import DEFAULT_CODEC, NamespaceChange
 from tierkv.metaserver.several_meta import connect_meta
 from tierkv.output import OutputFormat, render_rows
 from tierkv.parts.access import cluster_access

@@ -17,6 +17,7 @@ from typing import Final
 
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.dbfront.generation.generation import Generation
+from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import (
@@ -28,7 +29,6 @@ from tierkv.kvcore.errors import (
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
 from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace
-from tierkv.metaserver.namespace_change import change_of
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.settings import FrontSettings, name_list
 from tierkv.sql.namespace_command import NamespaceCommand

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.kvcore.errors import SqlSyntaxError, UserError
 from tierkv.metaserver.client import KvLimits, Namespace
-from tierkv.metaserver.namespace_change import change_of
 from tierkv.sql.namespace_command import NamespaceCommand, namespace_command
 from tierkv.sql.text.lexer import tokenize
 

@@ -10,13 +10,13 @@ from typer.testing import CliRunner, Result
 
 from tierkv.cli import app
 from tierkv.config import load_config
+from tierkv.dbfront.statement.namespace_change import NamespaceChange
 from tierkv.kvcore.errors import NoNodeError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.loop_thread import LoopThread
 from tierkv.metaserver.client import Namespace
 from tierkv.metaserver.config import MetaConfig
-from tierkv.metaserver.namespace_change import NamespaceChange
 from tierkv.metaserver.rpc.server import MetaServer
 from tierkv.parts.served_models import namespace_policy
 
