@@ -129,14 +129,14 @@ class Reports:
             accounts = list(self._state.table.accounts)
         return tuple(
             NamespaceUsage(
-                account.quota.name,
-                account.quota.capacity_bytes,
-                account.used_bytes,
-                account.blocks,
-                account.refused,
-                account.evicted_for_quota,
-                account.evicted_for_memory,
-                account.evicted_for_ttl,
+                name=account.quota.name,
+                capacity_bytes=account.quota.capacity_bytes,
+                used_bytes=account.used_bytes,
+                blocks=account.blocks,
+                refused_blocks=account.refused,
+                evicted_for_quota=account.evicted_for_quota,
+                evicted_for_memory=account.evicted_for_memory,
+                evicted_for_ttl=account.evicted_for_ttl,
             )
             for account in accounts
         )

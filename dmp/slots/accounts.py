@@ -55,8 +55,10 @@ class NamespaceAccount:
         quota: what the namespace may keep.
         used_bytes: slot bytes in use.
         blocks: slots in use.
-        evicted: blocks removed, by reason: ``quota``, ``memory`` or ``ttl``.
         refused: blocks refused because the capacity was used.
+        evicted_for_quota: own blocks that made room for own blocks.
+        evicted_for_memory: blocks evicted because the node's memory was used.
+        evicted_for_ttl: unused blocks removed.
     """
 
     quota: Quota
@@ -69,7 +71,11 @@ class NamespaceAccount:
 
 
 class Accounts:
-    """The ledger. NamespaceAccount numbers stay while a namespace has a quota."""
+    """The ledger. The numbers of accounts stay while a namespace has a quota.
+
+    Attributes:
+        by_number: the accounts; everyone's is not among them.
+    """
 
     def __init__(self) -> None:
         self.by_number: dict[int, NamespaceAccount] = {}
