@@ -27,6 +27,7 @@ from tierkv.compute.client import connect_compute
 from tierkv.dmp.client.pool import Pool
 from tierkv.processes.cluster_files import segment_prefix
 
+BLOCK_TOKENS = 16
 COMPUTE = ("compute-0", "compute-1")
 ANSWER_S = 40.0
 """Less than the minute after which gRPC by itself gives a silent peer up."""
@@ -136,7 +137,7 @@ class Roles:
         elif name.startswith("compute"):
             yield f"compute.port={self._ports[name]}"
             yield "cluster.advertise=127.0.0.2"
-            yield from ("compute.threads=1", "compute.block_tokens=16")
+            yield from ("compute.threads=1", f"compute.block_tokens={BLOCK_TOKENS}")
             yield "compute.l1_capacity=64MiB"
             yield from ("compute.load_policy=always", "pool.transport=tcp")
         elif name.startswith("dmp"):

@@ -40,6 +40,9 @@ class Cluster:
                     host=HostId(f"h{number}"),
                     random_model=RandomModelSpec(tiny_config(vocab_size=261), seed=3),
                     tokenizer_folder=str(folder),
+                    # Many passes for the instruction, one for a question: a node that is slow by
+                    # chance is still cheaper with the instruction than the other without.
+                    max_batch_tokens=16,
                 ),
                 self.meta,
             )
@@ -52,7 +55,7 @@ class Cluster:
         self.front = Generation(self.dispatcher)
 
     async def ask(self, question: str, **changes: object) -> TextAnswer:
-        instruction = "Read the record below and answer with one word only, please. " * 2
+        instruction = "Read the record below and answer with one word only, please. " * 5
         call = text_call(
             **{
                 "messages": (Message("system", instruction), Message("user", question)),
@@ -93,7 +96,7 @@ async def test_questions_go_where_their_prefix_is_and_tenants_do_not_share(tmp_p
         for question in ("Who wrote it?", "When was it?", "Where is it?"):
             again = await cluster.ask(question)
             assert again.node_id == first.node_id
-            assert again.usage.hit_tokens.l1 >= 112
+            assert again.usage.hit_tokens.l1 >= 280
         stranger = await cluster.ask("Who wrote it?", tenant="stranger")
         assert (stranger.text, stranger.usage.hit_tokens.total) == (cold.text, 0)
         assert not cluster.dispatcher.snapshot().cache_errors
