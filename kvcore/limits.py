@@ -55,6 +55,11 @@ MAX_NAME_CHARS: Final = 128
 MAX_LIMITED_NAMESPACES: Final = 4_095
 """Namespaces with limits; a pool node has an account for each."""
 
+MAX_RECORDS: Final = 20_000
+"""Limits of calls and REST keys of a cluster; each front holds all of them."""
+
+MAX_RECORD_CHARS: Final = 4_096
+
 NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:\-/]{0,127}"
 
 MAX_REASON_CHARS: Final = 1_024

@@ -191,6 +191,21 @@ class Namespace:
         return self.tenants or (self.name,)
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Something durable besides namespaces: a limit of calls, a REST key.
+
+    Attributes:
+        kind: what it is; kvcore and dbfront know the kinds, the meta server does not.
+        name: unique among the records of the kind.
+        body: JSON text; empty removes the record.
+    """
+
+    kind: str
+    name: str
+    body: str
+
+
 class MetaClient(Protocol):
     """The interface of the meta server.
 
@@ -212,6 +227,8 @@ class MetaClient(Protocol):
        ``blocks``, ``copies``, ``table_bytes`` and ``leases_live`` only grow.
     8. ``resolve_namespace`` and ``put_namespace`` raise UserError for invalid names.
        ``drop_namespace`` returns whether there was one; its tenants have the defaults again.
+    9. ``put_record`` makes, replaces or removes a record, durable on return, and returns whether
+       there was one. UserError for a malformed name, too long a body, or too many records.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...
@@ -260,5 +277,9 @@ class MetaClient(Protocol):
     async def put_namespace(self, namespace: Namespace) -> Namespace: ...
 
     async def drop_namespace(self, name: str) -> bool: ...
+
+    async def list_records(self) -> tuple[Record, ...]: ...
+
+    async def put_record(self, record: Record) -> bool: ...
 
     async def close(self) -> None: ...

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
-from tierkv.metaserver.namespace_database import NamespaceRow, Rows
+from tierkv.metaserver.namespace_database import NamespaceRow, Stored, StoredRecord
 
 log = logging.getLogger(__name__)
 MEMORY: Final = ":memory:"
@@ -28,8 +28,11 @@ CREATE TABLE IF NOT EXISTS namespaces (
     name TEXT PRIMARY KEY, tenants TEXT NOT NULL, cache_enabled INTEGER NOT NULL,
     policy TEXT NOT NULL DEFAULT '{}', limits TEXT NOT NULL DEFAULT '{}'
 );
+CREATE TABLE IF NOT EXISTS records (
+    kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, name)
+);
 """
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 """Stored as SQLite's user_version; 0 in older files. The next release's is understood, too."""
 
 _PUT: Final = """
@@ -37,6 +40,8 @@ INSERT INTO namespaces (name, tenants, cache_enabled, policy, limits) VALUES (?,
 ON CONFLICT (name) DO UPDATE SET tenants = excluded.tenants, limits = excluded.limits,
     cache_enabled = excluded.cache_enabled, policy = excluded.policy
 """
+_PUT_RECORD: Final = "INSERT OR REPLACE INTO records (kind, name, body) VALUES (?, ?, ?)"
+_REMOVE_RECORD: Final = "DELETE FROM records WHERE kind = ? AND name = ?"
 _ADDED: Final = ("policy", "limits")
 _ADD: Final = "ALTER TABLE namespaces ADD COLUMN {} TEXT NOT NULL DEFAULT '{{}}'"
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -93,34 +98,46 @@ class DatabaseFile:
         self.back_up()
         return secret
 
-    def rows(self) -> Rows:
-        """Return all namespaces."""
+    def stored(self) -> Stored:
+        """Return all namespaces and records."""
         rows = self._open.execute(
             "SELECT name, tenants, cache_enabled, policy, limits FROM namespaces ORDER BY name"
         )
-        return [NamespaceRow(name, tenants, bool(on), *rest) for name, tenants, on, *rest in rows]
+        namespaces = [
+            NamespaceRow(name, tenants, bool(on), *rest) for name, tenants, on, *rest in rows
+        ]
+        records = self._open.execute("SELECT kind, name, body FROM records ORDER BY kind, name")
+        return Stored(namespaces, [StoredRecord(*record) for record in records])
 
-    def write(self, check: Callable[[Rows], NamespaceRow]) -> Rows:
-        """Store the row that ``check`` makes of all rows; see NamespaceDatabase."""
-        return self._change(_PUT, lambda: check(self.rows()))
+    def write(self, check: Callable[[Stored], NamespaceRow]) -> Stored:
+        """Store the row that ``check`` makes of what is stored; see NamespaceDatabase."""
+        return self._change(_PUT, lambda: check(self.stored()))
 
-    def remove(self, name: str) -> Rows:
-        """Remove a row; see NamespaceDatabase."""
+    def remove(self, name: str) -> Stored:
+        """Remove a namespace; see NamespaceDatabase."""
         return self._change("DELETE FROM namespaces WHERE name = ?", lambda: (name,))
 
-    def _change(self, statement: str, values: Callable[[], tuple[object, ...]]) -> Rows:
+    def write_record(self, record: StoredRecord) -> Stored:
+        """Make or replace a record; see NamespaceDatabase."""
+        return self._change(_PUT_RECORD, lambda: record)
+
+    def remove_record(self, kind: str, name: str) -> Stored:
+        """Remove a record; see NamespaceDatabase."""
+        return self._change(_REMOVE_RECORD, lambda: (kind, name))
+
+    def _change(self, statement: str, values: Callable[[], tuple[object, ...]]) -> Stored:
         try:
             row = values()
             with self._open as connection:
                 connection.execute(statement, row)
         except sqlite3.Error as error:
             raise DirectoryUnavailableError(
-                f"the namespace could not be stored: {error}", hint=_storage_hint(error)
+                f"the change could not be stored: {error}", hint=_storage_hint(error)
             ) from error
         self.back_up()
-        return self.rows()
+        return self.stored()
 
-    def follow(self, changed: Callable[[Rows], None]) -> None:
+    def follow(self, changed: Callable[[Stored], None]) -> None:
         """Do nothing: the file has no other writers."""
 
     @property

@@ -20,7 +20,7 @@ from typing import Any, Final
 import psycopg
 
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
-from tierkv.metaserver.namespace_database import NamespaceRow, Rows
+from tierkv.metaserver.namespace_database import NamespaceRow, Stored, StoredRecord
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,11 @@ MIGRATIONS: Final = (
     INSERT INTO tierkv_meta.changes VALUES (0);
     """,
     "ALTER TABLE tierkv_meta.namespaces ADD COLUMN limits text NOT NULL DEFAULT '{}'",
+    """
+    CREATE TABLE tierkv_meta.records (
+        kind text NOT NULL, name text NOT NULL, body text NOT NULL, PRIMARY KEY (kind, name)
+    )
+    """,
 )
 """What each version of the schema adds. A release may only add what the release before ignores, so
 that servers of both work on one database."""
@@ -53,11 +58,19 @@ _ROWS: Final = (
     "SELECT name, tenants, cache_enabled, policy, limits FROM tierkv_meta.namespaces ORDER BY name"
 )
 
+_RECORDS: Final = "SELECT kind, name, body FROM tierkv_meta.records ORDER BY kind, name"
+
 _PUT: Final = (
     "INSERT INTO tierkv_meta.namespaces (name, tenants, cache_enabled, policy, limits) "
     "VALUES (%s, %s, %s, %s, %s) ON CONFLICT (name) DO UPDATE SET tenants = excluded.tenants, "
     "limits = excluded.limits, cache_enabled = excluded.cache_enabled, policy = excluded.policy"
 )
+
+_PUT_RECORD: Final = (
+    "INSERT INTO tierkv_meta.records (kind, name, body) VALUES (%s, %s, %s) "
+    "ON CONFLICT (kind, name) DO UPDATE SET body = excluded.body"
+)
+_REMOVE_RECORD: Final = "DELETE FROM tierkv_meta.records WHERE kind = %s AND name = %s"
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -102,35 +115,43 @@ class PostgresDatabase:
         assert found is not None
         return bytes(found[0])
 
-    def rows(self) -> Rows:
-        """Return all namespaces."""
+    def stored(self) -> Stored:
+        """Return all namespaces and records."""
         with self._ready() as connection:
-            return _rows(connection)
+            return _stored(connection)
 
-    def write(self, check: Callable[[Rows], NamespaceRow]) -> Rows:
-        """Store the row that ``check`` makes of all rows; see NamespaceDatabase."""
-        return self._change(lambda connection: connection.execute(_PUT, check(_rows(connection))))
+    def write(self, check: Callable[[Stored], NamespaceRow]) -> Stored:
+        """Store the row that ``check`` makes of what is stored; see NamespaceDatabase."""
+        return self._change(lambda connection: connection.execute(_PUT, check(_stored(connection))))
 
-    def remove(self, name: str) -> Rows:
-        """Remove a row; see NamespaceDatabase."""
+    def remove(self, name: str) -> Stored:
+        """Remove a namespace; see NamespaceDatabase."""
         statement = "DELETE FROM tierkv_meta.namespaces WHERE name = %s"
         return self._change(lambda connection: connection.execute(statement, (name,)))
 
-    def _change(self, change: Callable[[Connection], object]) -> Rows:
+    def write_record(self, record: StoredRecord) -> Stored:
+        """Make or replace a record; see NamespaceDatabase."""
+        return self._change(lambda connection: connection.execute(_PUT_RECORD, record))
+
+    def remove_record(self, kind: str, name: str) -> Stored:
+        """Remove a record; see NamespaceDatabase."""
+        return self._change(lambda connection: connection.execute(_REMOVE_RECORD, (kind, name)))
+
+    def _change(self, change: Callable[[Connection], object]) -> Stored:
         try:
             with self._ready() as connection, connection.transaction():
                 connection.execute("SELECT number FROM tierkv_meta.changes FOR UPDATE")
                 change(connection)
                 connection.execute("UPDATE tierkv_meta.changes SET number = number + 1")
                 connection.execute(f"NOTIFY {_CHANNEL}")
-                return _rows(connection)
+                return _stored(connection)
         except psycopg.Error as error:
             raise DirectoryUnavailableError(
-                f"PostgreSQL did not store the namespace: {_text(error)}",
+                f"PostgreSQL did not store the change: {_text(error)}",
                 hint="Look at the server of meta.database, then try again.",
             ) from error
 
-    def follow(self, changed: Callable[[Rows], None]) -> None:
+    def follow(self, changed: Callable[[Stored], None]) -> None:
         """Call ``changed`` after writes of other servers, until ``close``."""
         self._follower = threading.Thread(
             target=self._follow, args=(changed,), name="namespaces", daemon=True
@@ -145,7 +166,7 @@ class PostgresDatabase:
         with self._lock:
             self._drop()
 
-    def _follow(self, changed: Callable[[Rows], None]) -> None:
+    def _follow(self, changed: Callable[[Stored], None]) -> None:
         seen = -1
         while not self._closed.is_set():
             try:
@@ -157,7 +178,7 @@ class PostgresDatabase:
                         ).fetchone() or (seen,)
                         if number != seen:
                             seen = number
-                            changed(_rows(connection))
+                            changed(_stored(connection))
                         self._note("")
                         self._wait(connection)
             except (psycopg.Error, ConfigError) as error:
@@ -243,8 +264,11 @@ def _migrate(connection: Connection) -> None:
         connection.execute("INSERT INTO tierkv_meta.schema_version VALUES (%s)", (len(MIGRATIONS),))
 
 
-def _rows(connection: Connection) -> Rows:
-    return [NamespaceRow(*row) for row in connection.execute(_ROWS).fetchall()]
+def _stored(connection: Connection) -> Stored:
+    return Stored(
+        [NamespaceRow(*row) for row in connection.execute(_ROWS).fetchall()],
+        [StoredRecord(*row) for row in connection.execute(_RECORDS).fetchall()],
+    )
 
 
 def _text(error: Exception) -> str:

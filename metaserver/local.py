@@ -31,6 +31,7 @@ from tierkv.metaserver.client import (
     LocateReply,
     Namespace,
     NamespaceGrant,
+    Record,
     Registration,
     ReportReply,
 )
@@ -309,6 +310,15 @@ class LocalMeta:
         with self._open():
             pass
         return await asyncio.to_thread(self.namespaces.drop, name)
+
+    async def list_records(self) -> tuple[Record, ...]:
+        with self._open():
+            return self.namespaces.records()
+
+    async def put_record(self, record: Record) -> bool:
+        with self._open():
+            pass
+        return await asyncio.to_thread(self.namespaces.put_record, record)
 
     async def close(self) -> None:
         with self._lock:

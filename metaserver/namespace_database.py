@@ -1,4 +1,4 @@
-"""Where namespaces and the cluster secret last: one contract for SQLite and PostgreSQL.
+"""Where namespaces, records and the cluster secret last: one contract for SQLite and PostgreSQL.
 
 Called by metaserver/namespaces.py. A file (metaserver/database_file.py) belongs to one meta server.
 A PostgreSQL database (metaserver/database_postgres.py) is shared by all: any of them writes, in a
@@ -24,22 +24,35 @@ class NamespaceRow(NamedTuple):
     limits: str = "{}"
 
 
-Rows = Sequence[NamespaceRow]
+class StoredRecord(NamedTuple):
+    """A record as stored; see metaserver/client.py::Record. ``body`` is never empty."""
+
+    kind: str
+    name: str
+    body: str
+
+
+class Stored(NamedTuple):
+    """All that a database has, each sorted by name."""
+
+    namespaces: Sequence[NamespaceRow] = ()
+    records: Sequence[StoredRecord] = ()
 
 
 class NamespaceDatabase(Protocol):
-    """A durable table of namespaces, and the cluster secret. Methods block; thread-safe.
+    """Durable namespaces and records, and the cluster secret. Methods block; thread-safe.
 
     1. ``open`` makes missing tables and raises ConfigError, with a cure, if the database can't be
        used.
     2. ``secret`` returns the stored secret; the first caller ever stores ``fresh``.
-    3. ``write`` calls ``check`` with all rows in a transaction that excludes other writers, stores
-       the row that ``check`` returns, and returns all rows, durable on return. What ``check``
-       raises leaves the database unchanged. A database that refuses (full, lost) is
-       DirectoryUnavailableError.
-    4. ``remove`` removes the row of a name, if there is one; otherwise as ``write``.
-    5. ``follow`` calls ``changed`` with all rows, from a thread of the database, after a write of
-       another process; within a second or so. A file has no other writers.
+    3. ``write`` calls ``check`` with all that is stored in a transaction that excludes other
+       writers, stores the row that ``check`` returns, and returns all that is stored, durable on
+       return. What ``check`` raises leaves the database unchanged. A database that refuses (full,
+       lost) is DirectoryUnavailableError.
+    4. ``write_record`` makes or replaces a record, ``remove`` and ``remove_record`` remove what has
+       the name, if anything has; otherwise as ``write``.
+    5. ``follow`` calls ``changed`` with all that is stored, from a thread of the database, after a
+       write of another process; within a second or so. A file has no other writers.
     6. After ``close`` nothing may be called, and ``changed`` is not called any more.
 
     Attributes:
@@ -52,12 +65,16 @@ class NamespaceDatabase(Protocol):
 
     def secret(self, fresh: bytes) -> bytes: ...
 
-    def rows(self) -> Rows: ...
+    def stored(self) -> Stored: ...
 
-    def write(self, check: Callable[[Rows], NamespaceRow]) -> Rows: ...
+    def write(self, check: Callable[[Stored], NamespaceRow]) -> Stored: ...
 
-    def remove(self, name: str) -> Rows: ...
+    def remove(self, name: str) -> Stored: ...
 
-    def follow(self, changed: Callable[[Rows], None]) -> None: ...
+    def write_record(self, record: StoredRecord) -> Stored: ...
+
+    def remove_record(self, kind: str, name: str) -> Stored: ...
+
+    def follow(self, changed: Callable[[Stored], None]) -> None: ...
 
     def close(self) -> None: ...

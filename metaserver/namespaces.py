@@ -1,7 +1,7 @@
-"""Durable namespaces and the cluster secret, in a SQLite file or in PostgreSQL.
+"""Durable namespaces, records and the cluster secret, in a SQLite file or in PostgreSQL.
 
-Called by metaserver/local.py, from any thread. Reads come from memory; only ``put`` waits for the
-database, and callers run ``put`` off the event loop.
+Called by metaserver/local.py, from any thread. Reads come from memory; only writes wait for the
+database, and callers run them off the event loop.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import json
 import re
 import secrets
 import threading
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, astuple, fields, replace
 
 from tierkv.kvcore import block_key, limits
 from tierkv.kvcore.errors import ConfigError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
-from tierkv.metaserver.client import KvLimits, Namespace, NamespaceGrant
+from tierkv.metaserver.client import KvLimits, Namespace, NamespaceGrant, Record
 from tierkv.metaserver.database_file import DatabaseFile
 from tierkv.metaserver.namespace_database import (
     POSTGRES_SCHEMES,
     NamespaceDatabase,
     NamespaceRow,
-    Rows,
+    Stored,
+    StoredRecord,
 )
 
 _SECRET_BYTES = 32
@@ -41,8 +42,8 @@ class NamespaceStore:
     namespace without tenants is the policy of the tenant with the same name.
 
     Attributes:
-        version: differs after a change.
-        _namespaces: mirror of the table; the table is written first.
+        version: differs after a change of a namespace.
+        _namespaces, _records: mirrors of the tables; the tables are written first.
         _namespace_of: the namespace that applies to each tenant.
     """
 
@@ -74,7 +75,7 @@ class NamespaceStore:
         try:
             fresh = secrets.token_bytes(_SECRET_BYTES)
             self._secret = cluster_secret or self._database.secret(fresh)
-            self._take(self._database.rows())
+            self._take(self._database.stored())
         except ConfigError:
             self._database.close()
             raise
@@ -126,15 +127,15 @@ class NamespaceStore:
         """
         changed = _normalised(namespace)
 
-        def check(rows: Rows) -> NamespaceRow:
-            known = _namespaces(rows)
+        def check(stored: Stored) -> NamespaceRow:
+            known = _namespaces(stored)
             self._check(changed, known)
             return _row(_with_limits(changed, known))
 
         with self._writing:
-            rows = self._database.write(check)
-            self._take(rows)
-        return _namespaces(rows)[changed.name]
+            stored = self._database.write(check)
+            self._take(stored)
+        return _namespaces(stored)[changed.name]
 
     def drop(self, name: str) -> bool:
         """Remove a namespace; its tenants have the defaults again. Return whether there was one.
@@ -147,16 +148,40 @@ class NamespaceStore:
             self._take(self._database.remove(name))
         return there
 
+    def records(self) -> tuple[Record, ...]:
+        """Return all records, by kind and name."""
+        with self._lock:
+            return tuple(self._records.values())
+
+    def put_record(self, record: Record) -> bool:
+        """Make, replace or remove a record; return whether there was one. Durable on return.
+
+        Raises:
+            UserError: a malformed name, too long a body, or too many records.
+            DirectoryUnavailableError: the database refused.
+        """
+        _check_name(record.kind, "record kind")
+        _check_name(record.name, "record")
+        with self._writing:
+            there = (record.kind, record.name) in self._records
+            if not record.body:
+                self._take(self._database.remove_record(record.kind, record.name))
+                return there
+            _check_size(record, len(self._records) + (not there))
+            self._take(self._database.write_record(StoredRecord(*astuple(record))))
+        return there
+
     def close(self) -> None:
         """Close the database; the object can't be used afterwards."""
         with self._writing:
             self._database.close()
 
-    def _take(self, rows: Rows) -> None:
-        """Take the table over; also called after writes of other servers, in another thread."""
-        namespaces = _namespaces(rows)
-        digest = hashlib.blake2b(repr(rows).encode(), digest_size=8).digest()
+    def _take(self, stored: Stored) -> None:
+        """Take the tables over; also called after writes of other servers, in another thread."""
+        namespaces = _namespaces(stored)
+        digest = hashlib.blake2b(repr(stored.namespaces).encode(), digest_size=8).digest()
         with self._lock:
+            self._records = {(row.kind, row.name): Record(*row) for row in stored.records}
             self._namespaces = namespaces
             self._namespace_of = _index(namespaces)
             self.version = int.from_bytes(digest, "little") | 1  # Of all servers the same.
@@ -190,7 +215,16 @@ def _database(database: str) -> NamespaceDatabase:
     return PostgresDatabase(database)
 
 
-def _namespaces(rows: Rows) -> dict[str, Namespace]:
+def _check_size(record: Record, count: int) -> None:
+    if len(record.body) > limits.MAX_RECORD_CHARS or count > limits.MAX_RECORDS:
+        raise UserError(
+            f"a record has at most {limits.MAX_RECORD_CHARS} characters, and there are at most "
+            f"{limits.MAX_RECORDS}",
+            hint="Remove limits or keys that nobody uses.",
+        )
+
+
+def _namespaces(stored: Stored) -> dict[str, Namespace]:
     return {
         row.name: Namespace(
             row.name,
@@ -199,7 +233,7 @@ def _namespaces(rows: Rows) -> dict[str, Namespace]:
             _policy(row.name, row.policy),
             _limits(row.name, row.limits),
         )
-        for row in rows
+        for row in stored.namespaces
     }
 
 

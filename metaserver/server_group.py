@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from tierkv.kvcore.errors import DirectoryUnavailableError
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
 
 _log = logging.getLogger(__name__)
@@ -209,3 +210,25 @@ async def within(question: Awaitable[_T], timeout_s: float) -> _T:
         raise TimeoutError
     finally:
         task.cancel()
+
+
+def meta_addresses(text: str) -> tuple[str, ...]:
+    """Read ``host:port``, or several of them separated by commas.
+
+    Raises:
+        ConfigError: no address, an address without a port, one given twice, or too many.
+    """
+    found = tuple(each.strip() for each in text.split(",") if each.strip())
+    for address in found:
+        if not address.rpartition(":")[2].isdecimal():
+            raise ConfigError(
+                f"cluster.meta_address: {address!r} is not host:port",
+                hint="Give one address, or several separated by commas: a:7400,b:7400,c:7400.",
+            )
+    if not found or len(set(found)) < len(found) or len(found) > limits.MAX_META_SERVERS:
+        raise ConfigError(
+            f"cluster.meta_address = {text!r} does not name 1 to {limits.MAX_META_SERVERS} "
+            "different servers",
+            hint="Give each meta server's address once, and the same list on all machines.",
+        )
+    return found

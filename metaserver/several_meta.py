@@ -21,10 +21,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from tierkv.kvcore import limits
 from tierkv.kvcore.block_event import NO_LEASE, EventBatch, HoldOrder, LeaseId
 from tierkv.kvcore.clock import Clock, SystemClock
-from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, LocalProtocolError
+from tierkv.kvcore.errors import DirectoryUnavailableError, LocalProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvwire.tls import TlsFiles
@@ -48,12 +47,13 @@ from tierkv.metaserver.client import (
     MetaClient,
     Namespace,
     NamespaceGrant,
+    Record,
     Registration,
     ReportReply,
 )
 from tierkv.metaserver.directory.locate_reply import chain_of, checked_question
 from tierkv.metaserver.rpc.grpc_client import GrpcMeta
-from tierkv.metaserver.server_group import ServerGroup, within
+from tierkv.metaserver.server_group import ServerGroup, meta_addresses, within
 
 _T = TypeVar("_T")
 _REOPEN_S: Final = 0.5
@@ -422,6 +422,12 @@ class SeveralMeta:
     async def drop_namespace(self, name: str) -> bool:
         return await self._group.ask_any(lambda server: server.drop_namespace(name))
 
+    async def list_records(self) -> tuple[Record, ...]:
+        return await self._group.ask_any(lambda server: server.list_records(), within_s=_READ_S)
+
+    async def put_record(self, record: Record) -> bool:
+        return await self._group.ask_any(lambda server: server.put_record(record))
+
     async def list_nodes(self) -> tuple[DirectoryNode, ...]:
         self._group.refuse_if_closed()
         listings = await self._group.ask_all(lambda server: server.list_nodes(), within_s=_READ_S)
@@ -446,28 +452,6 @@ class SeveralMeta:
             task.cancel()
         await asyncio.gather(*self._slow.values(), return_exceptions=True)
         await self._group.close()
-
-
-def meta_addresses(text: str) -> tuple[str, ...]:
-    """Read ``host:port``, or several of them separated by commas.
-
-    Raises:
-        ConfigError: no address, an address without a port, one given twice, or too many.
-    """
-    found = tuple(each.strip() for each in text.split(",") if each.strip())
-    for address in found:
-        if not address.rpartition(":")[2].isdecimal():
-            raise ConfigError(
-                f"cluster.meta_address: {address!r} is not host:port",
-                hint="Give one address, or several separated by commas: a:7400,b:7400,c:7400.",
-            )
-    if not found or len(set(found)) < len(found) or len(found) > limits.MAX_META_SERVERS:
-        raise ConfigError(
-            f"cluster.meta_address = {text!r} does not name 1 to {limits.MAX_META_SERVERS} "
-            "different servers",
-            hint="Give each meta server's address once, and the same list on all machines.",
-        )
-    return found
 
 
 def connect_meta(

@@ -114,6 +114,16 @@ class MetaStub:
                 request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceRequest.SerializeToString,
                 response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceReply.FromString,
                 _registered_method=True)
+        self.ListRecords = channel.unary_unary(
+                '/tierkv.v1.Meta/ListRecords',
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListRecordsRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListRecordsReply.FromString,
+                _registered_method=True)
+        self.PutRecord = channel.unary_unary(
+                '/tierkv.v1.Meta/PutRecord',
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Record.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.PutRecordReply.FromString,
+                _registered_method=True)
 
 
 class MetaServicer:
@@ -217,6 +227,18 @@ class MetaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRecords(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutRecord(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -299,6 +321,16 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.DropNamespace,
                     request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceRequest.FromString,
                     response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceReply.SerializeToString,
+            ),
+            'ListRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRecords,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListRecordsRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListRecordsReply.SerializeToString,
+            ),
+            'PutRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutRecord,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Record.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.PutRecordReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -733,6 +765,60 @@ class Meta:
             '/tierkv.v1.Meta/DropNamespace',
             tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceRequest.SerializeToString,
             tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DropNamespaceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Meta/ListRecords',
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListRecordsRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListRecordsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Meta/PutRecord',
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.Record.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.PutRecordReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class MetaStub:
     ListNamespaces: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListNamespacesRequest, _meta_pb2.ListNamespacesReply]
     PutNamespace: _grpc.UnaryUnaryMultiCallable[_meta_pb2.Namespace, _meta_pb2.Namespace]
     DropNamespace: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DropNamespaceRequest, _meta_pb2.DropNamespaceReply]
+    ListRecords: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListRecordsRequest, _meta_pb2.ListRecordsReply]
+    PutRecord: _grpc.UnaryUnaryMultiCallable[_meta_pb2.Record, _meta_pb2.PutRecordReply]
 
 @_typing.type_check_only
 class MetaAsyncStub(MetaStub):
@@ -71,6 +73,8 @@ class MetaAsyncStub(MetaStub):
     ListNamespaces: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListNamespacesRequest, _meta_pb2.ListNamespacesReply]  # type: ignore[assignment]
     PutNamespace: _aio.UnaryUnaryMultiCallable[_meta_pb2.Namespace, _meta_pb2.Namespace]  # type: ignore[assignment]
     DropNamespace: _aio.UnaryUnaryMultiCallable[_meta_pb2.DropNamespaceRequest, _meta_pb2.DropNamespaceReply]  # type: ignore[assignment]
+    ListRecords: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListRecordsRequest, _meta_pb2.ListRecordsReply]  # type: ignore[assignment]
+    PutRecord: _aio.UnaryUnaryMultiCallable[_meta_pb2.Record, _meta_pb2.PutRecordReply]  # type: ignore[assignment]
 
 class MetaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -186,5 +190,19 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.DropNamespaceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.DropNamespaceReply, _abc.Awaitable[_meta_pb2.DropNamespaceReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListRecords(
+        self,
+        request: _meta_pb2.ListRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.ListRecordsReply, _abc.Awaitable[_meta_pb2.ListRecordsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def PutRecord(
+        self,
+        request: _meta_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.PutRecordReply, _abc.Awaitable[_meta_pb2.PutRecordReply]]: ...
 
 def add_MetaServicer_to_server(servicer: MetaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

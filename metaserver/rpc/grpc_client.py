@@ -43,6 +43,7 @@ from tierkv.metaserver.client import (
     LocateReply,
     Namespace,
     NamespaceGrant,
+    Record,
     Registration,
     ReportReply,
 )
@@ -227,6 +228,17 @@ class GrpcMeta:
     async def drop_namespace(self, name: str) -> bool:
         request = pb.DropNamespaceRequest(name=name)
         return await self._call("DropNamespace", request, lambda reply: bool(reply.existed))
+
+    async def list_records(self) -> tuple[Record, ...]:
+        return await self._call(
+            "ListRecords",
+            pb.ListRecordsRequest(),
+            lambda reply: tuple(map(wire.RECORD.from_proto, reply.records)),
+        )
+
+    async def put_record(self, record: Record) -> bool:
+        request = wire.RECORD.to_proto(record)
+        return await self._call("PutRecord", request, lambda reply: bool(reply.existed))
 
     async def close(self) -> None:
         self._closed = True

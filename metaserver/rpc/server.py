@@ -146,6 +146,18 @@ class _MetaService(rpc.MetaServicer):
         async with answering(context):
             return pb.DropNamespaceReply(existed=await self._meta.drop_namespace(request.name))
 
+    async def ListRecords(
+        self, request: pb.ListRecordsRequest, context: Any
+    ) -> pb.ListRecordsReply:
+        async with answering(context):
+            records = await self._meta.list_records()
+            return pb.ListRecordsReply(records=map(wire.RECORD.to_proto, records))
+
+    async def PutRecord(self, request: pb.Record, context: Any) -> pb.PutRecordReply:
+        async with answering(context):
+            existed = await self._meta.put_record(wire.RECORD.from_proto(request))
+            return pb.PutRecordReply(existed=existed)
+
     async def PutNamespace(self, request: pb.Namespace, context: Any) -> pb.Namespace:
         async with answering(context):
             stored = await self._meta.put_namespace(wire.NAMESPACE.from_proto(request))

@@ -53,6 +53,7 @@ from tierkv.metaserver.client import (
     Namespace,
     NamespaceGrant,
     NodeCoverage,
+    Record,
 )
 from tierkv.metaserver.directory.copy_table import Places
 from tierkv.metaserver.directory.leases import cut_keys
@@ -125,6 +126,10 @@ NAMESPACE: Final = MessageCodec(
     limits=FieldCodec(_limits_from_proto, _limits_to_proto),
 )
 """The store checks the names, because names are user input."""
+
+
+RECORD: Final = MessageCodec(Record, pb.Record, "record")
+"""The store checks names and sizes."""
 
 
 def block_record_to_proto(record: BlockRecord) -> pb.BlockRecord:

@@ -44,7 +44,7 @@ from tierkv.kvcore.node import (
     TierStats,
 )
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
-from tierkv.metaserver.client import KvLimits, MetaClient, Namespace, NodeCoverage
+from tierkv.metaserver.client import KvLimits, MetaClient, Namespace, NodeCoverage, Record
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.rpc.grpc_client import GrpcMeta
@@ -439,6 +439,21 @@ async def test_a_dropped_namespace_leaves_its_tenants_alone_again(meta: MetaClie
     assert await meta.drop_namespace("team") and not await meta.drop_namespace("team")
     assert await meta.list_namespaces() == ()
     assert await key("a") == before != await key("b")
+
+
+async def test_records_are_put_replaced_and_removed(meta: MetaClient) -> None:
+    limit = Record("limit", "tenant:ann", '{"requests": 50}')
+    assert not await meta.put_record(limit)
+    assert not await meta.put_record(Record("key", "k1", "{}"))
+    assert await meta.put_record(replace(limit, body='{"é": 1}'))
+    assert await meta.list_records() == (Record("key", "k1", "{}"), replace(limit, body='{"é": 1}'))
+    assert await meta.put_record(replace(limit, body=""))
+    assert not await meta.put_record(replace(limit, body=""))
+    assert await meta.list_records() == (Record("key", "k1", "{}"),)
+    with pytest.raises(UserError, match="is not a record name"):
+        await meta.put_record(replace(limit, name="a b"))
+    with pytest.raises(UserError, match="at most"):
+        await meta.put_record(replace(limit, body="x" * (limits.MAX_RECORD_CHARS + 1)))
 
 
 async def test_heartbeats_tell_that_namespaces_changed(meta: MetaClient) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +17,12 @@ from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserErr
 from tierkv.metaserver.client import Namespace
 from tierkv.metaserver.database_file import MEMORY, SCHEMA_VERSION, DatabaseFile
 from tierkv.metaserver.database_postgres import MIGRATIONS, PostgresDatabase
-from tierkv.metaserver.namespace_database import NamespaceDatabase, NamespaceRow, Rows
+from tierkv.metaserver.namespace_database import (
+    NamespaceDatabase,
+    NamespaceRow,
+    Stored,
+    StoredRecord,
+)
 from tierkv.metaserver.namespaces import NamespaceStore
 
 Opens = Callable[[], NamespaceDatabase]
@@ -60,19 +65,31 @@ def row(name: str, tenants: str = "[]") -> NamespaceRow:
     return NamespaceRow(name, tenants, True, "{}")
 
 
-def put(database: NamespaceDatabase, new: NamespaceRow) -> Rows:
-    return database.write(lambda rows: new)
+def put(database: NamespaceDatabase, new: NamespaceRow) -> Sequence[NamespaceRow]:
+    return database.write(lambda stored: new).namespaces
 
 
 def test_what_was_written_is_read(opens: Opens) -> None:
     database = opens()
-    assert list(database.rows()) == []
+    assert list(database.stored().namespaces) == []
     assert list(put(database, row("b"))) == [row("b")]
     assert list(put(database, row("a", '["x"]'))) == [row("a", '["x"]'), row("b")]
     changed = NamespaceRow("b", '["y", "é"]', False, '{"blend": true}')
     put(database, changed)
-    assert list(database.rows()) == [row("a", '["x"]'), changed]
+    assert list(database.stored().namespaces) == [row("a", '["x"]'), changed]
     assert database.trouble == ""
+
+
+def test_records_are_kept_beside_namespaces(opens: Opens) -> None:
+    database = opens()
+    put(database, row("a"))
+    limit, key = StoredRecord("limit", "tenant:ann", "{}"), StoredRecord("key", "k1", '{"é": 1}')
+    database.write_record(limit)
+    assert database.write_record(key) == Stored([row("a")], [key, limit])
+    changed = limit._replace(body='{"requests": 1}')
+    assert list(database.write_record(changed).records) == [key, changed]
+    assert list(database.remove_record("key", "none").records) == [key, changed]
+    assert database.remove_record("key", "k1") == database.stored() == Stored([row("a")], [changed])
 
 
 def test_the_first_secret_stays(opens: Opens) -> None:
@@ -85,13 +102,13 @@ def test_a_check_that_refuses_changes_nothing(opens: Opens) -> None:
     database = opens()
     put(database, row("a"))
 
-    def refuse(rows: Rows) -> NamespaceRow:
-        assert [each.name for each in rows] == ["a"]
+    def refuse(stored: Stored) -> NamespaceRow:
+        assert [each.name for each in stored.namespaces] == ["a"]
         raise UserError("no")
 
     with pytest.raises(UserError, match="no"):
         database.write(refuse)
-    assert list(database.rows()) == [row("a")]
+    assert list(database.stored().namespaces) == [row("a")]
     put(database, row("b"))
 
 
@@ -102,7 +119,7 @@ def test_it_lasts(opens: Opens) -> None:
     put(database, row("a"))
     database.close()
     again = opens()
-    assert (again.secret(b"2" * 32), list(again.rows())) == (secret, [row("a")])
+    assert (again.secret(b"2" * 32), list(again.stored().namespaces)) == (secret, [row("a")])
 
 
 @pytest.mark.parametrize("opens", ["postgres"], indirect=True)
@@ -111,18 +128,20 @@ class TestShared:
 
     def test_writes_of_others_are_told(self, opens: Opens) -> None:
         one, other = opens(), opens()
-        told: list[Rows] = []
+        told: list[Stored] = []
         heard = threading.Condition()
 
-        def changed(rows: Rows) -> None:
+        def changed(stored: Stored) -> None:
             with heard:
-                told.append(rows)
+                told.append(stored)
                 heard.notify()
 
         one.follow(changed)
         put(other, row("a"))
         with heard:
-            assert heard.wait_for(lambda: told and list(told[-1]) == [row("a")], timeout=30)
+            assert heard.wait_for(
+                lambda: told and list(told[-1].namespaces) == [row("a")], timeout=30
+            )
 
     def test_no_write_is_lost_between_writers(self, opens: Opens) -> None:
         """Each adds a tenant to what it read in its transaction."""
@@ -131,14 +150,14 @@ class TestShared:
 
         def add(database: NamespaceDatabase) -> None:
             for _ in range(10):
-                database.write(lambda rows: row("n", rows[0].tenants + "x"))
+                database.write(lambda stored: row("n", stored.namespaces[0].tenants + "x"))
 
         threads = [threading.Thread(target=add, args=(each,)) for each in databases]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert databases[1].rows()[0].tenants == "[]" + 40 * "x"
+        assert databases[1].stored().namespaces[0].tenants == "[]" + 40 * "x"
 
     def test_first_starts_at_once_make_one_schema_and_one_secret(
         self, opens: Opens, url: str
@@ -169,7 +188,7 @@ class TestShared:
             connection.execute(version, (len(MIGRATIONS) + 1,))
             newer = opens()
             put(newer, row("b"))
-            assert [each.name for each in newer.rows()] == ["a", "b"]
+            assert [each.name for each in newer.stored().namespaces] == ["a", "b"]
             connection.execute(version, (len(MIGRATIONS) + 2,))
         with pytest.raises(ConfigError, match="has version"):
             opens()
@@ -199,7 +218,7 @@ def test_a_file_of_the_next_release_is_used_a_later_one_refused(tmp_path: Path) 
     newer = opened()
     put(newer, row("a", '["t"]'))
     put(newer, row("b"))
-    assert newer.rows() == [row("a", '["t"]'), row("b")]
+    assert newer.stored().namespaces == [row("a", '["t"]'), row("b")]
     newer.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT name, quota FROM namespaces ORDER BY 1").fetchall() == [

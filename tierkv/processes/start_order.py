@@ -15,7 +15,8 @@ from typing import Final
 
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
-from tierkv.metaserver.several_meta import connect_meta, meta_addresses
+from tierkv.metaserver.server_group import meta_addresses
+from tierkv.metaserver.several_meta import connect_meta
 from tierkv.parts.access import cluster_access
 from tierkv.processes.own_process import collecting_nothing
 from tierkv.settings import ClusterSettings, Settings
