@@ -55,7 +55,8 @@ class TextCall:
     FinishReason.LENGTH is incomplete. Labels and embeddings generate no tokens, so sampling options
     and ``max_tokens`` have no effect.
 
-    ``origin`` is the REST route of the call, for statistics; empty for calls from SQL.
+    ``origin`` is the REST route of the call, for statistics; empty for calls from SQL. ``key`` is
+    the name of the REST key, for its limits; empty for keys without a name.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -70,6 +71,7 @@ class TextCall:
     tenant: str = "default"
     request_id: RequestId | None = None
     origin: str = ""
+    key: str = ""
 
     def __hash__(self) -> int:
         """Hash what differs from row to row: a call is looked up several times on its way."""

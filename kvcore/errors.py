@@ -204,6 +204,15 @@ class OverloadedError(RetryableError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class CallLimitError(RetryableError):
+    """The caller has used what its limits allow; other callers are served."""
+
+    code = "limit_exceeded"
+    sqlstate = "53400"
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class NoNodeError(RetryableError):
     """No live node can serve the request."""
 

@@ -74,6 +74,14 @@ def admin_views_in(tokens: list[Token]) -> frozenset[str]:
     return frozenset(found)
 
 
+_LIMITS: Final = {
+    "subject_kind": "VARCHAR",
+    "subject": "VARCHAR",
+    "limit_name": "VARCHAR",
+    "allowed": "VARCHAR",
+    "remaining": "DOUBLE",
+    "refused": "BIGINT",
+}
 VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
     "stat_kvcache": {
         "tier": "VARCHAR",
@@ -361,6 +369,8 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "factor": "DOUBLE",
         "worker": "BIGINT",
     },
+    "my_limits": dict(_LIMITS),
+    "call_limits": dict(_LIMITS),
     "settings": {
         "name": "VARCHAR",
         "setting": "VARCHAR",

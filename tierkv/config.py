@@ -19,7 +19,8 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 
 from tierkv.kvcore.errors import ConfigError
-from tierkv.settings import Section, Settings
+from tierkv.setting_section import Section
+from tierkv.settings import Settings
 
 ENV_PREFIX = "TIERKV_"
 CONFIG_ENV = "TIERKV_CONFIG"

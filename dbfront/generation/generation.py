@@ -72,6 +72,8 @@ from tierkv.kvcore.request import (
     Usage,
 )
 from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
+from tierkv.scheduler.limits.gate import Caller, CallGate
 
 _LEAST_TOGETHER = 8
 """Fewer prompts are encoded one by one: a thread would take longer."""
@@ -94,6 +96,7 @@ class Generation:
         tokenizers: TokenizerCache | None = None,
         default_model: str | None = None,
         clock: Clock | None = None,
+        gate: CallGate | None = None,
     ) -> None:
         """Create a generator over a started dispatcher.
 
@@ -103,7 +106,9 @@ class Generation:
             default_model: the model for ``model=None``. Without a default the only served model is
                 used; with several served models, the model that was last the only one.
             clock: source of times.
+            gate: admits calls within their callers' limits; by default there are none.
         """
+        self.gate = gate or CallGate(EmbeddedMeter(clock or SystemClock()))
         self.live: dict[RequestId, ModelRequest] = {}
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
@@ -178,7 +183,7 @@ class Generation:
             tenant=scope,
             sampling=sampling,
             session_id=options.session_id,
-            priority=options.priority or 0,
+            priority=self.gate.priority(_caller(call), options.priority or 0),
             use_cache=options.cache is not False and grant.cache_enabled,
             blend=blend_of(call, prompt.chunks, grant, model),
             kv_codec=grant.policy.kv_codec,
@@ -279,8 +284,15 @@ class Generation:
             call = prepared.call
             asks = bool(call.labels) or call.embed
             answering = self._readout if asks else self._text_events
-            async with aclosing(answering(live, tokenizer)) as events:
+            admitted = self.gate.admitted(
+                _caller(call),
+                prompt_tokens=len(prepared.request.token_ids),
+                most_tokens=0 if prepared.request.reads_out else most_tokens(prepared),
+            )
+            async with admitted as admission, aclosing(answering(live, tokenizer)) as events:
                 async for event in events:
+                    admission.began = True
+                    admission.completion_tokens = live.completion_tokens
                     yield event
         except TierKVError as error:
             live.end, live.error_code = CallEnd.FAILED, error.code
@@ -441,6 +453,11 @@ def _is_one_of_many(call: TextCall) -> bool:
     cache. A walk over labels sends several requests, so its time is measured at the front.
     """
     return not call.origin and not call.labels
+
+
+def _caller(call: TextCall) -> Caller:
+    """Return who makes a call; calls of SQL statements wait for their turn."""
+    return Caller(call.tenant, call.key, waits=not call.origin)
 
 
 def _guide_of_labels(call: TextCall, model: ModelInfo) -> str:

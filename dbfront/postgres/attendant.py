@@ -31,7 +31,7 @@ from tierkv.dbfront.postgres_values.parameters import declared_types, without_vo
 from tierkv.dbfront.views.admin import joined_rows, to_json
 from tierkv.dbfront.views.statistics import Activity, activity_row
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
-from tierkv.sql.namespace_command import in_transaction
+from tierkv.sql.cluster_command import in_transaction
 from tierkv.sql.views import Row
 
 
@@ -127,8 +127,8 @@ class AiAttendant:
                 return
             await query.refuse(error)
             return
-        if any(statement.namespace is not None for statement in statements):
-            await self._change_namespace(query, statements)
+        if any(statement.command is not None for statement in statements):
+            await self._change_cluster(query, statements)
             return
         fetches = self._cursors and any(touches(statement.text) for statement in statements)
         if not fetches and all(statement.plan is None for statement in statements):
@@ -136,13 +136,13 @@ class AiAttendant:
             return
         await query.run(statements)
 
-    async def _change_namespace(self, query: SimpleQuery, statements: list[Statement]) -> None:
-        """Carry out a statement about a namespace, which PostgreSQL does not see."""
-        command, change = statements[0].namespace, self._services.change_namespace
+    async def _change_cluster(self, query: SimpleQuery, statements: list[Statement]) -> None:
+        """Carry out a statement about the cluster, which PostgreSQL does not see."""
+        command, change = statements[0].command, self._services.change_cluster
         try:
             if command is None or len(statements) > 1 or change is None:
                 raise FeatureNotSupportedError(
-                    "a statement about a KV namespace stands alone in its query string",
+                    "a statement about the cluster stands alone in its query string",
                     hint="Send one statement per query.",
                 )
             if self._exchange.status != "I":
@@ -207,9 +207,9 @@ class AiAttendant:
             if self._exchange.status == "E":
                 return None  # PostgreSQL would not have read the message.
             raise
-        if statements and statements[0].namespace is not None:
+        if statements and statements[0].command is not None:
             raise FeatureNotSupportedError(
-                "behind PostgreSQL, a statement about a KV namespace can't be prepared",
+                "behind PostgreSQL, a statement about the cluster can't be prepared",
                 hint="Send it as a simple query, without parameters, as psql does.",
             )
         if len(statements) != 1 or statements[0].plan is None:
@@ -276,7 +276,8 @@ class AiAttendant:
             return await joined_rows(
                 services.siblings, services.activity(self._client.user), user=self._client.user
             )
-        rows = [] if services.view_rows is None else await services.view_rows(view)
+        user = self._client.user
+        rows = [] if services.view_rows is None else await services.view_rows(view, user)
         if view in _NOT_TOLD:
             return [row | dict.fromkeys(_NOT_TOLD[view]) for row in rows]
         if view != "settings":

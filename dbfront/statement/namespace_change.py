@@ -18,7 +18,7 @@ from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.kvcore.value_kinds import Flag
 from tierkv.metaserver.client import KvLimits, Namespace
-from tierkv.sql.namespace_command import NamespaceOption
+from tierkv.sql.cluster_command import CommandOption
 from tierkv.sql.text.suggest import did_you_mean
 
 G = TypeVar("G")
@@ -133,7 +133,7 @@ def _codec(name: str) -> KvCodec | None:
     return KvCodec(name)
 
 
-def change_of(options: Sequence[NamespaceOption]) -> NamespaceChange:
+def change_of(options: Sequence[CommandOption]) -> NamespaceChange:
     """Return the change that options of a statement ask for.
 
     Raises:

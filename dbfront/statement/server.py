@@ -33,7 +33,7 @@ from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import activity_row, statistic_rows
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import FeatureNotSupportedError
-from tierkv.sql.namespace_command import NamespaceCommand
+from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.views import VIEW_COLUMNS, Row, timestamp
 
 
@@ -132,15 +132,17 @@ class DuckDbSqlServer:
             await session.cancel()
         return session is not None
 
-    async def change_namespace(self, user: str, command: NamespaceCommand) -> None:
-        """Carry out CREATE, ALTER or DROP KV NAMESPACE; see ClusterSource.
+    async def change_cluster(self, user: str, command: ClusterCommand) -> None:
+        """Carry out a statement about the cluster; see ClusterSource.
 
         Raises:
             FeatureNotSupportedError: this front has no cluster.
         """
         if self._cluster is None:
-            raise FeatureNotSupportedError("this front has no meta server to keep namespaces")
-        await self._cluster.change_namespace(user, command)
+            raise FeatureNotSupportedError(
+                "this front has no meta server to keep namespaces and limits"
+            )
+        await self._cluster.change_cluster(user, command)
 
     def _reset_statistics(self, what: str | None) -> str:
         """Reset statistics, from an engine thread; return the time of the reset."""
@@ -171,12 +173,19 @@ class DuckDbSqlServer:
         self._engine.close()
         await self.statements.stop()
 
-    async def view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
-        """Return an admin view's rows with their time, as visible to the session ``asking``."""
-        now = timestamp(self.clock.wall())
-        return [{"as_of": now} | row for row in await self._view_rows(view, asking)]
+    async def view_rows(self, view: str, asking: DuckDbSession, user: str = "") -> list[Row]:
+        """Return an admin view's rows with their time, as visible to the session ``asking``.
 
-    async def _view_rows(self, view: str, asking: DuckDbSession) -> list[Row]:
+        Args:
+            view: the view.
+            asking: the session.
+            user: who asks, if the session is not the user's own.
+        """
+        now = timestamp(self.clock.wall())
+        user = user or asking.client.user
+        return [{"as_of": now} | row for row in await self._view_rows(view, asking, user)]
+
+    async def _view_rows(self, view: str, asking: DuckDbSession, user: str) -> list[Row]:
         if view == "stat_activity":
             return await joined_rows(
                 self.siblings, self._activity(asking.client.user), user=asking.client.user
@@ -186,7 +195,7 @@ class DuckDbSqlServer:
             return await statistic_rows(view, self.statements)
         rows: list[Row] = []
         if self._cluster is not None:
-            rows = await self._cluster_rows(view, self._cluster)
+            rows = await self._cluster_rows(view, self._cluster, user)
         if view in WORKER_VIEWS:
             rows = await joined_rows(self.siblings, rows, view=view)
         if view == "settings":
@@ -212,10 +221,10 @@ class DuckDbSqlServer:
     async def _flush(self, _: Mapping[str, Any]) -> None:
         await self.statements.flush()
 
-    async def _cluster_rows(self, view: str, cluster: ClusterSource) -> list[Row]:
+    async def _cluster_rows(self, view: str, cluster: ClusterSource, user: str = "") -> list[Row]:
         now_s = self.clock.wall()
         if "stats_reset" not in VIEW_COLUMNS[view]:
-            return await cluster_rows(view, cluster, now_s=now_s)
+            return await cluster_rows(view, cluster, now_s=now_s, user=user)
         baseline, reset_s = await self.statements.kvcache_baseline()
         rows = await cluster_rows(view, cluster, now_s=now_s, baseline=baseline)
         reset = None if reset_s is None else timestamp(reset_s)

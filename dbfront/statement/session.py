@@ -31,7 +31,7 @@ from tierkv.dbfront.views.admin import to_json
 from tierkv.dbfront.views.statistics import Activity
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError, UserError
-from tierkv.sql.namespace_command import in_transaction, namespace_command
+from tierkv.sql.cluster_command import cluster_command, in_transaction
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.kept_names import refuse_kept
 from tierkv.sql.plan.parameters import parameter_types
@@ -119,7 +119,7 @@ class DuckDbSession:
         if command is not None:
             shown = (Column(command.name, "VARCHAR"),) if command.verb == "SHOW" else None
             return StatementDescription(shown, types)
-        if namespace_command(tokens) is not None:
+        if cluster_command(tokens) is not None:
             return StatementDescription(None, types)
         plan = sql.plan(self._connection.new_key_base)
         await self._keep_rows()
@@ -261,13 +261,13 @@ class DuckDbSession:
         if command is not None:
             account.planned(kind.value, holds_calls=False)
             return self._setting(command)
-        namespace = namespace_command(tokens)
-        if namespace is not None:
+        change = cluster_command(tokens)
+        if change is not None:
             account.planned(kind.value, holds_calls=False)
             if self._transaction.status == "T":
-                raise in_transaction(namespace)
-            await self._server.change_namespace(self.client.user, namespace)
-            return StatementResult(namespace.tag)
+                raise in_transaction(change)
+            await self._server.change_cluster(self.client.user, change)
+            return StatementResult(change.tag)
         if kind is StatementKind.RESET and tokens[-1].upper == "ALL":
             self.settings.reset_all()
             return StatementResult("RESET")

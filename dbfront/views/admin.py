@@ -29,14 +29,16 @@ from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
 from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import CandidateCost
+from tierkv.scheduler.limits.gate import LimitLeft
 from tierkv.scheduler.routing_stats import Decision, ErrorSummary, NodeCosts, RoutingView
-from tierkv.sql.namespace_command import NamespaceCommand
+from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.views import Row, timestamp
 
 ROUTING_VIEWS = frozenset({"routing_log", "routing_errors", "node_costs"})
 WORKER_VIEWS = ROUTING_VIEWS | {"queue"}
 """The views about the scheduler, of which each worker of a front has its own."""
 
+LIMIT_VIEWS = frozenset({"my_limits", "call_limits"})
 _DIGITS = 7
 
 
@@ -155,9 +157,11 @@ class ClusterSource(Protocol):
     1. ``nodes``, ``blocks``, ``directory`` and ``namespaces`` raise NoNodeError if the meta server
        does not answer; the other methods don't ask it.
     2. ``settings`` returns the process's configuration, with secrets masked.
-    3. ``change_namespace`` carries out a statement of a user; NamespaceDeniedError if the user may
+    3. ``change_cluster`` carries out a statement of a user; NamespaceDeniedError if the user may
        not, SqlError for a namespace that exists already or not, UserError for a bad option.
-    4. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
+    4. ``call_limits`` returns the limits of a user, or all limits to an admin who does not ask for
+       his own.
+    5. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
     """
 
     @property
@@ -175,11 +179,18 @@ class ClusterSource(Protocol):
 
     async def settings(self) -> tuple[SettingRow, ...]: ...
 
-    async def change_namespace(self, user: str, command: NamespaceCommand) -> None: ...
+    async def call_limits(self, user: str, *, own: bool) -> tuple[LimitLeft, ...]: ...
+
+    async def change_cluster(self, user: str, command: ClusterCommand) -> None: ...
 
 
 async def cluster_rows(
-    view: str, source: ClusterSource, *, now_s: float, baseline: Baseline | None = None
+    view: str,
+    source: ClusterSource,
+    *,
+    now_s: float,
+    baseline: Baseline | None = None,
+    user: str = "",
 ) -> list[Row]:
     """Return the rows of a view about the cluster; for ``settings``, the configuration.
 
@@ -188,6 +199,7 @@ async def cluster_rows(
         source: the cluster.
         now_s: Unix time, to convert ages to timestamps.
         baseline: the nodes' counters at the last reset.
+        user: who reads the view.
     """
     baseline = baseline or {}
     if view == "models":
@@ -197,6 +209,9 @@ async def cluster_rows(
         limited = any(namespace.limits is not None for namespace in namespaces)
         nodes = await source.nodes() if limited else ()  # Nodes may have to start to be asked.
         return [_namespace(namespace, nodes) for namespace in namespaces]
+    if view in LIMIT_VIEWS:
+        found = await source.call_limits(user, own=view == "my_limits")
+        return [_limit(left) for left in found]
     if view == "directory":
         return [{"name": name, "value": value} for name, value in await source.directory()]
     if view == "queue":
@@ -341,6 +356,17 @@ def _namespace(namespace: Namespace, nodes: Sequence[DirectoryNode]) -> Row:
         "ttl_s": kept.ttl_s or None,
         "on_full": "evict" if kept.evicts else "refuse",
         **sums,
+    }
+
+
+def _limit(left: LimitLeft) -> Row:
+    return {
+        "subject_kind": str(left.subject.kind),
+        "subject": left.subject.name,
+        "limit_name": left.limit,
+        "allowed": left.allowed,
+        "remaining": None if left.left is None else round(left.left, 3),
+        "refused": left.refused,
     }
 
 

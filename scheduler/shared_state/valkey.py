@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import NodeId
+from tierkv.scheduler.limits.meter import LimitMeter
+from tierkv.scheduler.limits.valkey_meter import ValkeyMeter
 from tierkv.scheduler.shared_state.contract import (
     KEPT_S,
     FrontWork,
@@ -89,6 +91,9 @@ class ValkeyState:
         except self._errors as error:
             raise SharedStateLostError(f"{type(error).__name__}: {error}") from None
         return summed(map(_work_of, others))
+
+    def meter(self) -> LimitMeter | None:
+        return ValkeyMeter(self._valkey, self._errors)
 
     async def leave(self, front: str) -> None:
         with suppress(*self._errors):

@@ -20,15 +20,19 @@ from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.front_settings import IN_MEMORY, FrontSettings
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.node import NodeInfo
 from tierkv.metaserver.client import MetaClient
 from tierkv.parts.access import cluster_access
 from tierkv.parts.front_source import MetaSource, front_checks
+from tierkv.parts.limit_follower import LimitFollower
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
+from tierkv.scheduler.limits.gate import CallGate
 from tierkv.scheduler.nodes.cluster_view import ClusterView, NodeMemory, StartNodes
-from tierkv.settings import IN_MEMORY, FrontSettings, name_list
+from tierkv.settings import name_list
 
 if TYPE_CHECKING:
     from tierkv.dbfront.http.server import HttpServer
@@ -70,6 +74,7 @@ class FrontPart:
         source: content of the admin views.
         statements: statistics of statements; closed with ``sql``.
         siblings: the other workers of this front.
+        limits: keeps the limits of calls up to date.
     """
 
     def __init__(
@@ -104,14 +109,20 @@ class FrontPart:
             return connect_compute(info.control_address, token=access.token, tls=access.tls)
 
         view = ClusterView(meta=meta, connect=connect, start_nodes=start_nodes, memory=memory)
+        shared = _shared_state(settings)
         self.dispatcher = Dispatcher(
-            view, meta=meta, config=_scheduler_config(settings), shared=_shared_state(settings)
+            view, meta=meta, config=_scheduler_config(settings), shared=shared
         )
-        self.generation = Generation(self.dispatcher, default_model=settings.default_model or None)
+        self.generation = Generation(
+            self.dispatcher,
+            default_model=settings.default_model or None,
+            gate=_gate(settings, shared, self.siblings),
+        )
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.generation.reducers.append(self.statements.take)
-        self.source = MetaSource(meta, self.generation, self.dispatcher, config)
+        self.limits = LimitFollower(meta, self.generation.gate)
+        self.source = MetaSource(meta, self.generation, self.dispatcher, config, limits=self.limits)
         self.database = DuckDbSqlServer(
             DuckDbConfig(
                 path=_database(settings),
@@ -136,6 +147,7 @@ class FrontPart:
         """Find the nodes and keep watching them."""
         await self.dispatcher.start()
         await self.statements.start()
+        await self.limits.start()
 
     async def open_doors(self) -> dict[str, str]:
         """Listen for SQL and REST clients.
@@ -215,7 +227,20 @@ class FrontPart:
             await self._http.stop()
         await self.siblings.stop()
         await self.sql.close()
+        await self.limits.stop()
+        await self.generation.gate.close()
         await self.dispatcher.stop()
+
+
+def _gate(settings: FrontSettings, shared: SharedState | None, siblings: Siblings) -> CallGate:
+    """Return the gate of this process: with shared buckets, or with its share of each limit."""
+    meter = shared.meter() if shared is not None else None
+    if meter is not None:
+        return CallGate(meter, when_lost=settings.limits_when_lost)
+    name = "limits.json" if siblings.count == 1 else f"limits-{siblings.index}.json"
+    stats = Path(settings.stats_path).expanduser().absolute() if settings.stats_path else None
+    path = stats.with_name(f"{stats.name}.{name}") if stats is not None else None
+    return CallGate(EmbeddedMeter(SystemClock(), path), shares=siblings.count)
 
 
 def _shared_state(settings: FrontSettings) -> SharedState | None:

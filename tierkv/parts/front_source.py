@@ -17,8 +17,17 @@ from typing import Final
 
 from tierkv.config import LoadedConfig, list_entries
 from tierkv.dbfront.generation.generation import Generation
+from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.dbfront.views.admin import SettingRow
+from tierkv.front_settings import FrontSettings
+from tierkv.kvcore.call_limits import (
+    RECORD_KIND,
+    CallLimits,
+    Subject,
+    limits_of,
+    record_name,
+)
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import (
     DirectoryUnavailableError,
@@ -28,10 +37,12 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
-from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace
+from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace, Record
+from tierkv.parts.limit_follower import LimitFollower
 from tierkv.scheduler.dispatcher import Dispatcher
-from tierkv.settings import FrontSettings, name_list
-from tierkv.sql.namespace_command import NamespaceCommand
+from tierkv.scheduler.limits.gate import Caller, LimitLeft
+from tierkv.settings import name_list
+from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.text.suggest import did_you_mean
 
 _REPORT_WITHIN_S: Final = 1.0
@@ -56,22 +67,27 @@ def _no_directory_is_no_view() -> Iterator[None]:
         ) from error
 
 
+def may_administer(user: str, front: FrontSettings) -> bool:
+    """Return whether a user may change the cluster; without logins everybody may."""
+    admins = name_list(front.admins)
+    return user in admins or (not admins and not front.users and not front.postgres)
+
+
 def refuse_stranger(user: str, front: FrontSettings) -> None:
-    """Refuse a user who may not change the cluster; without logins everybody may.
+    """Refuse a user who may not change the cluster.
 
     Raises:
         NamespaceDeniedError: the user is not one of ``front.admins``.
     """
-    admins = name_list(front.admins)
-    if user in admins or (not admins and not front.users and not front.postgres):
+    if may_administer(user, front):
         return
     raise NamespaceDeniedError(
-        f"user {user} may not change namespaces",
+        f"user {user} may not change namespaces or limits",
         hint="An operator adds the user to front.admins, or runs `tierkv namespace`.",
     )
 
 
-def _wrong_existence(command: NamespaceCommand, known: Iterable[str]) -> SqlError:
+def _wrong_existence(command: ClusterCommand, known: Iterable[str]) -> SqlError:
     if command.verb == "CREATE":
         return SqlError(
             f'KV namespace "{command.name}" already exists',
@@ -91,6 +107,7 @@ class MetaSource:
 
     Attributes:
         own_id: this front's name in the list of nodes; None while not listed.
+        limits: keeps this front's limits up to date; None in a process that takes no calls.
     """
 
     meta: MetaClient
@@ -98,6 +115,7 @@ class MetaSource:
     dispatcher: Dispatcher
     config: LoadedConfig
     own_id: NodeId | None = None
+    limits: LimitFollower | None = None
 
     async def nodes(self) -> tuple[DirectoryNode, ...]:
         """Return every known node; compute nodes and this front with current counters.
@@ -138,9 +156,13 @@ class MetaSource:
         with _no_directory_is_no_view():
             return await self.meta.directory_counts()
 
-    async def change_namespace(self, user: str, command: NamespaceCommand) -> None:
-        """Carry out a statement about a namespace; see ClusterSource."""
+    async def change_cluster(self, user: str, command: ClusterCommand) -> None:
+        """Carry out a statement about the cluster; see ClusterSource."""
         refuse_stranger(user, self.config.settings.front)
+        if command.limited is not None:
+            with _no_directory_is_no_view():
+                await self._change_limits(Subject(command.limited, command.name), command)
+            return
         change = change_of(command.options)
         with _no_directory_is_no_view():
             known = {each.name: each for each in await self.meta.list_namespaces()}
@@ -153,6 +175,24 @@ class MetaSource:
                 await self.meta.drop_namespace(command.name)
             else:
                 await self.meta.put_namespace(change.applied_to(old or Namespace(command.name)))
+
+    async def _change_limits(self, subject: Subject, command: ClusterCommand) -> None:
+        """Set or reset limits; they hold at this front at once, elsewhere within a second."""
+        name = record_name(subject)
+        if command.verb == "DROP":
+            await self.meta.put_record(Record(RECORD_KIND, name, ""))
+        else:
+            old = limits_of(await self.meta.list_records()).get(subject, CallLimits())
+            limits = changed_limits(old, command.options)
+            await self.meta.put_record(Record(RECORD_KIND, name, limits.to_json()))
+        if self.limits is not None:
+            await self.limits.look()
+
+    async def call_limits(self, user: str, *, own: bool) -> tuple[LimitLeft, ...]:
+        """Return limits and what is left of them; see ClusterSource."""
+        everybody = not own and may_administer(user, self.config.settings.front)
+        caller = None if everybody else Caller(user)
+        return tuple(await self.generation.gate.left(caller))
 
     async def namespaces(self) -> tuple[Namespace, ...]:
         """Return the configured namespaces; tenants without a namespace have the defaults."""

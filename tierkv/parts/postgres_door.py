@@ -16,8 +16,8 @@ from tierkv.dbfront.postgres.server import RelayConfig, RelayServer
 from tierkv.dbfront.postgres.statements.ai_run import AiServices
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.views.admin import of_worker
+from tierkv.front_settings import FrontSettings
 from tierkv.kvcore.clock import SystemClock
-from tierkv.settings import FrontSettings
 from tierkv.sql.views import Row
 
 
@@ -36,8 +36,8 @@ async def relay_door(
     """
     viewer = await sql.open_session(ClientInfo())
 
-    async def view_rows(view: str) -> list[Row]:
-        return await sql.view_rows(view, viewer)
+    async def view_rows(view: str, user: str) -> list[Row]:
+        return await sql.view_rows(view, viewer, user)
 
     services = AiServices(
         generator,
@@ -45,7 +45,7 @@ async def relay_door(
         statements=sql.statements,
         view_rows=view_rows,
         reset=sql.reset,
-        change_namespace=sql.change_namespace,
+        change_cluster=sql.change_cluster,
         siblings=sql.siblings,
     )
 

@@ -34,7 +34,7 @@ from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
-from tierkv.sql.namespace_command import NamespaceCommand
+from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.plan.plan import Explain, StatementPlan
 from tierkv.sql.text.statement import StatementKind
 from tierkv.sql.views import Row
@@ -60,9 +60,9 @@ class AiServices:
         clock: for statistics.
         tenant_of: returns the tenant with the KV namespace of a client's calls.
         statements: counts and logs statements with AI calls.
-        view_rows: returns the rows of an admin view, except stat_activity.
+        view_rows: returns the rows of an admin view for a user, except stat_activity.
         reset: resets counters, of one group or all.
-        change_namespace: carries out a user's statement about a namespace.
+        change_cluster: carries out a user's statement about the cluster.
         sessions: the live sessions, for stat_activity; a weak set.
         siblings: the other workers of the front.
     """
@@ -71,9 +71,9 @@ class AiServices:
     clock: Clock
     tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
     statements: StatementLog | None = None
-    view_rows: Callable[[str], Awaitable[list[Row]]] | None = None
+    view_rows: Callable[[str, str], Awaitable[list[Row]]] | None = None
     reset: OnReset | None = None
-    change_namespace: Callable[[str, NamespaceCommand], Awaitable[None]] | None = None
+    change_cluster: Callable[[str, ClusterCommand], Awaitable[None]] | None = None
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)
     siblings: Siblings = field(default_factory=Siblings)
 

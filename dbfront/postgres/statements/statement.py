@@ -11,7 +11,7 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 from tierkv.sql.calls.calls import find_calls
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.calls.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
-from tierkv.sql.namespace_command import NamespaceCommand, namespace_command
+from tierkv.sql.cluster_command import ClusterCommand, cluster_command
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.explain_options import ESTIMATE_OPTION
 from tierkv.sql.plan.plan import StatementPlan, plan_statement
@@ -25,7 +25,7 @@ _MARKS: Final = re.compile(
     + "|".join((*AI_FUNCTIONS, PROMPT_TEMPLATE, ESTIMATE_OPTION, "tierkv")).encode()
     + rb")\b"
 )
-_KV_NAMESPACE: Final = re.compile(rb"\bkv\b.{0,999}?\bnamespace\b", re.DOTALL)
+_CLUSTER: Final = re.compile(rb"\b(?:kv\b.{0,999}?\bnamespace|ai\b.{0,999}?\blimit)\b", re.DOTALL)
 RESETS: Final = "stat_reset"
 """A function that notifies the front; only its name distinguishes the function from views."""
 
@@ -38,7 +38,8 @@ def may_matter(message: bytes) -> bool:
     lowered = message.lower()
     if (b"ai_" in lowered or b"tierkv" in lowered) and _MARKS.search(lowered) is not None:
         return True
-    return b"namespace" in lowered and _KV_NAMESPACE.search(lowered) is not None
+    about = b"namespace" in lowered or b"limit" in lowered
+    return about and _CLUSTER.search(lowered) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Statement:
         plan: set for AI calls or admin views; for a DECLARE, the plan of the query inside.
         declare: length of the text before the query of a DECLARE; 0 for other statements.
         resets: True if the statement calls tierkv.stat_reset.
-        namespace: set for CREATE, ALTER and DROP KV NAMESPACE.
+        command: set for a statement about the cluster, which PostgreSQL must not see.
     """
 
     text: str
@@ -63,7 +64,7 @@ class Statement:
     plan: StatementPlan | None = None
     declare: int = 0
     resets: bool = False
-    namespace: NamespaceCommand | None = None
+    command: ClusterCommand | None = None
 
     @property
     def views(self) -> frozenset[str]:
@@ -159,9 +160,9 @@ class StatementPlanner:
         words = tuple(token.upper for token in tokens[:4])
         bare = Statement(text, offset, kind, words)
         check_setting(tokens)
-        namespace = namespace_command(tokens)
-        if namespace is not None:
-            return replace(bare, namespace=namespace)
+        command = cluster_command(tokens)
+        if command is not None:
+            return replace(bare, command=command)
         _refuse_stored_calls(tokens, kind, offset)
         declare = _declared_query(tokens)
         try:

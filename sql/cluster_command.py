@@ -1,11 +1,13 @@
-"""CREATE, ALTER and DROP KV NAMESPACE: the front answers them, whatever engine is behind.
+"""Statements about the cluster: the front answers them, whatever engine is behind.
 
     CREATE KV NAMESPACE [IF NOT EXISTS] name [WITH (option = value, ...)]
     ALTER KV NAMESPACE name {SET | WITH} (option = value, ...)
     DROP KV NAMESPACE [IF EXISTS] name
+    ALTER {ROLE | USER | TENANT | KV NAMESPACE | AI KEY} name SET AI LIMIT (option = value, ...)
+    ALTER {ROLE | USER | TENANT | KV NAMESPACE | AI KEY} name RESET AI LIMIT
 
-Pure: this module reads the statement; dbfront/statement/namespace_change.py knows the values of
-the options.
+Pure: this module reads the statement; dbfront/statement/namespace_change.py and limit_change.py
+know the values of the options.
 """
 
 from __future__ import annotations
@@ -16,16 +18,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.call_limits import SubjectKind
 from tierkv.kvcore.errors import SqlError, SqlSyntaxError
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
 
-WORDS: Final = ("KV", "NAMESPACE")
+_NAMESPACE: Final = ("KV", "NAMESPACE")
 _VERBS: Final = ("CREATE", "ALTER", "DROP")
+_LIMIT: Final = ("AI", "LIMIT")
+_LIMITED: Final = {
+    ("ROLE",): SubjectKind.TENANT,
+    ("USER",): SubjectKind.TENANT,
+    ("TENANT",): SubjectKind.TENANT,
+    _NAMESPACE: SubjectKind.NAMESPACE,
+    ("AI", "KEY"): SubjectKind.KEY,
+}
 _NAME: Final = re.compile(limits.NAME_PATTERN)
 
 
 @dataclass(frozen=True, slots=True)
-class NamespaceOption:
+class CommandOption:
     """One ``name = value`` of a statement; a list of values is joined by commas.
 
     Attributes:
@@ -40,67 +51,89 @@ class NamespaceOption:
 
 
 @dataclass(frozen=True, slots=True)
-class NamespaceCommand:
-    """A statement about one namespace.
+class ClusterCommand:
+    """A statement about one namespace, or about the limits of one subject.
 
     Attributes:
-        verb: ``CREATE``, ``ALTER`` or ``DROP``.
-        name: the namespace.
+        verb: ``CREATE``, ``ALTER`` or ``DROP``; of limits ``ALTER`` or, for RESET, ``DROP``.
+        name: the namespace, or the subject of the limits.
         options: in their order.
         tolerant: IF EXISTS, or IF NOT EXISTS.
+        limited: what kind of subject the limits have; None: the statement is about a namespace.
     """
 
     verb: str
     name: str
-    options: tuple[NamespaceOption, ...] = ()
+    options: tuple[CommandOption, ...] = ()
     tolerant: bool = False
+    limited: SubjectKind | None = None
 
     @property
     def tag(self) -> str:
         """The command tag."""
-        return f"{self.verb} KV NAMESPACE"
+        return f"{self.verb} KV NAMESPACE" if self.limited is None else "ALTER AI LIMIT"
 
 
-def namespace_command(tokens: Sequence[Token]) -> NamespaceCommand | None:
-    """Read a statement about a namespace; None for any other statement.
+def cluster_command(tokens: Sequence[Token]) -> ClusterCommand | None:
+    """Read a statement about the cluster; None for any other statement.
 
     Raises:
         SqlSyntaxError: the statement is malformed.
     """
-    words = [token.upper for token in tokens[:3]]
-    if len(words) < 3 or words[0] not in _VERBS or tuple(words[1:]) != WORDS:
+    if not tokens or tokens[0].upper not in _VERBS:
         return None
-    return _Reader(tokens).command()
+    words = tuple(token.upper for token in tokens[1:7])
+    if tokens[0].upper == "ALTER":
+        for subject, kind in _LIMITED.items():
+            after = words[len(subject) + 1 : len(subject) + 4]
+            if words[: len(subject)] != subject or after[1:] != _LIMIT:
+                continue
+            if after[0] in ("SET", "RESET"):
+                return _Reader(tokens, 1 + len(subject)).limit(kind)
+    if words[:2] != _NAMESPACE:
+        return None
+    return _Reader(tokens, 3).command()
 
 
-def in_transaction(command: NamespaceCommand) -> SqlError:
+def in_transaction(command: ClusterCommand) -> SqlError:
     """Return the error of a statement inside a transaction, which could not be rolled back."""
     return SqlError(
         f"{command.tag} cannot run inside a transaction block",
         sqlstate="25001",
-        hint="Namespaces belong to the cluster, not to the database: COMMIT first.",
+        hint="Namespaces and limits belong to the cluster, not to the database: COMMIT first.",
     )
 
 
 class _Reader:
     """Reads the tokens of one statement from left to right."""
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
+    def __init__(self, tokens: Sequence[Token], at: int) -> None:
         self._tokens = tokens
-        self._at = 3
+        self._at = at
 
-    def command(self) -> NamespaceCommand:
+    def command(self) -> ClusterCommand:
         verb = self._tokens[0].upper
         tolerant = self._if_exists(verb)
-        name = self._name()
-        options: tuple[NamespaceOption, ...] = ()
+        name = self._name("a namespace's name")
+        options: tuple[CommandOption, ...] = ()
         if verb != "DROP" and self._word("WITH", *(("SET",) if verb == "ALTER" else ())):
             options = self._options()
         if verb == "ALTER" and not options:
             raise self._wrong("expected SET (option = value, ...)")
+        self._end()
+        return ClusterCommand(verb, name, options, tolerant)
+
+    def limit(self, kind: SubjectKind) -> ClusterCommand:
+        name = self._name(f"the name of a {kind}")
+        sets = self._word("SET")
+        self._at += 2 if sets else 3
+        options = self._options() if sets else ()
+        self._end()
+        return ClusterCommand("ALTER" if sets else "DROP", name, options, limited=kind)
+
+    def _end(self) -> None:
         if self._at < len(self._tokens):
             raise self._wrong("unexpected text")
-        return NamespaceCommand(verb, name, options, tolerant)
 
     def _if_exists(self, verb: str) -> bool:
         if verb == "ALTER" or not self._word("IF"):
@@ -111,19 +144,19 @@ class _Reader:
                 raise self._wrong(f"expected {' '.join(wanted)}")
         return True
 
-    def _name(self) -> str:
-        token = self._next("a namespace's name")
+    def _name(self, what: str) -> str:
+        token = self._next(what)
         name = token.text.lower() if token.kind is TokenKind.WORD else ""
         if token.kind is TokenKind.QUOTED:
             name = token.text[1:-1]
         if not name or not _NAME.fullmatch(name):
             self._at -= 1
-            raise self._wrong("expected a namespace's name")
+            raise self._wrong(f"expected {what}")
         return name
 
-    def _options(self) -> tuple[NamespaceOption, ...]:
+    def _options(self) -> tuple[CommandOption, ...]:
         self._expect("(")
-        found: dict[str, NamespaceOption] = {}
+        found: dict[str, CommandOption] = {}
         while True:
             token = self._next("an option")
             name = token.text.lower()
@@ -132,7 +165,7 @@ class _Reader:
                 raise self._wrong("expected an option's name" if name not in found else
                                   f"option {name} is given twice")  # fmt: skip
             self._sign("=")
-            found[name] = NamespaceOption(name, self._value(), token.start + 1)
+            found[name] = CommandOption(name, self._value(), token.start + 1)
             if not self._sign(","):
                 break
         self._expect(")")

@@ -7,12 +7,12 @@ import pytest
 from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.kvcore.errors import SqlSyntaxError, UserError
 from tierkv.metaserver.client import KvLimits, Namespace
-from tierkv.sql.namespace_command import NamespaceCommand, namespace_command
+from tierkv.sql.cluster_command import ClusterCommand, cluster_command
 from tierkv.sql.text.lexer import tokenize
 
 
-def read(sql: str) -> NamespaceCommand | None:
-    return namespace_command(tokenize(sql))
+def read(sql: str) -> ClusterCommand | None:
+    return cluster_command(tokenize(sql))
 
 
 def test_options_are_read_with_their_places() -> None:
@@ -27,8 +27,8 @@ def test_options_are_read_with_their_places() -> None:
 
 def test_names_may_be_quoted_and_statements_tolerant() -> None:
     command = read('DROP KV NAMESPACE IF EXISTS "Team.A"')
-    assert command == NamespaceCommand("DROP", "Team.A", (), tolerant=True)
-    assert read("CREATE KV NAMESPACE IF NOT EXISTS x") == NamespaceCommand(
+    assert command == ClusterCommand("DROP", "Team.A", (), tolerant=True)
+    assert read("CREATE KV NAMESPACE IF NOT EXISTS x") == ClusterCommand(
         "CREATE", "x", (), tolerant=True
     )
 

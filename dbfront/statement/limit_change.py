@@ -1,0 +1,68 @@
+"""A change of the limits of AI calls: of the values that a user names, and of no others.
+
+Pure. Used by ALTER ... SET AI LIMIT (tierkv/parts/front_source.py) and ``tierkv limit``
+(tierkv/commands/limits.py), so that both mean the same by an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from tierkv.kvcore.call_limits import CallLimits, Rate, rate
+from tierkv.kvcore.errors import SqlSyntaxError, UserError
+from tierkv.kvcore.value_kinds import Flag, Whole
+from tierkv.sql.cluster_command import CommandOption
+from tierkv.sql.text.suggest import did_you_mean
+
+NO_LIMIT: Final = "none"
+_MOST: Final = 1_000_000
+
+
+def changed_limits(old: CallLimits, options: Sequence[CommandOption]) -> CallLimits:
+    """Return limits with the named options changed.
+
+    Raises:
+        SqlSyntaxError: an unknown option.
+        UserError: a value that the option can't have; the position is the option's.
+    """
+    found: dict[str, Any] = {}
+    for option in options:
+        if option.name not in OPTIONS:
+            raise SqlSyntaxError(
+                f"unknown option {option.name}",
+                position=option.position,
+                hint=did_you_mean(option.name, OPTIONS),
+            )
+        try:
+            found[option.name] = OPTIONS[option.name](option.value)
+        except ValueError as error:
+            raise UserError(
+                f"{option.name} = {option.value!r} {error}", position=option.position
+            ) from error
+    return replace(old, **found)
+
+
+def _rate(text: str) -> Rate | None:
+    return None if text.lower() == NO_LIMIT else rate(text)
+
+
+def _count(text: str) -> int:
+    return 0 if text.lower() == NO_LIMIT else Whole(0, _MOST).from_text(text)
+
+
+def _priority(text: str) -> int | None:
+    return None if text.lower() == NO_LIMIT else Whole(-100, 100).from_text(text)
+
+
+OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "requests": _rate,
+    "prompt_tokens": _rate,
+    "completion_tokens": _rate,
+    "burst": _count,
+    "max_priority": _priority,
+    "max_in_flight": _count,
+    "smooth": Flag().from_text,
+}
+"""By name in SQL and on the command line: how to read the text."""

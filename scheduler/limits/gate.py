@@ -1,0 +1,386 @@
+"""The gate in front of the scheduler: admits AI calls within the limits of whoever makes them.
+
+Used by dbfront/generation/generation.py for every call. Calls without a limit pass at the cost of
+three lookups. A call of a SQL statement waits for its turn, because a statement has more calls than
+a second allows; a REST call is refused, unless the limit is ``smooth``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Final
+
+from tierkv.kvcore.call_limits import CallLimits, Rate, Subject, SubjectKind, WhenLost
+from tierkv.kvcore.errors import CallLimitError
+from tierkv.scheduler.limits.buckets import Charge
+from tierkv.scheduler.limits.meter import LimitMeter
+from tierkv.scheduler.shared_state.contract import SharedStateLostError
+
+_log = logging.getLogger(__name__)
+LONGEST_TURN_S: Final = 60.0
+"""A statement's next call may wait so long for its turn; one that would wait longer is refused."""
+
+SMOOTH_WAIT_S: Final = 10.0
+"""A REST call of a smooth limit may wait so long; clients give up after some tens of seconds."""
+
+_METERED: Final = ("requests", "prompt_tokens", "completion_tokens")
+
+_MONEY_S: Final = 3_600.0
+"""Rates per hour or day guard budgets, shorter ones only smooth load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever makes a call.
+
+    Attributes:
+        tenant: the SQL user, or the tenant of the REST key.
+        key: name of the REST key; empty for SQL.
+        waits: whether the call may wait for its turn although no limit is smooth.
+    """
+
+    tenant: str
+    key: str = ""
+    waits: bool = False
+
+
+@dataclass(slots=True)
+class Admission:
+    """An admitted call; the caller notes what it really used.
+
+    Attributes:
+        completion_tokens: tokens generated so far.
+        began: whether a node began to answer; otherwise all is given back.
+    """
+
+    completion_tokens: int = 0
+    began: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Metered:
+    """A charge, and the option from which it follows."""
+
+    subject: Subject
+    what: str
+    allowed: str
+    charge: Charge
+
+
+@dataclass(slots=True)
+class _Places:
+    """Calls in flight of one subject, and those that wait for a place."""
+
+    taken: int = 0
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitLeft:
+    """One limit and what is left of it, for the views.
+
+    Attributes:
+        subject: whom it applies to.
+        limit: the option's name, as in SQL.
+        allowed: the option's value.
+        left: requests, tokens or places; None while the buckets can't be reached.
+        refused: calls refused because of it by this process, since its start.
+    """
+
+    subject: Subject
+    limit: str
+    allowed: str
+    left: float | None
+    refused: int = 0
+
+
+class CallGate:
+    """Admits calls of one front process. Used from one event loop.
+
+    Attributes:
+        limits: by subject; see ``follow``.
+        namespace_of: the namespace of each tenant that a namespace names.
+        refused: calls refused so far, by subject and limit.
+    """
+
+    def __init__(
+        self, meter: LimitMeter, *, shares: int = 1, when_lost: WhenLost = WhenLost.AUTO
+    ) -> None:
+        """Begin without limits.
+
+        Args:
+            meter: the buckets.
+            shares: processes that share each limit without sharing the meter.
+            when_lost: what happens while the meter can't be reached.
+        """
+        self.limits: Mapping[Subject, CallLimits] = {}
+        self.namespace_of: Mapping[str, str] = {}
+        self.refused: dict[tuple[Subject, str], int] = {}
+        self._meter = meter
+        self._shares = shares
+        self._when_lost = when_lost
+        self._places: dict[Subject, _Places] = {}
+        self._turns: dict[tuple[Subject, ...], asyncio.Lock] = {}
+
+    def follow(self, limits: Mapping[Subject, CallLimits]) -> None:
+        """Obey other limits from now on; calls in flight go on, even above a lowered limit."""
+        if limits == self.limits:
+            return
+        self.limits = limits
+        for subject in list(self._places):
+            self._fill(subject)
+
+    def priority(self, caller: Caller, asked: int) -> int:
+        """Return the priority that a call may have: the one asked for, or a less urgent one."""
+        if not self.limits:
+            return asked
+        allowed = [limit.max_priority for _, limit in self._of(caller)]
+        return max([asked, *(most for most in allowed if most is not None)])
+
+    @asynccontextmanager
+    async def admitted(
+        self, caller: Caller, *, prompt_tokens: int, most_tokens: int
+    ) -> AsyncIterator[Admission]:
+        """Wait until a call may be sent; on leaving, give back what it did not use.
+
+        Args:
+            caller: makes the call.
+            prompt_tokens: tokens of its prompt.
+            most_tokens: tokens that it may generate.
+
+        Raises:
+            CallLimitError: a limit is used up.
+        """
+        admission = Admission()
+        found = self._of(caller) if self.limits else []
+        if not found:
+            yield admission
+            return
+        patience_s = _patience_s(caller, found)
+        amounts = dict(zip(_METERED, (1, prompt_tokens, most_tokens), strict=True))
+        metered = [each for each in self._metered(found, amounts) if each.charge.amount > 0]
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(None if caller.waits else patience_s or None):
+                    for subject, limit in found:
+                        if limit.max_in_flight:
+                            await self._enter(subject, limit.max_in_flight, patience_s)
+                            held.callback(self._leave, subject)
+                    taken = await self._take(found, metered, patience_s)
+            except TimeoutError:
+                subject, limit = found[0]
+                raise self._refusal(subject, "smooth", "on", patience_s) from None
+            try:
+                yield admission
+            finally:
+                if taken:
+                    await self._give_back(metered, admission, most_tokens)
+
+    def _of(self, caller: Caller) -> list[tuple[Subject, CallLimits]]:
+        """Return the limits that a caller has."""
+        namespace = self.namespace_of.get(caller.tenant, caller.tenant)
+        subjects = (
+            Subject(SubjectKind.TENANT, caller.tenant),
+            Subject(SubjectKind.NAMESPACE, namespace),
+            Subject(SubjectKind.KEY, caller.key),
+        )
+        return [(each, self.limits[each]) for each in subjects if each in self.limits]
+
+    # -- buckets
+
+    def _metered(
+        self, found: list[tuple[Subject, CallLimits]], amounts: Mapping[str, float]
+    ) -> Iterator[_Metered]:
+        for (subject, limit), (what, amount) in product(found, amounts.items()):
+            rate: Rate | None = getattr(limit, what)
+            if rate is None:
+                continue
+            burst, per_s = rate.amount, rate.per_s
+            if what == "requests" and limit.burst:
+                burst = limit.burst
+            if limit.smooth:
+                burst = 1.0 if what == "requests" else per_s
+            charge = Charge(
+                f"{subject.kind}:{subject.name}:{what}",
+                amount,
+                per_s / self._shares,
+                max(burst / self._shares, 1.0),
+            )
+            yield _Metered(subject, what, str(rate), charge)
+
+    async def _take(
+        self,
+        found: list[tuple[Subject, CallLimits]],
+        metered: list[_Metered],
+        patience_s: float,
+    ) -> bool:
+        """Take all charges and wait for the turn; return False if the buckets can't be reached."""
+        if not metered:
+            return False
+        charges = [each.charge for each in metered]
+        async with self._turn(found, patience_s):
+            try:
+                taken = await self._meter.take(charges, patience_s)
+            except SharedStateLostError as error:
+                self._without_buckets(found, error)
+                return False
+            if taken.refused >= 0:
+                by = metered[taken.refused]
+                raise self._refusal(by.subject, by.what, by.allowed, taken.wait_s)
+            if taken.wait_s:
+                try:
+                    await asyncio.sleep(taken.wait_s)
+                except asyncio.CancelledError:
+                    await self._meter.give_back(charges)
+                    raise
+        return True
+
+    @asynccontextmanager
+    async def _turn(
+        self, found: list[tuple[Subject, CallLimits]], patience_s: float
+    ) -> AsyncIterator[None]:
+        """Let calls that wait take one after the other.
+
+        Otherwise the last of a statement's calls would seem to wait for all others at once.
+        """
+        if not patience_s:
+            yield
+            return
+        subjects = tuple(subject for subject, _ in found)
+        lock = self._turns.setdefault(subjects, asyncio.Lock())
+        async with lock:
+            yield
+        if not lock.locked() and self._turns.get(subjects) is lock:
+            del self._turns[subjects]
+
+    async def _give_back(
+        self, metered: list[_Metered], admission: Admission, most_tokens: int
+    ) -> None:
+        unused = max(0, most_tokens - admission.completion_tokens)
+        back = []
+        for each in metered:
+            if not admission.began:
+                back.append(each.charge)
+            elif each.what == "completion_tokens" and unused:
+                back.append(replace(each.charge, amount=unused))
+        if back:
+            await self._meter.give_back(back)
+
+    def _without_buckets(
+        self, found: list[tuple[Subject, CallLimits]], error: SharedStateLostError
+    ) -> None:
+        """Admit or refuse a call whose buckets can't be reached."""
+        rates = [
+            rate
+            for _, limit in found
+            for rate in (limit.requests, limit.prompt_tokens, limit.completion_tokens)
+            if rate is not None
+        ]
+        guards = any(rate.period_s >= _MONEY_S for rate in rates)
+        if self._when_lost is WhenLost.ADMIT or (self._when_lost is WhenLost.AUTO and not guards):
+            _log.warning("a call passes without a look at its limits: %s", error)
+            return
+        raise CallLimitError(
+            f"the limits of {found[0][0]} can't be looked up: {error}",
+            hint="An operator looks at the server of front.shared_state; front.limits_when_lost "
+            "says what happens without it.",
+        )
+
+    # -- places
+
+    async def _enter(self, subject: Subject, most: int, patience_s: float) -> None:
+        places = self._places.setdefault(subject, _Places())
+        if places.taken < self._share(most) and not places.waiting:
+            places.taken += 1
+            return
+        if not patience_s:
+            raise self._refusal(subject, "max_in_flight", str(most), 1.0)
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        places.waiting.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self._leave(subject)  # The place came together with the cancel.
+            else:
+                with suppress(ValueError):  # ``_leave`` may have dropped it already.
+                    places.waiting.remove(place)
+            raise
+
+    def _share(self, most: int) -> int:
+        """Return this process's share of the places; 0: no limit."""
+        return max(1, most // self._shares) if most else 0
+
+    def _leave(self, subject: Subject) -> None:
+        """Free a place, or pass it on; after a limit was lowered, places above it are not passed
+        on.
+        """
+        self._places[subject].taken -= 1
+        self._fill(subject)
+
+    def _fill(self, subject: Subject) -> None:
+        places = self._places[subject]
+        limit = self.limits.get(subject)
+        most = self._share(limit.max_in_flight) if limit is not None else 0
+        while places.waiting and (not most or places.taken < most):
+            place = places.waiting.popleft()
+            if not place.done():
+                places.taken += 1
+                place.set_result(None)
+        if not places.taken and not places.waiting:
+            del self._places[subject]
+
+    # -- what others read
+
+    def _refusal(self, subject: Subject, what: str, allowed: str, wait_s: float) -> CallLimitError:
+        self.refused[subject, what] = self.refused.get((subject, what), 0) + 1
+        return CallLimitError(
+            f"{subject} has used its limit of {what}: {allowed}",
+            hint=f"Try again after {_text(wait_s)}; view tierkv.my_limits shows what is left.",
+            retry_after_ms=math.ceil(wait_s * 1_000),
+        )
+
+    async def left(self, caller: Caller | None = None) -> list[LimitLeft]:
+        """Return what is left of the limits of a caller, or of all limits."""
+        found = list(self.limits.items()) if caller is None else self._of(caller)
+        metered = list(self._metered(found, dict.fromkeys(_METERED, 0.0)))
+        try:
+            told: list[float | None] = [*await self._meter.left([m.charge for m in metered])]
+        except SharedStateLostError:
+            told = [None] * len(metered)
+        rows = [
+            LimitLeft(each.subject, each.what, each.allowed, left)
+            for each, left in zip(metered, told, strict=True)
+        ]
+        for subject, limit in found:
+            most = self._share(limit.max_in_flight)
+            if most:
+                taken = self._places[subject].taken if subject in self._places else 0
+                rows.append(LimitLeft(subject, "max_in_flight", str(most), most - taken))
+            if limit.max_priority is not None:
+                rows.append(LimitLeft(subject, "max_priority", str(limit.max_priority), None))
+        return [replace(row, refused=self.refused.get((row.subject, row.limit), 0)) for row in rows]
+
+    async def close(self) -> None:
+        """Write what has to be remembered."""
+        await self._meter.close()
+
+
+def _patience_s(caller: Caller, found: list[tuple[Subject, CallLimits]]) -> float:
+    if caller.waits:
+        return LONGEST_TURN_S
+    return SMOOTH_WAIT_S if any(limit.smooth for _, limit in found) else 0.0
+
+
+def _text(seconds: float) -> str:
+    if seconds < 120.0:
+        return f"{max(1, math.ceil(seconds))} s"
+    minutes = math.ceil(seconds / 60.0)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
