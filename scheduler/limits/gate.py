@@ -208,7 +208,8 @@ class CallGate:
             if limit.smooth:
                 burst = 1.0 if what == "requests" else per_s
             charge = Charge(
-                f"{subject.kind}:{subject.name}:{what}",
+                # With its rate: whoever gets another rate gets a full bucket.
+                f"{subject.kind}:{subject.name}:{what}:{rate}",
                 amount,
                 per_s / self._shares,
                 max(burst / self._shares, 1.0),

@@ -13,7 +13,7 @@ from tierkv.kvcore.clock import ManualClock, SystemClock
 from tierkv.kvcore.errors import CallLimitError
 from tierkv.scheduler.limits.buckets import Charge, Taken
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
-from tierkv.scheduler.limits.gate import CallGate, Caller
+from tierkv.scheduler.limits.gate import Caller, CallGate
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 ANN = Subject(SubjectKind.TENANT, "ann")
