@@ -1,9 +1,10 @@
-"""What a loud tenant costs a quiet one in hits, without a limit and with one.
+"""What a loud tenant costs a quiet one in hits and in time, without a limit and with limits.
 
 Run ``python -m bench.tenancy``. One pool node and one compute node with few pages, as processes.
 The quiet tenant asks 16 prompts in turn, two a second, alone at first. Then a loud tenant asks
 beside it, as fast as four callers can, 120 prompts, whose KV is larger than the pool: without a
-limit, and with a quarter of the pool's memory. Counted are the share of the quiet tenant's prompt
+limit, with a quarter of the pool's memory, and last with a limit of its calls too, evenly spaced.
+Counted are the share of the quiet tenant's prompt
 tokens that were not computed, the time of one of its calls in a hundred, and the largest part of
 the capacity that the loud one ever used.
 """
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -31,6 +33,7 @@ _POOL_BYTES = 64 << 20
 _CAPACITY = _POOL_BYTES // 4
 _LOUD_CALLERS = 4
 _QUIET_PROMPTS, _LOUD_PROMPTS = 16, 120
+_QUICK_PROMPTS = 5
 _QUIET_PAUSE_S = 0.4
 _OBEYED_S = 2.0
 """Pool nodes obey a change of a namespace within this time."""
@@ -39,6 +42,7 @@ _LOGINS = {
     "TIERKV_FRONT_API_KEYS": json.dumps({"quiet-key": "quiet", "loud-key": "loud"}),
     "TIERKV_FRONT_USERS": json.dumps({"quiet": "a password of the bench"}),
 }
+_AI_LIMIT = "ALTER TENANT loud SET AI LIMIT (requests = '2/s', max_in_flight = 1, smooth = on)"
 _USED = "SELECT used_bytes FROM tierkv.namespaces WHERE name = 'loud'"
 
 
@@ -65,19 +69,29 @@ class Front:
     async def ask(self, key: str, prompt: str) -> tuple[int, int]:
         """Ask one prompt; return its tokens, and those that were not computed."""
         body = {"prompt": prompt, "max_tokens": 1, "temperature": 0}
-        reply = await self._client.post(
-            f"{self.url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}
-        )
+        while True:
+            reply = await self._client.post(
+                f"{self.url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}
+            )
+            if reply.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                break
+            await asyncio.sleep(float(reply.headers["retry-after"]))
         usage = reply.raise_for_status().json()["usage"]
         return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
 
     async def used(self) -> int:
         """Return what the loud tenant keeps in the pool; 0 while it has no limit."""
-        reply = await self._client.post(
-            f"{self.url}/v1/sql", json={"sql": _USED}, headers={"authorization": "Bearer quiet-key"}
-        )
-        rows = reply.raise_for_status().json()["rows"]
+        rows = (await self.run(_USED))["rows"]
         return (rows[0][0] if isinstance(rows[0], list) else rows[0]["used_bytes"]) if rows else 0
+
+    async def run(self, statement: str) -> Any:
+        """Run a statement as the quiet tenant, who is the admin; return the reply."""
+        reply = await self._client.post(
+            f"{self.url}/v1/sql",
+            json={"sql": statement},
+            headers={"authorization": "Bearer quiet-key"},
+        )
+        return reply.raise_for_status().json()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -90,9 +104,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--policy", default="default", help="dmp.eviction_policy; or leaf_lru")
     arguments = parser.parse_args(argv)
     report = Report("tenancy")
-    rounds = 1 if arguments.quick else 5
+    rounds, prompts = (1, _QUICK_PROMPTS) if arguments.quick else (5, _QUIET_PROMPTS)
     with running(arguments.policy) as (url, meta):
-        asyncio.run(_measure(report, Front(url, arguments.seed), meta, rounds))
+        asyncio.run(_measure(report, Front(url, arguments.seed), meta, rounds, prompts))
     finish(report, arguments.format)
 
 
@@ -131,7 +145,7 @@ def running(policy: str) -> Iterator[tuple[str, str]]:
                 "compute.block_tokens=16", "compute.load_policy=always",
             )  # fmt: skip
             ports = ("front.pg_port=0", "front.http_port=0")
-            front = start("front", known, *ports, "front.database=:memory:")
+            front = start("front", known, *ports, "front.database=:memory:", "front.admins=quiet")
             yield f"http://{front['http']}", meta
         finally:
             for process in reversed(processes):
@@ -148,16 +162,18 @@ def _limit(meta: str) -> None:
     )  # fmt: skip
 
 
-async def _measure(report: Report, front: Front, meta: str, rounds: int) -> None:
-    prompts = [front.text() for _ in range(_QUIET_PROMPTS)]
+async def _measure(report: Report, front: Front, meta: str, rounds: int, count: int) -> None:
+    prompts = [front.text() for _ in range(count)]
     others = [front.text() for _ in range(_LOUD_PROMPTS)]
     await _share(front, prompts, 2)
     _tell(report, "alone", await _share(front, prompts, rounds))
     highest = [0]
-    for name in ("without_limit", "with_limit"):
+    for name in ("without_limit", "with_limit", "with_ai_limit"):
         if name == "with_limit":
             await asyncio.to_thread(_limit, meta)
             await asyncio.sleep(_OBEYED_S)
+        if name == "with_ai_limit":
+            await front.run(_AI_LIMIT)
         loud = [asyncio.create_task(_flood(front, others)) for _ in range(_LOUD_CALLERS)]
         looking = asyncio.create_task(_look(front, highest))
         await _share(front, prompts, max(3, rounds))  # The loud one fills what it may.

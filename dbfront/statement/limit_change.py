@@ -1,7 +1,6 @@
 """A change of the limits of AI calls: of the values that a user names, and of no others.
 
-Pure. Used by ALTER ... SET AI LIMIT (tierkv/parts/front_source.py) and ``tierkv limit``
-(tierkv/commands/limits.py), so that both mean the same by an option.
+Pure. Used by tierkv/parts/front_source.py for ALTER ... SET AI LIMIT.
 """
 
 from __future__ import annotations
