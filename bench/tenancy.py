@@ -33,7 +33,7 @@ _POOL_BYTES = 64 << 20
 _CAPACITY = _POOL_BYTES // 4
 _LOUD_CALLERS = 4
 _QUIET_PROMPTS, _LOUD_PROMPTS = 16, 120
-_QUICK_PROMPTS = 5
+_QUICK_PROMPTS = 4
 _QUIET_PAUSE_S = 0.4
 _OBEYED_S = 2.0
 """Pool nodes obey a change of a namespace within this time."""

@@ -96,6 +96,7 @@ class CallDefaults:
     model: str | None = None
     system_prompt: str = ""
     tenant: str = "default"
+    key: str = ""
     prefix_order: bool = True
     plan: bool = True
     max_concurrency: int = 64
@@ -399,7 +400,8 @@ class ClientInfo:
     """The identity of a client; ``user`` is also the tenant unless the server maps users to
     tenants.
 
-    ``database`` is the client's name for the database; empty means the engine's name.
+    ``database`` is the client's name for the database; empty means the engine's name. ``key`` is
+    the name of the REST key that the client uses.
     """
 
     user: str = "default"
@@ -407,3 +409,4 @@ class ClientInfo:
     application_name: str = ""
     address: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""

@@ -15,6 +15,7 @@ import typer
 
 from tierkv.commands.connect import connect
 from tierkv.commands.deploy import deploy
+from tierkv.commands.key_verbs import key_app
 from tierkv.commands.on_ray import down, scale, start
 from tierkv.commands.options import (
     AddressOption,
@@ -59,6 +60,7 @@ namespace_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(namespace_app, name="namespace")
+app.add_typer(key_app, name="key")
 
 app.command()(simulate)
 app.command()(connect)

@@ -67,6 +67,7 @@ def ask_model(
         model=call.model or defaults.model,
         options=_question_options(call.options.over(defaults.options), bool(labels)),
         tenant=defaults.tenant,
+        key=defaults.key,
         documents=call.texts("documents"),
         json_schema=json_schema,
         labels=labels,
@@ -91,6 +92,7 @@ def embed_text(call: AiCall, defaults: CallDefaults, text: str) -> TextCall:
         model=call.model or defaults.model,
         options=CallOptions(max_tokens=1, priority=session.priority, cache=session.cache),
         tenant=defaults.tenant,
+        key=defaults.key,
         embed=True,
     )
 

@@ -10,8 +10,6 @@ another site without a preflight.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import math
 from collections.abc import Mapping
@@ -26,12 +24,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tierkv.dbfront.contracts import TextGenerator
-from tierkv.dbfront.http.config import DEFAULT_TENANT, HASH_PREFIX, HttpConfig
+from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.api_docs import docs_router
 from tierkv.dbfront.http.endpoints.health import PROBES, health_router
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.endpoints.openai import chat_router, completions_router, models_router
 from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
+from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
 from tierkv.dbfront.http.services import FieldError, ReadinessCheck, Services
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
@@ -50,8 +49,8 @@ PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def admit(config: HttpConfig, method: str, path: str, headers: Headers) -> str:
-    """Check the headers of a request; return the tenant of the request.
+def admit(keys: KeyRing, method: str, path: str, headers: Headers) -> RestCaller:
+    """Check the headers of a request; return who sent it.
 
     Raises:
         AuthenticationError: the key is missing or unknown.
@@ -59,45 +58,15 @@ def admit(config: HttpConfig, method: str, path: str, headers: Headers) -> str:
             site, 415 for a body that is not declared as JSON.
     """
     if path in PUBLIC_PATHS:
-        return DEFAULT_TENANT
+        return RestCaller()
+    config = keys.config
     _check_host(config, headers.get("host", ""))
     if method not in _SAFE_METHODS:
         _check_origin(config, headers)
-    tenant = tenant_for(config, headers.get("authorization"))
+    caller = keys.caller(headers.get("authorization"))
     if method not in _SAFE_METHODS:
         _check_content_type(headers.get("content-type", ""))
-    return tenant
-
-
-def tenant_for(config: HttpConfig, authorization: str | None) -> str:
-    """Map a Bearer key to a tenant; without configured keys or users all clients share one tenant.
-
-    Raises:
-        AuthenticationError: the key is missing or unknown, or only SQL users are configured.
-    """
-    if not config.api_keys:
-        if config.has_users:
-            raise AuthenticationError(
-                "front.users requires passwords of SQL clients, but no REST key is configured",
-                hint="Set front.api_keys to let REST clients in.",
-            )
-        return DEFAULT_TENANT
-    scheme, _, given = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not given:
-        raise AuthenticationError(
-            "no API key was sent", hint="Send the header Authorization: Bearer KEY."
-        )
-    found = None
-    clear = given.strip().encode()
-    digest = hashlib.sha256(clear).hexdigest().encode()
-    for key, tenant in config.api_keys.items():
-        hashed = key.startswith(HASH_PREFIX)
-        wanted = key.removeprefix(HASH_PREFIX).lower() if hashed else key
-        if hmac.compare_digest(wanted.encode(), digest if hashed else clear):
-            found = tenant
-    if found is None:
-        raise AuthenticationError("the API key is not valid")
-    return found
+    return caller
 
 
 def _check_host(config: HttpConfig, host: str) -> None:
@@ -168,6 +137,7 @@ def make_app(
     checks: Mapping[str, ReadinessCheck],
     sql: SqlServer | None,
     clock: Clock,
+    keys: KeyRing,
 ) -> tuple[FastAPI, Services]:
     """Build the application and the services of its endpoints."""
     services = Services(config, generator, metrics, checks, sql, clock, error_body)
@@ -177,7 +147,7 @@ def make_app(
         if services.draining and path not in PROBES:
             raise DrainingError
         try:
-            request.state.tenant = admit(config, request.method, path, headers)
+            request.state.caller = admit(keys, request.method, path, headers)
         except AuthenticationError:
             if "authorization" in headers:
                 await asyncio.sleep(config.failed_login_delay_s)

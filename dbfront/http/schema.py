@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.kvcore import limits
@@ -193,13 +194,14 @@ class CallBody(OptionFields):
             hint = "Leave n out, or use n=1." if name == "n" else f"Leave {name} out."
             raise FieldError(name, FeatureNotSupportedError(message, hint=hint))
 
-    def common_call(self, tenant: str, options: CallOptions) -> dict[str, Any]:
+    def common_call(self, caller: RestCaller, options: CallOptions) -> dict[str, Any]:
         """Return the arguments of TextCall that do not depend on the endpoint."""
         self.refuse_unsupported()
         return {
             "model": self.model,
             "options": options,
-            "tenant": tenant,
+            "tenant": caller.tenant,
+            "key": caller.key,
             "documents": clean_documents(d.to_text() for d in self.documents or ()),
             "json_schema": _schema_of((self.model_extra or {}).get("response_format")),
         }
@@ -281,14 +283,14 @@ class ChatBody(CallBody):
         )
     )
 
-    def to_call(self, tenant: str, default_temperature: float) -> TextCall:
+    def to_call(self, caller: RestCaller, default_temperature: float) -> TextCall:
         """Make the call; without a limit the answer may fill the context."""
         asked = CallOptions(max_tokens=self.max_completion_tokens)
         options = asked.over(self.options(CallOptions(temperature=default_temperature)))
         return TextCall(
             messages=tuple(m.to_message(i) for i, m in enumerate(self.messages)),
             origin="chat.completions",
-            **self.common_call(tenant, options),
+            **self.common_call(caller, options),
         )
 
 
@@ -305,10 +307,10 @@ class CompletionBody(CallBody):
         description="text or token ids, one or up to 1,024; no chat template is applied"
     )
 
-    def to_calls(self, tenant: str, default_temperature: float) -> list[TextCall]:
+    def to_calls(self, caller: RestCaller, default_temperature: float) -> list[TextCall]:
         """Make one call per prompt; the default limit is 16 tokens, as in OpenAI's API."""
         options = self.options(CallOptions(temperature=default_temperature, max_tokens=16))
-        common = self.common_call(tenant, options) | {"origin": "completions"}
+        common = self.common_call(caller, options) | {"origin": "completions"}
         prompts = self._prompts()
         if len(prompts) > limits.MAX_HTTP_PROMPTS:
             message = f"{len(prompts)} prompts, at most {limits.MAX_HTTP_PROMPTS} are allowed"

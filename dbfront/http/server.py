@@ -29,6 +29,7 @@ from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.app import make_app
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Family, Metrics
+from tierkv.dbfront.http.key_ring import KeyRing
 from tierkv.dbfront.http.services import ReadinessCheck
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.sql_session import SqlServer
@@ -187,6 +188,7 @@ class HttpServer:
         app: the FastAPI application, for inspection.
         metrics: register ``metrics.take`` with the generator's ``publish_to``.
         port: the listening port; 0 before ``start``.
+        keys: the keys that open the door.
     """
 
     def __init__(
@@ -208,6 +210,7 @@ class HttpServer:
         config.check()
         self.metrics = metrics or Metrics()
         self.port = 0
+        self.keys = KeyRing(config)
         self._config = config
         self._clock = clock or SystemClock()
         self.app: FastAPI
@@ -218,6 +221,7 @@ class HttpServer:
             checks=checks or {},
             sql=sql,
             clock=self._clock,
+            keys=self.keys,
         )
         if siblings is not None:
             self._services.siblings = siblings

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Metrics
+from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
@@ -65,10 +66,10 @@ class Services:
         return int(self.clock.wall())
 
 
-def tenant_of(request: Request) -> str:
-    """Return the tenant of the request; every endpoint's authentication sets the tenant."""
-    tenant: str = request.state.tenant
-    return tenant
+def caller_of(request: Request) -> RestCaller:
+    """Return who sent the request; every endpoint's authentication sets it."""
+    caller: RestCaller = request.state.caller
+    return caller
 
 
 async def until_disconnect(

@@ -276,8 +276,8 @@ class AiAttendant:
             return await joined_rows(
                 services.siblings, services.activity(self._client.user), user=self._client.user
             )
-        user = self._client.user
-        rows = [] if services.view_rows is None else await services.view_rows(view, user)
+        client = self._client
+        rows = [] if services.view_rows is None else await services.view_rows(view, client)
         if view in _NOT_TOLD:
             return [row | dict.fromkeys(_NOT_TOLD[view]) for row in rows]
         if view != "settings":

@@ -173,19 +173,22 @@ class DuckDbSqlServer:
         self._engine.close()
         await self.statements.stop()
 
-    async def view_rows(self, view: str, asking: DuckDbSession, user: str = "") -> list[Row]:
+    async def view_rows(
+        self, view: str, asking: DuckDbSession, client: ClientInfo | None = None
+    ) -> list[Row]:
         """Return an admin view's rows with their time, as visible to the session ``asking``.
 
         Args:
             view: the view.
             asking: the session.
-            user: who asks, if the session is not the user's own.
+            client: who asks, if the session is not the client's own.
         """
         now = timestamp(self.clock.wall())
-        user = user or asking.client.user
-        return [{"as_of": now} | row for row in await self._view_rows(view, asking, user)]
+        return [{"as_of": now} | row for row in await self._view_rows(view, asking, client)]
 
-    async def _view_rows(self, view: str, asking: DuckDbSession, user: str) -> list[Row]:
+    async def _view_rows(
+        self, view: str, asking: DuckDbSession, client: ClientInfo | None
+    ) -> list[Row]:
         if view == "stat_activity":
             return await joined_rows(
                 self.siblings, self._activity(asking.client.user), user=asking.client.user
@@ -195,7 +198,7 @@ class DuckDbSqlServer:
             return await statistic_rows(view, self.statements)
         rows: list[Row] = []
         if self._cluster is not None:
-            rows = await self._cluster_rows(view, self._cluster, user)
+            rows = await self._cluster_rows(view, self._cluster, client or asking.client)
         if view in WORKER_VIEWS:
             rows = await joined_rows(self.siblings, rows, view=view)
         if view == "settings":
@@ -221,10 +224,12 @@ class DuckDbSqlServer:
     async def _flush(self, _: Mapping[str, Any]) -> None:
         await self.statements.flush()
 
-    async def _cluster_rows(self, view: str, cluster: ClusterSource, user: str = "") -> list[Row]:
+    async def _cluster_rows(
+        self, view: str, cluster: ClusterSource, client: ClientInfo | None = None
+    ) -> list[Row]:
         now_s = self.clock.wall()
         if "stats_reset" not in VIEW_COLUMNS[view]:
-            return await cluster_rows(view, cluster, now_s=now_s, user=user)
+            return await cluster_rows(view, cluster, now_s=now_s, client=client)
         baseline, reset_s = await self.statements.kvcache_baseline()
         rows = await cluster_rows(view, cluster, now_s=now_s, baseline=baseline)
         reset = None if reset_s is None else timestamp(reset_s)

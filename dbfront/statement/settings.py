@@ -116,13 +116,14 @@ class SessionSettings:
             dry_run=bool(self.get("tierkv.dry_run")),
         )
 
-    def call_defaults(self, tenant: str) -> CallDefaults:
+    def call_defaults(self, tenant: str, key: str = "") -> CallDefaults:
         """Return the session's defaults for options that AI calls leave unset."""
         return CallDefaults(
             options=self._call_options(),
             model=str(self.get("tierkv.model")) or None,
             system_prompt=str(self.get("tierkv.system_prompt")),
             tenant=tenant,
+            key=key,
             prefix_order=bool(self.get("tierkv.prefix_order")),
             plan=bool(self.get("tierkv.plan")),
             max_concurrency=int(self.get("tierkv.max_concurrency") or 1),

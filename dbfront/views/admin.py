@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Protocol
 
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.views.kvcache import (
     Baseline,
@@ -159,8 +160,8 @@ class ClusterSource(Protocol):
     2. ``settings`` returns the process's configuration, with secrets masked.
     3. ``change_cluster`` carries out a statement of a user; NamespaceDeniedError if the user may
        not, SqlError for a namespace that exists already or not, UserError for a bad option.
-    4. ``call_limits`` returns the limits of a user, or all limits to an admin who does not ask for
-       his own.
+    4. ``call_limits`` returns the limits of a client, or all limits to an admin who does not ask
+       for his own.
     5. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
     """
 
@@ -179,7 +180,7 @@ class ClusterSource(Protocol):
 
     async def settings(self) -> tuple[SettingRow, ...]: ...
 
-    async def call_limits(self, user: str, *, own: bool) -> tuple[LimitLeft, ...]: ...
+    async def call_limits(self, client: ClientInfo, *, own: bool) -> tuple[LimitLeft, ...]: ...
 
     async def change_cluster(self, user: str, command: ClusterCommand) -> None: ...
 
@@ -190,7 +191,7 @@ async def cluster_rows(
     *,
     now_s: float,
     baseline: Baseline | None = None,
-    user: str = "",
+    client: ClientInfo | None = None,
 ) -> list[Row]:
     """Return the rows of a view about the cluster; for ``settings``, the configuration.
 
@@ -199,7 +200,7 @@ async def cluster_rows(
         source: the cluster.
         now_s: Unix time, to convert ages to timestamps.
         baseline: the nodes' counters at the last reset.
-        user: who reads the view.
+        client: who reads the view.
     """
     baseline = baseline or {}
     if view == "models":
@@ -210,7 +211,7 @@ async def cluster_rows(
         nodes = await source.nodes() if limited else ()  # Nodes may have to start to be asked.
         return [_namespace(namespace, nodes) for namespace in namespaces]
     if view in LIMIT_VIEWS:
-        found = await source.call_limits(user, own=view == "my_limits")
+        found = await source.call_limits(client or ClientInfo(), own=view == "my_limits")
         return [_limit(left) for left in found]
     if view == "directory":
         return [{"name": name, "value": value} for name, value in await source.directory()]

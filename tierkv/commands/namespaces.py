@@ -7,20 +7,16 @@ rows. A change leaves the namespace's remaining values as they were.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic import ByteSize
 
-from tierkv.commands.status import find_cluster
+from tierkv.commands.meta import cluster_meta
 from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.statement.namespace_change import DEFAULT_CODEC, NamespaceChange
-from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserError
-from tierkv.metaserver.client import KvLimits, MetaClient, Namespace
-from tierkv.metaserver.several_meta import connect_meta
+from tierkv.kvcore.errors import UserError
+from tierkv.metaserver.client import KvLimits, Namespace
 from tierkv.output import OutputFormat, render_rows
-from tierkv.parts.access import cluster_access
 from tierkv.settings import Settings
 from tierkv.sql.text.suggest import did_you_mean
 
@@ -46,7 +42,7 @@ async def print_namespaces(settings: Settings, output: OutputFormat, name: str =
         UserError: the namespace does not exist.
         NoNodeError: the meta server does not answer.
     """
-    async with _meta(settings) as meta:
+    async with cluster_meta(settings) as meta:
         known = await meta.list_namespaces()
     chosen = [namespace for namespace in known if name in ("", namespace.name)]
     if name and not chosen:
@@ -68,7 +64,7 @@ async def set_namespace(
         UserError: a name, tenant or value is invalid.
         NoNodeError: the meta server does not answer.
     """
-    async with _meta(settings) as meta:
+    async with cluster_meta(settings) as meta:
         known = {namespace.name: namespace for namespace in await meta.list_namespaces()}
         wanted = change.applied_to(known.get(name, Namespace(name)))
         stored = await meta.put_namespace(wanted)
@@ -82,30 +78,10 @@ async def drop_namespace(settings: Settings, name: str) -> None:
         UserError: there is no such namespace.
         NoNodeError: the meta server does not answer.
     """
-    async with _meta(settings) as meta:
+    async with cluster_meta(settings) as meta:
         if not await meta.drop_namespace(name):
             known = [namespace.name for namespace in await meta.list_namespaces()]
             raise UserError(f"there is no namespace {name!r}", hint=did_you_mean(name, known))
-
-
-@asynccontextmanager
-async def _meta(settings: Settings) -> AsyncIterator[MetaClient]:
-    settings, _ = find_cluster(settings)
-    address = settings.cluster.meta_address
-    access = cluster_access(settings.cluster)
-    meta = connect_meta(address, token=access.token, tls=access.tls)
-    try:
-        yield meta
-    except DirectoryUnavailableError as error:
-        if error.hint:  # The server answered but refused, for example with a full disk.
-            raise NoNodeError(error.message, hint=error.hint) from error
-        raise NoNodeError(
-            f"no meta server answers at {address}",
-            detail=error.message,
-            hint="See `tierkv status`, or start a cluster with `tierkv up`.",
-        ) from error
-    finally:
-        await meta.close()
 
 
 def _row(namespace: Namespace) -> tuple[Any, ...]:

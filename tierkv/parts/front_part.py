@@ -7,6 +7,7 @@ cluster uses the same part with a compute node in the process and opens no door.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,11 +23,12 @@ from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.front_settings import IN_MEMORY, FrontSettings
 from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.kvcore.node import NodeInfo
 from tierkv.metaserver.client import MetaClient
 from tierkv.parts.access import cluster_access
 from tierkv.parts.front_source import MetaSource, front_checks
-from tierkv.parts.limit_follower import LimitFollower
+from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
@@ -74,7 +76,7 @@ class FrontPart:
         source: content of the admin views.
         statements: statistics of statements; closed with ``sql``.
         siblings: the other workers of this front.
-        limits: keeps the limits of calls up to date.
+        records: keeps the limits of calls and the REST keys up to date.
     """
 
     def __init__(
@@ -121,8 +123,10 @@ class FrontPart:
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.generation.reducers.append(self.statements.take)
-        self.limits = LimitFollower(meta, self.generation.gate)
-        self.source = MetaSource(meta, self.generation, self.dispatcher, config, limits=self.limits)
+        self.records = RecordFollower(meta, self.generation.gate)
+        self.source = MetaSource(
+            meta, self.generation, self.dispatcher, config, records=self.records
+        )
         self.database = DuckDbSqlServer(
             DuckDbConfig(
                 path=_database(settings),
@@ -147,7 +151,7 @@ class FrontPart:
         """Find the nodes and keep watching them."""
         await self.dispatcher.start()
         await self.statements.start()
-        await self.limits.start()
+        await self.records.start()
 
     async def open_doors(self) -> dict[str, str]:
         """Listen for SQL and REST clients.
@@ -211,6 +215,9 @@ class FrontPart:
             sql=None if settings.postgres else self.sql,
             siblings=self.siblings,
         )
+        self.records.keys = self._http.keys
+        with suppress(DirectoryUnavailableError):
+            await self.records.look()
         return await self._http.start()
 
     async def drain(self) -> None:
@@ -227,7 +234,7 @@ class FrontPart:
             await self._http.stop()
         await self.siblings.stop()
         await self.sql.close()
-        await self.limits.stop()
+        await self.records.stop()
         await self.generation.gate.close()
         await self.dispatcher.stop()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tierkv.config import LoadedConfig, list_entries
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
@@ -38,7 +39,7 @@ from tierkv.kvcore.errors import (
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
 from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace, Record
-from tierkv.parts.limit_follower import LimitFollower
+from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.gate import Caller, LimitLeft
 from tierkv.settings import name_list
@@ -107,7 +108,7 @@ class MetaSource:
 
     Attributes:
         own_id: this front's name in the list of nodes; None while not listed.
-        limits: keeps this front's limits up to date; None in a process that takes no calls.
+        records: keeps this front's limits and keys up to date; None in a process without calls.
     """
 
     meta: MetaClient
@@ -115,7 +116,7 @@ class MetaSource:
     dispatcher: Dispatcher
     config: LoadedConfig
     own_id: NodeId | None = None
-    limits: LimitFollower | None = None
+    records: RecordFollower | None = None
 
     async def nodes(self) -> tuple[DirectoryNode, ...]:
         """Return every known node; compute nodes and this front with current counters.
@@ -185,13 +186,13 @@ class MetaSource:
             old = limits_of(await self.meta.list_records()).get(subject, CallLimits())
             limits = changed_limits(old, command.options)
             await self.meta.put_record(Record(RECORD_KIND, name, limits.to_json()))
-        if self.limits is not None:
-            await self.limits.look()
+        if self.records is not None:
+            await self.records.look()
 
-    async def call_limits(self, user: str, *, own: bool) -> tuple[LimitLeft, ...]:
+    async def call_limits(self, client: ClientInfo, *, own: bool) -> tuple[LimitLeft, ...]:
         """Return limits and what is left of them; see ClusterSource."""
-        everybody = not own and may_administer(user, self.config.settings.front)
-        caller = None if everybody else Caller(user)
+        everybody = not own and may_administer(client.user, self.config.settings.front)
+        caller = None if everybody else Caller(client.user, client.key)
         return tuple(await self.generation.gate.left(caller))
 
     async def namespaces(self) -> tuple[Namespace, ...]:

@@ -36,8 +36,8 @@ async def relay_door(
     """
     viewer = await sql.open_session(ClientInfo())
 
-    async def view_rows(view: str, user: str) -> list[Row]:
-        return await sql.view_rows(view, viewer, user)
+    async def view_rows(view: str, client: ClientInfo) -> list[Row]:
+        return await sql.view_rows(view, viewer, client)
 
     services = AiServices(
         generator,

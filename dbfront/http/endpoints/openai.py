@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextEvent
 from tierkv.dbfront.http.schema import ChatBody, CompletionBody, usage_json
-from tierkv.dbfront.http.services import Services, read_body, tenant_of, until_disconnect
+from tierkv.dbfront.http.services import Services, caller_of, read_body, until_disconnect
 from tierkv.dbfront.http.sse import open_stream
 from tierkv.kvcore.errors import UnknownModelError
 from tierkv.kvcore.node import ModelInfo
@@ -68,7 +68,7 @@ def completions_router(services: Services) -> APIRouter:
     @router.post("/v1/completions", summary="Raw prompts in, continuations out")
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
-        calls = body.to_calls(tenant_of(request), services.config.default_temperature)
+        calls = body.to_calls(caller_of(request), services.config.default_temperature)
         prepared = [await services.generator.prepare(call) for call in calls]
         envelope = _completion_envelope(services, prepared[0])
         if body.stream:
@@ -171,7 +171,7 @@ def chat_router(services: Services) -> APIRouter:
     @router.post("/v1/chat/completions", summary="A conversation in, a message out")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
-        call = body.to_call(tenant_of(request), services.config.default_temperature)
+        call = body.to_call(caller_of(request), services.config.default_temperature)
         prepared = await services.generator.prepare(call)
         envelope = _chat_envelope(services, prepared)
         if body.stream:

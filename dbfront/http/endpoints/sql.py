@@ -19,8 +19,8 @@ from tierkv.dbfront.contracts import ClientInfo, Column, RowStream, StatementRes
 from tierkv.dbfront.http.services import (
     FieldError,
     Services,
+    caller_of,
     read_body,
-    tenant_of,
     until_disconnect,
 )
 from tierkv.dbfront.http.sse import Framing, open_framed
@@ -98,7 +98,8 @@ def sql_router(services: Services, sql: SqlServer) -> APIRouter:
     @router.post("/v1/sql", summary="One SQL statement in, columns and rows out")
     async def run_sql(request: Request) -> Response:
         body = await read_body(request, SqlBody)
-        client = ClientInfo(user=tenant_of(request), application_name="http")
+        caller = caller_of(request)
+        client = ClientInfo(user=caller.tenant, application_name="http", key=caller.key)
         if body.stream or NDJSON in request.headers.get("accept", ""):
             return await open_framed(services, _lines(sql, client, body, bounds), LINES)
         result = await until_disconnect(services, request, _run(sql, client, body, bounds))

@@ -60,7 +60,7 @@ class AiServices:
         clock: for statistics.
         tenant_of: returns the tenant with the KV namespace of a client's calls.
         statements: counts and logs statements with AI calls.
-        view_rows: returns the rows of an admin view for a user, except stat_activity.
+        view_rows: returns the rows of an admin view for a client, except stat_activity.
         reset: resets counters, of one group or all.
         change_cluster: carries out a user's statement about the cluster.
         sessions: the live sessions, for stat_activity; a weak set.
@@ -71,7 +71,7 @@ class AiServices:
     clock: Clock
     tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
     statements: StatementLog | None = None
-    view_rows: Callable[[str, str], Awaitable[list[Row]]] | None = None
+    view_rows: Callable[[str, ClientInfo], Awaitable[list[Row]]] | None = None
     reset: OnReset | None = None
     change_cluster: Callable[[str, ClusterCommand], Awaitable[None]] | None = None
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)

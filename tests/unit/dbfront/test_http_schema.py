@@ -18,6 +18,7 @@ from tierkv.dbfront.generation.call_checks import salted_tenant
 from tierkv.dbfront.http.app import _answer_error, admit
 from tierkv.dbfront.http.config import HttpConfig, is_loopback
 from tierkv.dbfront.http.endpoints.sql import StatementError
+from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
 from tierkv.dbfront.http.schema import (
     ChatBody,
     CompletionBody,
@@ -41,10 +42,10 @@ def test_openai_fields_become_a_call() -> None:
         model="m", temperature=0.5, top_p=0.9, max_completion_tokens=7, max_tokens=9, stop="x",
         seed=3, user="someone@example.com", priority=-1, unknown_field={"a": 1},
     )  # fmt: skip
-    call = body.to_call("t", 1.0)
+    call = body.to_call(T, 1.0)
     asked = call.options
     assert call.messages == (Message("user", "Hi"),)
-    assert (call.model, call.tenant) == ("m", "t")
+    assert (call.model, call.tenant, call.key) == ("m", "t", "k")
     assert (asked.temperature, asked.top_p, asked.seed) == (0.5, 0.9, 3)
     assert (asked.max_tokens, asked.stop, asked.priority) == (7, ("x",), -1)
     assert asked.session_id is not None
@@ -52,14 +53,14 @@ def test_openai_fields_become_a_call() -> None:
 
 
 def test_defaults_are_openais() -> None:
-    asked = chat().to_call("t", 1.0).options
+    asked = chat().to_call(T, 1.0).options
     assert (asked.temperature, asked.max_tokens, asked.session_id) == (1.0, None, None)
-    completion = CompletionBody.model_validate({"prompt": "x"}).to_calls("t", 1.0)
+    completion = CompletionBody.model_validate({"prompt": "x"}).to_calls(T, 1.0)
     assert completion[0].options.max_tokens == 16
 
 
 def test_prompt_cache_key_is_the_session() -> None:
-    asked = chat(prompt_cache_key="conv-1", user="u").to_call("t", 1.0).options
+    asked = chat(prompt_cache_key="conv-1", user="u").to_call(T, 1.0).options
     assert asked.session_id == "conv-1"
 
 
@@ -76,9 +77,9 @@ def test_prompt_cache_key_is_the_session() -> None:
 def test_what_the_client_knows_of_its_next_turn_is_a_hint(
     reuse: dict[str, object] | None, hint: ReuseHint | None
 ) -> None:
-    assert chat(reuse=reuse).to_call("t", 1.0).options.hint == hint
+    assert chat(reuse=reuse).to_call(T, 1.0).options.hint == hint
     completion = CompletionBody.model_validate({"prompt": "x", "reuse": reuse})
-    assert completion.to_calls("t", 1.0)[0].options.hint == hint
+    assert completion.to_calls(T, 1.0)[0].options.hint == hint
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_salt_isolates_inside_its_tenant_only() -> None:
 def test_parts_are_joined_and_developer_is_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": parts}, {"role": "assistant", "content": None}]
-    call = ChatBody.model_validate({"messages": messages}).to_call("t", 1.0)
+    call = ChatBody.model_validate({"messages": messages}).to_call(T, 1.0)
     assert call.messages == (Message("system", "ab"), Message("assistant", ""))
 
 
@@ -129,7 +130,7 @@ def test_parts_are_joined_and_developer_is_system() -> None:
 )
 def test_what_we_do_not_do_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(FieldError, match=field) as caught:
-        chat(**{field: value}).to_call("t", 1.0)
+        chat(**{field: value}).to_call(T, 1.0)
     assert caught.value.param == field
 
 
@@ -137,15 +138,15 @@ def test_what_we_do_not_do_is_refused_by_name(field: str, value: object) -> None
     ("field", "value"), [("n", 1), ("tools", []), ("logprobs", None), ("top_k", -1)]
 )
 def test_neutral_values_are_accepted(field: str, value: object) -> None:
-    assert chat(**{field: value}).to_call("t", 1.0)
+    assert chat(**{field: value}).to_call(T, 1.0)
 
 
 def test_a_json_schema_holds_the_answer() -> None:
     schema = {"type": "string", "enum": ["é"]}
     asked = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
-    call = chat(response_format=asked).to_call("t", 1.0)
+    call = chat(response_format=asked).to_call(T, 1.0)
     assert json.loads(call.json_schema) == schema
-    assert chat(response_format={"type": "text"}).to_call("t", 1.0).json_schema == ""
+    assert chat(response_format={"type": "text"}).to_call(T, 1.0).json_schema == ""
 
 
 @pytest.mark.parametrize(
@@ -157,20 +158,20 @@ def test_a_json_schema_holds_the_answer() -> None:
 )
 def test_only_text_messages(message: dict[str, object]) -> None:
     with pytest.raises(FieldError, match=r"messages\[0\]"):
-        ChatBody.model_validate({"messages": [message]}).to_call("t", 1.0)
+        ChatBody.model_validate({"messages": [message]}).to_call(T, 1.0)
 
 
 @pytest.mark.parametrize(
     ("prompt", "count"), [("a", 1), (["a", "b"], 2), ([1, 2], 1), ([[1], [2], [3]], 3)]
 )
 def test_prompts_come_in_four_shapes(prompt: object, count: int) -> None:
-    assert len(CompletionBody.model_validate({"prompt": prompt}).to_calls("t", 1.0)) == count
+    assert len(CompletionBody.model_validate({"prompt": prompt}).to_calls(T, 1.0)) == count
 
 
 def test_no_prompts_and_too_many_are_refused() -> None:
     for prompt in ([], ["x"] * (limits.MAX_HTTP_PROMPTS + 1)):
         with pytest.raises(FieldError):
-            CompletionBody.model_validate({"prompt": prompt}).to_calls("t", 1.0)
+            CompletionBody.model_validate({"prompt": prompt}).to_calls(T, 1.0)
 
 
 def test_usage_always_has_both_cache_fields() -> None:
@@ -197,16 +198,16 @@ def test_usage_tells_what_was_blended() -> None:
 
 def test_documents_are_text_or_objects_and_reach_every_call() -> None:
     given = ["a ", {"text": "b", "title": "T", "id": 7}, {"text": " "}]
-    assert chat(documents=given).to_call("t", 1.0).documents == ("a", "T\nb")
+    assert chat(documents=given).to_call(T, 1.0).documents == ("a", "T\nb")
     body = CompletionBody.model_validate({"prompt": ["x", "y"], "documents": given})
-    assert [call.documents for call in body.to_calls("t", 1.0)] == [("a", "T\nb")] * 2
+    assert [call.documents for call in body.to_calls(T, 1.0)] == [("a", "T\nb")] * 2
 
 
 def test_blending_fields() -> None:
-    plain = chat().to_call("t", 1.0).options
+    plain = chat().to_call(T, 1.0).options
     assert (plain.blend, plain.recompute_ratio, plain.selector) == (None, None, None)
     fields = {"blend": True, "recompute_ratio": 0.5, "selector": "query", "chunk_separator": "#"}
-    asked = chat(**fields).to_call("t", 1.0).options
+    asked = chat(**fields).to_call(T, 1.0).options
     assert (asked.blend, asked.recompute_ratio, asked.chunk_separator) == (True, 0.5, "#")
     assert asked.selector is BlendSelector.QUERY
 
@@ -246,6 +247,7 @@ def test_public_addresses_need_keys(host: str, inside: bool) -> None:
             HttpConfig(host=host).check()
 
 
+T = RestCaller("t", "k")
 GOOD = {
     "host": "127.0.0.1:8000",
     "content-type": "application/json",
@@ -277,7 +279,7 @@ HASHED = "sha256:" + hashlib.sha256(b"secret").hexdigest()
 )
 def test_strangers_are_refused(config: dict[str, Any], headers: dict[str, str], says: str) -> None:
     with pytest.raises((AuthenticationError, HTTPException)) as caught:
-        admit(HttpConfig(**config), "POST", "/v1/sql", Headers(GOOD | headers))
+        admit(KeyRing(HttpConfig(**config)), "POST", "/v1/sql", Headers(GOOD | headers))
     hint = getattr(caught.value, "hint", "")
     assert re.search(says, f"{caught.value} {hint}")
 
@@ -297,7 +299,10 @@ def test_strangers_are_refused(config: dict[str, Any], headers: dict[str, str], 
     ],
 )
 def test_own_clients_are_admitted(config: dict[str, Any], headers: dict[str, str]) -> None:
-    assert admit(HttpConfig(**config), "POST", "/v1/sql", Headers(GOOD | headers)) == "default"
+    assert (
+        admit(KeyRing(HttpConfig(**config)), "POST", "/v1/sql", Headers(GOOD | headers))
+        == RestCaller()
+    )
     HttpConfig(**config).check()
 
 

@@ -1,4 +1,4 @@
-"""Keeps a front's limits of AI calls equal to those that the meta server keeps.
+"""Keeps a front's limits of AI calls and REST keys equal to those that the meta server keeps.
 
 Used by tierkv/parts/front_part.py. The meta server is asked every second; without an answer the
 front goes on with what it knows.
@@ -9,21 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from tierkv.kvcore.api_keys import keys_of
 from tierkv.kvcore.call_limits import limits_of
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
 from tierkv.scheduler.limits.gate import CallGate
 
+if TYPE_CHECKING:
+    from tierkv.dbfront.http.key_ring import KeyRing  # `tierkv sql` opens no REST door.
+
 _log = logging.getLogger(__name__)
 LOOK_S: Final = 0.8
 
 
-class LimitFollower:
-    """Applies limits within a second of a change."""
+class RecordFollower:
+    """Applies records within a second of a change.
+
+    Attributes:
+        keys: the REST door's; set when the door opens.
+    """
 
     def __init__(self, meta: MetaClient, gate: CallGate) -> None:
+        self.keys: KeyRing | None = None
         self._meta = meta
         self._gate = gate
         self._task: asyncio.Task[None] | None = None
@@ -32,7 +41,7 @@ class LimitFollower:
         """Look once, then keep looking in the background."""
         with suppress(DirectoryUnavailableError):
             await self.look()
-        self._task = asyncio.create_task(self._follow(), name="limits-follow")
+        self._task = asyncio.create_task(self._follow(), name="records-follow")
 
     async def stop(self) -> None:
         """Stop looking."""
@@ -43,12 +52,15 @@ class LimitFollower:
             self._task = None
 
     async def look(self) -> None:
-        """Apply the limits of now; also called after a change by this front.
+        """Apply the records of now; also called after a change by this front.
 
         Raises:
             DirectoryUnavailableError: the meta server does not answer; nothing changed.
         """
-        limits = limits_of(await self._meta.list_records())
+        records = await self._meta.list_records()
+        if self.keys is not None:
+            self.keys.stored = keys_of(records)
+        limits = limits_of(records)
         namespaces = await self._meta.list_namespaces() if limits else ()
         self._gate.namespace_of = {
             tenant: namespace.name for namespace in namespaces for tenant in namespace.members
@@ -63,4 +75,4 @@ class LimitFollower:
             except DirectoryUnavailableError:
                 continue
             except Exception:  # noqa: BLE001 - outermost loop: the look must outlive any bug
-                _log.exception("could not look at the limits of calls")
+                _log.exception("could not look at limits and keys")

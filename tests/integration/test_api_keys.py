@@ -1,0 +1,112 @@
+"""REST keys made by ``tierkv key create``: what they open, whom they are, and their end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fix_cluster import ROOT, wait_for
+from tests.fix_roles import Roles
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+PROMPT = {"prompt": "Mia bought a kettle.", "max_tokens": 2, "temperature": 0}
+
+
+class Keyed(Roles):
+    """Roles and the ``tierkv key`` command."""
+
+    def key(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run the command."""
+        return subprocess.run(
+            [sys.executable, "-m", "tierkv", "key", *words, "--set",
+             f"cluster.meta_address=127.0.0.1:{self._ports['meta']}", "--set",
+             "cluster.token=roles"],
+            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    def post(self, path: str, body: dict[str, Any], key: str = "") -> tuple[int, Any]:
+        """Send a request; return the status and the body."""
+        headers = {"content-type": "application/json"}
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.http_port}{path}", json.dumps(body).encode(), headers
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=40) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    roles = Keyed(tmp_path_factory.mktemp("keys"))
+    try:
+        roles.start("meta")
+        roles.start("dmp-0", "compute-0", "front")
+        yield roles
+    finally:
+        roles.stop()
+
+
+def test_keys_are_made_used_limited_and_revoked(cluster: Keyed) -> None:
+    assert cluster.post("/v1/completions", PROMPT)[0] == 200  # Open: there is no key.
+    made = cluster.key("create", "crm", "--tenant", "sales")
+    key = made.stdout.strip()
+    assert key.startswith("tk-") and "only its hash is stored" in made.stderr, made.stderr
+    wait_for(lambda: cluster.post("/v1/completions", PROMPT)[0] == 401, what="the door needs a key")
+    assert cluster.post("/v1/completions", PROMPT, "tk-" + "x" * 43)[0] == 401
+    assert cluster.post("/v1/completions", PROMPT, key)[0] == 200
+
+    listed = cluster.key("list")
+    assert "crm" in listed.stdout and "sales" in listed.stdout and key not in listed.stdout
+    again = cluster.key("create", "crm")
+    assert again.returncode == 1 and "tierkv key revoke crm" in again.stderr
+
+    status, told = cluster.post("/v1/sql", {"sql": "SELECT current_user AS who"}, key)
+    assert (status, told["rows"]) == (200, [["sales"]])
+    port = cluster.pg_port
+    with psycopg.connect(f"host=127.0.0.1 port={port} user=dba", autocommit=True) as session:
+        session.execute("ALTER AI KEY crm SET AI LIMIT (requests = '2/day')")
+        assert cluster.post("/v1/completions", PROMPT, key)[0] == 200
+        call = {"sql": "SELECT ai_generate('Hello', options => '{\"max_tokens\": 1}')"}
+        assert cluster.post("/v1/sql", call, key)[0] == 200
+        status, told = cluster.post("/v1/completions", PROMPT, key)
+        assert status == 429 and "key crm has used its limit" in told["error"]["message"]
+        (left,) = session.execute(
+            "SELECT remaining FROM tierkv.call_limits WHERE subject = 'crm'"
+        ).fetchall()
+        assert left[0] == pytest.approx(0.0, abs=0.1)
+    mine = cluster.post("/v1/sql", {"sql": "SELECT subject FROM tierkv.my_limits"}, key)[1]
+    assert mine["rows"] == [["crm"]]
+
+    assert cluster.key("revoke", "crm").returncode == 0
+    gone = cluster.key("revoke", "crn")
+    assert gone.returncode == 1 and "there is no key 'crn'" in gone.stderr
+    wait_for(lambda: cluster.post("/v1/completions", PROMPT)[0] == 200, what="the last key is gone")
+
+
+def test_a_stream_whose_key_is_revoked_ends_whole(cluster: Keyed) -> None:
+    key = cluster.key("create", "short").stdout.strip()
+    wait_for(lambda: cluster.post("/v1/completions", PROMPT)[0] == 401, what="the key is known")
+    body = {"prompt": "Once", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.http_port}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json", "authorization": f"Bearer {key}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as stream:
+        assert stream.readline()
+        assert cluster.key("revoke", "short").returncode == 0
+        wait_for(lambda: cluster.post("/v1/completions", PROMPT)[0] == 200, what="it is gone")
+        lines = [line for line in stream if line.startswith(b"data: ")]
+    assert lines[-1] == b"data: [DONE]\n"
