@@ -59,6 +59,8 @@ MAX_RECORDS: Final = 20_000
 """Limits of calls and REST keys of a cluster; each front holds all of them."""
 
 MAX_RECORD_CHARS: Final = 4_096
+MAX_AUDIT_RECORDS: Final = 2_000
+"""Lines of the audit log that the meta server keeps; whoever needs more reads them in time."""
 
 NAME_PATTERN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:\-/]{0,127}"
 

@@ -193,7 +193,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Something durable besides namespaces: a limit of calls, a REST key.
+    """Something durable besides namespaces: a limit of calls, a REST key, a line of the audit log.
 
     Attributes:
         kind: what it is; kvcore and dbfront know the kinds, the meta server does not.
@@ -228,7 +228,9 @@ class MetaClient(Protocol):
     8. ``resolve_namespace`` and ``put_namespace`` raise UserError for invalid names.
        ``drop_namespace`` returns whether there was one; its tenants have the defaults again.
     9. ``put_record`` makes, replaces or removes a record, durable on return, and returns whether
-       there was one. UserError for a malformed name, too long a body, or too many records.
+       there was one. UserError for a malformed name, too long a body, or too many records. Of the
+       audit log the latest limits.MAX_AUDIT_RECORDS by name are kept. ``list_records`` returns the
+       records of a kind by name.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...
@@ -278,7 +280,7 @@ class MetaClient(Protocol):
 
     async def drop_namespace(self, name: str) -> bool: ...
 
-    async def list_records(self) -> tuple[Record, ...]: ...
+    async def list_records(self, kind: str) -> tuple[Record, ...]: ...
 
     async def put_record(self, record: Record) -> bool: ...
 

@@ -311,9 +311,9 @@ class LocalMeta:
             pass
         return await asyncio.to_thread(self.namespaces.drop, name)
 
-    async def list_records(self) -> tuple[Record, ...]:
+    async def list_records(self, kind: str) -> tuple[Record, ...]:
         with self._open():
-            return self.namespaces.records()
+            return self.namespaces.records(kind)
 
     async def put_record(self, record: Record) -> bool:
         with self._open():

@@ -13,7 +13,7 @@ import secrets
 import threading
 from dataclasses import asdict, astuple, fields, replace
 
-from tierkv.kvcore import block_key, limits
+from tierkv.kvcore import audit, block_key, limits
 from tierkv.kvcore.errors import ConfigError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
@@ -148,10 +148,10 @@ class NamespaceStore:
             self._take(self._database.remove(name))
         return there
 
-    def records(self) -> tuple[Record, ...]:
-        """Return all records, by kind and name."""
+    def records(self, kind: str) -> tuple[Record, ...]:
+        """Return the records of a kind, by name."""
         with self._lock:
-            return tuple(self._records.values())
+            return tuple(each for each in self._records.values() if each.kind == kind)
 
     def put_record(self, record: Record) -> bool:
         """Make, replace or remove a record; return whether there was one. Durable on return.
@@ -167,8 +167,11 @@ class NamespaceStore:
             if not record.body:
                 self._take(self._database.remove_record(record.kind, record.name))
                 return there
-            _check_size(record, len(self._records) + (not there))
+            _check_size(record, sum(1 for kind, _ in self._records if kind != audit.RECORD_KIND))
             self._take(self._database.write_record(StoredRecord(*astuple(record))))
+            if record.kind == audit.RECORD_KIND:
+                for old in self.records(record.kind)[: -limits.MAX_AUDIT_RECORDS]:
+                    self._take(self._database.remove_record(old.kind, old.name))
         return there
 
     def close(self) -> None:

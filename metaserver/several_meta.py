@@ -422,8 +422,8 @@ class SeveralMeta:
     async def drop_namespace(self, name: str) -> bool:
         return await self._group.ask_any(lambda server: server.drop_namespace(name))
 
-    async def list_records(self) -> tuple[Record, ...]:
-        return await self._group.ask_any(lambda server: server.list_records(), within_s=_READ_S)
+    async def list_records(self, kind: str) -> tuple[Record, ...]:
+        return await self._group.ask_any(lambda each: each.list_records(kind), within_s=_READ_S)
 
     async def put_record(self, record: Record) -> bool:
         return await self._group.ask_any(lambda server: server.put_record(record))

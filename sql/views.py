@@ -369,6 +369,15 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "factor": "DOUBLE",
         "worker": "BIGINT",
     },
+    "audit_log": {
+        "happened_at": "TIMESTAMP",
+        "who": "VARCHAR",
+        "action": "VARCHAR",
+        "subject": "VARCHAR",
+        "outcome": "VARCHAR",
+        "detail": "VARCHAR",
+        "times": "BIGINT",
+    },
     "my_limits": dict(_LIMITS),
     "call_limits": dict(_LIMITS),
     "settings": {

@@ -25,6 +25,7 @@ from tierkv.dbfront.views.kvcache import (
     prefix_rows,
     tier_rows,
 )
+from tierkv.kvcore.audit import AuditLine
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
 from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Namespace
@@ -161,7 +162,7 @@ class ClusterSource(Protocol):
     3. ``change_cluster`` carries out a statement of a user; NamespaceDeniedError if the user may
        not, SqlError for a namespace that exists already or not, UserError for a bad option.
     4. ``call_limits`` returns the limits of a client, or all limits to an admin who does not ask
-       for his own.
+       for his own; ``audit_log`` likewise returns all lines to an admin only.
     5. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
     """
 
@@ -181,6 +182,8 @@ class ClusterSource(Protocol):
     async def settings(self) -> tuple[SettingRow, ...]: ...
 
     async def call_limits(self, client: ClientInfo, *, own: bool) -> tuple[LimitLeft, ...]: ...
+
+    async def audit_log(self, client: ClientInfo) -> list[AuditLine]: ...
 
     async def change_cluster(self, user: str, command: ClusterCommand) -> None: ...
 
@@ -213,6 +216,8 @@ async def cluster_rows(
     if view in LIMIT_VIEWS:
         found = await source.call_limits(client or ClientInfo(), own=view == "my_limits")
         return [_limit(left) for left in found]
+    if view == "audit_log":
+        return [_audited(line) for line in await source.audit_log(client or ClientInfo())]
     if view == "directory":
         return [{"name": name, "value": value} for name, value in await source.directory()]
     if view == "queue":
@@ -358,6 +363,11 @@ def _namespace(namespace: Namespace, nodes: Sequence[DirectoryNode]) -> Row:
         "on_full": "evict" if kept.evicts else "refuse",
         **sums,
     }
+
+
+def _audited(line: AuditLine) -> Row:
+    row = asdict(line) | {"outcome": str(line.outcome), "happened_at": timestamp(line.at_unix_s)}
+    return {name: value for name, value in row.items() if name != "at_unix_s"}
 
 
 def _limit(left: LimitLeft) -> Row:

@@ -1049,7 +1049,7 @@ Global___DropNamespaceReply: _TypeAlias = DropNamespaceReply  # noqa: Y015
 
 @_typing.final
 class Record(_message.Message):
-    """Something durable besides namespaces: a limit of calls, a REST key."""
+    """Something durable besides namespaces: a limit of calls, a REST key, a line of the audit log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1098,12 +1098,16 @@ Global___PutRecordReply: _TypeAlias = PutRecordReply  # noqa: Y015
 class ListRecordsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    KIND_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
     def __init__(
         self,
+        *,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -229,10 +229,10 @@ class GrpcMeta:
         request = pb.DropNamespaceRequest(name=name)
         return await self._call("DropNamespace", request, lambda reply: bool(reply.existed))
 
-    async def list_records(self) -> tuple[Record, ...]:
+    async def list_records(self, kind: str) -> tuple[Record, ...]:
         return await self._call(
             "ListRecords",
-            pb.ListRecordsRequest(),
+            pb.ListRecordsRequest(kind=kind),
             lambda reply: tuple(map(wire.RECORD.from_proto, reply.records)),
         )
 

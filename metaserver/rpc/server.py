@@ -150,7 +150,7 @@ class _MetaService(rpc.MetaServicer):
         self, request: pb.ListRecordsRequest, context: Any
     ) -> pb.ListRecordsReply:
         async with answering(context):
-            records = await self._meta.list_records()
+            records = await self._meta.list_records(request.kind)
             return pb.ListRecordsReply(records=map(wire.RECORD.to_proto, records))
 
     async def PutRecord(self, request: pb.Record, context: Any) -> pb.PutRecordReply:

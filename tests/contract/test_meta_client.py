@@ -446,14 +446,24 @@ async def test_records_are_put_replaced_and_removed(meta: MetaClient) -> None:
     assert not await meta.put_record(limit)
     assert not await meta.put_record(Record("key", "k1", "{}"))
     assert await meta.put_record(replace(limit, body='{"é": 1}'))
-    assert await meta.list_records() == (Record("key", "k1", "{}"), replace(limit, body='{"é": 1}'))
+    assert await meta.list_records("limit") == (replace(limit, body='{"é": 1}'),)
     assert await meta.put_record(replace(limit, body=""))
     assert not await meta.put_record(replace(limit, body=""))
-    assert await meta.list_records() == (Record("key", "k1", "{}"),)
+    assert await meta.list_records("limit") == ()
+    assert await meta.list_records("key") == (Record("key", "k1", "{}"),)
     with pytest.raises(UserError, match="is not a record name"):
         await meta.put_record(replace(limit, name="a b"))
     with pytest.raises(UserError, match="at most"):
         await meta.put_record(replace(limit, body="x" * (limits.MAX_RECORD_CHARS + 1)))
+
+
+async def test_the_audit_log_keeps_its_latest_lines(
+    meta: MetaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_AUDIT_RECORDS", 3)
+    for number in range(5):
+        await meta.put_record(Record("audit", f"{number}", "{}"))
+    assert [each.name for each in await meta.list_records("audit")] == ["2", "3", "4"]
 
 
 async def test_heartbeats_tell_that_namespaces_changed(meta: MetaClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 import urllib.error
@@ -90,6 +91,18 @@ def test_keys_are_made_used_limited_and_revoked(cluster: Keyed) -> None:
     assert mine["rows"] == [["crm"]]
 
     assert cluster.key("revoke", "crm").returncode == 0
+    with psycopg.connect(f"host=127.0.0.1 port={port} user=dba", autocommit=True) as session:
+        log = session.execute(
+            "SELECT action, subject, outcome, detail, who FROM tierkv.audit_log "
+            "WHERE subject = 'key crm' ORDER BY happened_at"
+        ).fetchall()
+    assert [line[:4] for line in log if line[0] != "AI call"] == [
+        ("tierkv key create", "key crm", "done", "tenant = sales"),
+        ("ALTER AI LIMIT", "key crm", "done", "requests = 2/day"),
+        ("tierkv key revoke", "key crm", "done", ""),
+    ]
+    assert log[0][4].endswith(f"@{platform.node()}") and log[1][4] == "dba"
+    assert not any(key in str(line) for line in log)
     gone = cluster.key("revoke", "crn")
     assert gone.returncode == 1 and "there is no key 'crn'" in gone.stderr
     wait_for(lambda: cluster.post("/v1/completions", PROMPT)[0] == 200, what="the last key is gone")

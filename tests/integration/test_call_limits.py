@@ -139,6 +139,43 @@ def test_bad_limits_are_refused_with_the_cure(
     assert "alive" in done.stdout
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_the_audit_log_tells_who_did_what_and_who_was_refused(cluster: Limited, door: str) -> None:
+    name = f"audited-{door}"
+    cluster.one(door, f'CREATE KV NAMESPACE "{name}" WITH (ttl = 1h)')
+    cluster.psql(door, f'ALTER KV NAMESPACE "{name}" SET (ttl = never)')
+    cluster.psql("front-duck", f'DROP KV NAMESPACE "{name}"', user="mallory")
+    cluster.one(door, f'DROP KV NAMESPACE "{name}"')
+    lines = (
+        "SELECT who, action, outcome, detail, times FROM tierkv.audit_log "
+        f"WHERE subject = '{name}' ORDER BY happened_at"
+    )
+    told = cluster.one(door, lines)
+    assert [line[:3] for line in told] == [
+        (USER, "CREATE KV NAMESPACE", "done"),
+        (USER, "ALTER KV NAMESPACE", "failed"),
+        ("mallory", "DROP KV NAMESPACE", "refused"),
+        (USER, "DROP KV NAMESPACE", "done"),
+    ]
+    assert told[0][3] == "ttl = 1h" and "may not change" in told[2][3]
+    mine = cluster.one("front-duck", "SELECT DISTINCT who FROM tierkv.audit_log", user="mallory")
+    assert mine == [("mallory",)]
+
+
+def test_refused_calls_are_audited_together(cluster: Limited) -> None:
+    cluster.one(DOORS[0], "ALTER TENANT eve SET AI LIMIT (requests = '1/day')")
+    wait_for(lambda: cluster.one("front-duck", MINE, user="eve"), what="the limit is known")
+    for _ in range(3):
+        cluster.psql("front-duck", CALL % 1, CALL % 2, user="eve")
+    cluster.one(DOORS[0], "ALTER TENANT eve RESET AI LIMIT")
+    lines = "SELECT outcome, detail, times FROM tierkv.audit_log WHERE who = 'eve' AND action = 'AI call'"
+    told = wait_for(
+        lambda: [line for line in cluster.one(DOORS[0], lines) if line[0] == "refused"],
+        what="the refusals are told",
+    )
+    assert told[0][1] == "limit of requests" and 1 <= told[0][2] <= 5 and len(told) == 1
+
+
 def test_postgres_keeps_its_own_alter_role(cluster: Limited) -> None:
     done = cluster.psql("front-post", f"ALTER ROLE {USER} SET work_mem = '8MB'")
     assert done.stdout.strip() == "ALTER ROLE", done.stderr

@@ -10,7 +10,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from tierkv.commands.meta import cluster_meta
+from tierkv.commands.meta import audit, cluster_meta
 from tierkv.dbfront.contracts import Column
 from tierkv.kvcore.api_keys import RECORD_KIND, ApiKey, digest_of, keys_of, new_key
 from tierkv.kvcore.clock import SystemClock
@@ -33,12 +33,15 @@ async def create_key(settings: Settings, name: str, tenant: str) -> None:
     secret = new_key()
     key = ApiKey(name, tenant, digest_of(secret), SystemClock().wall())
     async with cluster_meta(settings) as meta:
-        if any(each.name == name for each in keys_of(await meta.list_records()).values()):
+        if any(
+            each.name == name for each in keys_of(await meta.list_records(RECORD_KIND)).values()
+        ):
             raise UserError(
                 f"there is a key {name!r} already",
                 hint=f"Give the new one another name, or run `tierkv key revoke {name}` first.",
             )
         await meta.put_record(Record(RECORD_KIND, name, key.to_json()))
+        await audit(meta, "tierkv key create", f"key {name}", f"tenant = {tenant}")
     sys.stdout.write(f"{secret}\n")
     sys.stderr.write("Keep it: only its hash is stored. Send it as Authorization: Bearer KEY.\n")
 
@@ -50,7 +53,7 @@ async def print_keys(settings: Settings, output: OutputFormat) -> None:
         NoNodeError: the meta server does not answer.
     """
     async with cluster_meta(settings) as meta:
-        keys = keys_of(await meta.list_records()).values()
+        keys = keys_of(await meta.list_records(RECORD_KIND)).values()
     rows = [_row(key) for key in sorted(keys, key=lambda key: key.name)]
     sys.stdout.write(render_rows(COLUMNS, rows, output))
 
@@ -64,8 +67,9 @@ async def revoke_key(settings: Settings, name: str) -> None:
     """
     async with cluster_meta(settings) as meta:
         if not await meta.put_record(Record(RECORD_KIND, name, "")):
-            known = [key.name for key in keys_of(await meta.list_records()).values()]
+            known = [key.name for key in keys_of(await meta.list_records(RECORD_KIND)).values()]
             raise UserError(f"there is no key {name!r}", hint=did_you_mean(name, known))
+        await audit(meta, "tierkv key revoke", f"key {name}")
 
 
 def _row(key: ApiKey) -> tuple[Any, ...]:

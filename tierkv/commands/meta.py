@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import platform
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +13,17 @@ from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError
 from tierkv.metaserver.client import MetaClient
 from tierkv.metaserver.several_meta import connect_meta
 from tierkv.parts.access import cluster_access
+from tierkv.parts.audit_writer import AuditWriter
 from tierkv.settings import Settings
+
+
+async def audit(meta: MetaClient, action: str, subject: str, detail: str = "") -> None:
+    """Append a line to the audit log, on behalf of the user of this machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # A container's user may have no name.
+        user = f"uid {os.getuid()}"
+    await AuditWriter(meta).write(f"{user}@{platform.node()}", action, subject, detail=detail)
 
 
 @asynccontextmanager

@@ -7,11 +7,12 @@ rows. A change leaves the namespace's remaining values as they were.
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import ByteSize
 
-from tierkv.commands.meta import cluster_meta
+from tierkv.commands.meta import audit, cluster_meta
 from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.statement.namespace_change import DEFAULT_CODEC, NamespaceChange
 from tierkv.kvcore.errors import UserError
@@ -68,6 +69,7 @@ async def set_namespace(
         known = {namespace.name: namespace for namespace in await meta.list_namespaces()}
         wanted = change.applied_to(known.get(name, Namespace(name)))
         stored = await meta.put_namespace(wanted)
+        await audit(meta, "tierkv namespace set", name, _text(change))
     sys.stdout.write(render_rows(COLUMNS, [_row(stored)], output))
 
 
@@ -82,6 +84,12 @@ async def drop_namespace(settings: Settings, name: str) -> None:
         if not await meta.drop_namespace(name):
             known = [namespace.name for namespace in await meta.list_namespaces()]
             raise UserError(f"there is no namespace {name!r}", hint=did_you_mean(name, known))
+        await audit(meta, "tierkv namespace drop", name)
+
+
+def _text(change: NamespaceChange) -> str:
+    given = {k: value for k, value in asdict(change).items() if value is not None}
+    return ", ".join(f"{name} = {value}" for name, value in given.items())
 
 
 def _row(namespace: Namespace) -> tuple[Any, ...]:

@@ -22,6 +22,8 @@ from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.front_settings import FrontSettings
+from tierkv.kvcore import audit as audit_log
+from tierkv.kvcore.audit import AuditLine, Outcome, lines_of
 from tierkv.kvcore.call_limits import (
     RECORD_KIND,
     CallLimits,
@@ -35,10 +37,12 @@ from tierkv.kvcore.errors import (
     NamespaceDeniedError,
     NoNodeError,
     SqlError,
+    TierKVError,
 )
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
 from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace, Record
+from tierkv.parts.audit_writer import AuditWriter
 from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.gate import Caller, LimitLeft
@@ -159,7 +163,20 @@ class MetaSource:
 
     async def change_cluster(self, user: str, command: ClusterCommand) -> None:
         """Carry out a statement about the cluster; see ClusterSource."""
-        refuse_stranger(user, self.config.settings.front)
+        subject = command.name if command.limited is None else f"{command.limited} {command.name}"
+        audit = AuditWriter(self.meta)
+        try:
+            refuse_stranger(user, self.config.settings.front)
+            await self._change(command)
+        except TierKVError as error:
+            denied = isinstance(error, NamespaceDeniedError)
+            outcome = Outcome.REFUSED if denied else Outcome.FAILED
+            await audit.write(user, command.tag, subject, outcome, detail=error.message)
+            raise
+        given = ", ".join(f"{option.name} = {option.value}" for option in command.options)
+        await audit.write(user, command.tag, subject, detail=given)
+
+    async def _change(self, command: ClusterCommand) -> None:
         if command.limited is not None:
             with _no_directory_is_no_view():
                 await self._change_limits(Subject(command.limited, command.name), command)
@@ -183,7 +200,7 @@ class MetaSource:
         if command.verb == "DROP":
             await self.meta.put_record(Record(RECORD_KIND, name, ""))
         else:
-            old = limits_of(await self.meta.list_records()).get(subject, CallLimits())
+            old = limits_of(await self.meta.list_records(RECORD_KIND)).get(subject, CallLimits())
             limits = changed_limits(old, command.options)
             await self.meta.put_record(Record(RECORD_KIND, name, limits.to_json()))
         if self.records is not None:
@@ -194,6 +211,14 @@ class MetaSource:
         everybody = not own and may_administer(client.user, self.config.settings.front)
         caller = None if everybody else Caller(client.user, client.key)
         return tuple(await self.generation.gate.left(caller))
+
+    async def audit_log(self, client: ClientInfo) -> list[AuditLine]:
+        """Return the lines that a client may see; see ClusterSource."""
+        with _no_directory_is_no_view():
+            lines = lines_of(await self.meta.list_records(audit_log.RECORD_KIND))
+        if may_administer(client.user, self.config.settings.front):
+            return lines
+        return [line for line in lines if line.who == client.user]
 
     async def namespaces(self) -> tuple[Namespace, ...]:
         """Return the configured namespaces; tenants without a namespace have the defaults."""

@@ -11,10 +11,12 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from tierkv.kvcore import api_keys, call_limits
 from tierkv.kvcore.api_keys import keys_of
 from tierkv.kvcore.call_limits import limits_of
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient
+from tierkv.parts.audit_writer import AuditWriter
 from tierkv.scheduler.limits.gate import CallGate
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class RecordFollower:
         self.keys: KeyRing | None = None
         self._meta = meta
         self._gate = gate
+        self._audit = AuditWriter(meta)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -57,10 +60,9 @@ class RecordFollower:
         Raises:
             DirectoryUnavailableError: the meta server does not answer; nothing changed.
         """
-        records = await self._meta.list_records()
         if self.keys is not None:
-            self.keys.stored = keys_of(records)
-        limits = limits_of(records)
+            self.keys.stored = keys_of(await self._meta.list_records(api_keys.RECORD_KIND))
+        limits = limits_of(await self._meta.list_records(call_limits.RECORD_KIND))
         namespaces = await self._meta.list_namespaces() if limits else ()
         self._gate.namespace_of = {
             tenant: namespace.name for namespace in namespaces for tenant in namespace.members
@@ -72,6 +74,7 @@ class RecordFollower:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.look()
+                await self._audit.write_refusals(self._gate.refused)
             except DirectoryUnavailableError:
                 continue
             except Exception:  # noqa: BLE001 - outermost loop: the look must outlive any bug
