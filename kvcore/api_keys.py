@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 RECORD_KIND: Final = "key"
-"""Kind of the records that hold keys (metaserver/client.py::Record)."""
+"""Kind of the records that hold keys (metaserver/client.py::ClusterRecord)."""
 
 PREFIX: Final = "tk-"
 """Begins every key, so that scanners of source code find keys that were committed."""

@@ -51,7 +51,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class CallRate:
     """An amount per period, as in ``50/s`` and ``1M/day``.
 
     Attributes:
@@ -75,7 +75,7 @@ class Rate:
         return f"{self.amount:g}/{unit}"
 
 
-def rate(text: str) -> Rate:
+def rate(text: str) -> CallRate:
     """Read ``50/s``, ``600/min``, ``10K/h`` or ``1M/day``.
 
     Raises:
@@ -87,7 +87,7 @@ def rate(text: str) -> Rate:
     amount = float(found[1]) * _MULTIPLES[found[2].upper()]
     if not 0.0 < amount <= _MOST:
         raise ValueError(f"must be above 0 and at most {_MOST:g}")
-    return Rate(amount, _PERIODS[found[3].lower()])
+    return CallRate(amount, _PERIODS[found[3].lower()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ class CallLimits:
             instead of being refused.
     """
 
-    requests: Rate | None = None
-    prompt_tokens: Rate | None = None
-    completion_tokens: Rate | None = None
+    requests: CallRate | None = None
+    prompt_tokens: CallRate | None = None
+    completion_tokens: CallRate | None = None
     burst: int = 0
     max_priority: int | None = None
     max_in_flight: int = 0
@@ -132,7 +132,7 @@ class CallLimits:
             found = {k: v for k, v in json.loads(text).items() if k in known}
             for name in ("requests", "prompt_tokens", "completion_tokens"):
                 if found.get(name) is not None:
-                    found[name] = Rate(**found[name])
+                    found[name] = CallRate(**found[name])
             return cls(**found)
         except (TypeError, AttributeError) as error:
             raise ValueError(str(error)) from error

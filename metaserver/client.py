@@ -192,7 +192,7 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ClusterRecord:
     """Something durable besides namespaces: a limit of calls, a REST key, a line of the audit log.
 
     Attributes:
@@ -280,8 +280,8 @@ class MetaClient(Protocol):
 
     async def drop_namespace(self, name: str) -> bool: ...
 
-    async def list_records(self, kind: str) -> tuple[Record, ...]: ...
+    async def list_records(self, kind: str) -> tuple[ClusterRecord, ...]: ...
 
-    async def put_record(self, record: Record) -> bool: ...
+    async def put_record(self, record: ClusterRecord) -> bool: ...
 
     async def close(self) -> None: ...

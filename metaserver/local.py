@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -29,16 +28,13 @@ from tierkv.metaserver.client import (
     DirectoryNode,
     HeartbeatReply,
     LocateReply,
-    Namespace,
-    NamespaceGrant,
-    Record,
     Registration,
     ReportReply,
 )
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.directory.leases import Asked
 from tierkv.metaserver.directory.locate_reply import chain_of, checked_question
-from tierkv.metaserver.namespaces import NamespaceStore
+from tierkv.metaserver.local_records import LocalRecords
 from tierkv.metaserver.state import MetaState
 
 MAX_QUEUED_KEYS: Final = 1 << 18
@@ -147,7 +143,7 @@ class HoldStreams:
                 stream.end()
 
 
-class LocalMeta:
+class LocalMeta(LocalRecords):
     """A complete meta server without a network; implements MetaClient.
 
     MetaState makes the decisions and stays separate, because simulations run it alone with virtual
@@ -163,19 +159,13 @@ class LocalMeta:
     def __init__(self, config: MetaConfig | None = None, *, clock: Clock | None = None) -> None:
         """Open the durable state; raise ConfigError when the database can't be used."""
         config = config or MetaConfig()
+        super().__init__(config)
         self._clock = clock or SystemClock()
         # Leases of an earlier process must stay unknown: lease numbers begin at the time of this
         # start. A node hears of leases of several servers, which may start in the same moment.
         start = int(self._clock.wall() * 1_000) << 20
         self.state = MetaState(config, first_lease=start + secrets.randbits(20))
-        self.namespaces = NamespaceStore(
-            config.database,
-            cluster_secret=config.cluster_secret,
-            default_policy=config.default_policy,
-        )
         self.streams = HoldStreams()
-        self._lock = threading.Lock()
-        self._closed = False
 
     async def register(self, info: NodeInfo, *, home: str = "") -> Registration:
         with self._open():
@@ -271,14 +261,6 @@ class LocalMeta:
         if self._closed:
             raise DirectoryUnavailableError("the meta server in this process is closed")
 
-    async def resolve_namespace(
-        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
-    ) -> NamespaceGrant:
-        with self._open():
-            return self.namespaces.resolve(
-                tenant, model_revision=model_revision, layout_fingerprint=layout_fingerprint
-            )
-
     async def list_nodes(self) -> tuple[DirectoryNode, ...]:
         with self._open():
             return self.state.list_nodes(self._clock.now())
@@ -296,30 +278,6 @@ class LocalMeta:
                 return counts
             return tuple(sorted((*counts, ("database_damaged", 1))))
 
-    async def list_namespaces(self) -> tuple[Namespace, ...]:
-        with self._open():
-            return self.namespaces.namespaces()
-
-    async def put_namespace(self, namespace: Namespace) -> Namespace:
-        with self._open():
-            pass
-        # The write waits for the disk, so it runs in a thread; the store has its own lock.
-        return await asyncio.to_thread(self.namespaces.put, namespace)
-
-    async def drop_namespace(self, name: str) -> bool:
-        with self._open():
-            pass
-        return await asyncio.to_thread(self.namespaces.drop, name)
-
-    async def list_records(self, kind: str) -> tuple[Record, ...]:
-        with self._open():
-            return self.namespaces.records(kind)
-
-    async def put_record(self, record: Record) -> bool:
-        with self._open():
-            pass
-        return await asyncio.to_thread(self.namespaces.put_record, record)
-
     async def close(self) -> None:
         with self._lock:
             if not self._closed:
@@ -334,11 +292,3 @@ class LocalMeta:
         """End all streams of orders; an open stream would keep a server from stopping."""
         with self._lock:
             self.streams.end_all()
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        """Hold the lock; refuse after ``close``."""
-        with self._lock:
-            if self._closed:
-                raise DirectoryUnavailableError("the meta server in this process is closed")
-            yield

@@ -25,7 +25,7 @@ class NamespaceRow(NamedTuple):
 
 
 class StoredRecord(NamedTuple):
-    """A record as stored; see metaserver/client.py::Record. ``body`` is never empty."""
+    """A record as stored; see metaserver/client.py::ClusterRecord. ``body`` is never empty."""
 
     kind: str
     name: str

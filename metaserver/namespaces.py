@@ -17,7 +17,7 @@ from tierkv.kvcore import audit, block_key, limits
 from tierkv.kvcore.errors import ConfigError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
-from tierkv.metaserver.client import KvLimits, Namespace, NamespaceGrant, Record
+from tierkv.metaserver.client import ClusterRecord, KvLimits, Namespace, NamespaceGrant
 from tierkv.metaserver.database_file import DatabaseFile
 from tierkv.metaserver.namespace_database import (
     POSTGRES_SCHEMES,
@@ -148,12 +148,12 @@ class NamespaceStore:
             self._take(self._database.remove(name))
         return there
 
-    def records(self, kind: str) -> tuple[Record, ...]:
+    def records(self, kind: str) -> tuple[ClusterRecord, ...]:
         """Return the records of a kind, by name."""
         with self._lock:
             return tuple(each for each in self._records.values() if each.kind == kind)
 
-    def put_record(self, record: Record) -> bool:
+    def put_record(self, record: ClusterRecord) -> bool:
         """Make, replace or remove a record; return whether there was one. Durable on return.
 
         Raises:
@@ -184,7 +184,7 @@ class NamespaceStore:
         namespaces = _namespaces(stored)
         digest = hashlib.blake2b(repr(stored.namespaces).encode(), digest_size=8).digest()
         with self._lock:
-            self._records = {(row.kind, row.name): Record(*row) for row in stored.records}
+            self._records = {(row.kind, row.name): ClusterRecord(*row) for row in stored.records}
             self._namespaces = namespaces
             self._namespace_of = _index(namespaces)
             self.version = int.from_bytes(digest, "little") | 1  # Of all servers the same.
@@ -218,7 +218,7 @@ def _database(database: str) -> NamespaceDatabase:
     return PostgresDatabase(database)
 
 
-def _check_size(record: Record, count: int) -> None:
+def _check_size(record: ClusterRecord, count: int) -> None:
     if len(record.body) > limits.MAX_RECORD_CHARS or count > limits.MAX_RECORDS:
         raise UserError(
             f"a record has at most {limits.MAX_RECORD_CHARS} characters, and there are at most "

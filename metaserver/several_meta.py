@@ -41,13 +41,13 @@ from tierkv.metaserver.block_owners import (
 from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
+    ClusterRecord,
     DirectoryNode,
     HeartbeatReply,
     LocateReply,
     MetaClient,
     Namespace,
     NamespaceGrant,
-    Record,
     Registration,
     ReportReply,
 )
@@ -422,10 +422,10 @@ class SeveralMeta:
     async def drop_namespace(self, name: str) -> bool:
         return await self._group.ask_any(lambda server: server.drop_namespace(name))
 
-    async def list_records(self, kind: str) -> tuple[Record, ...]:
+    async def list_records(self, kind: str) -> tuple[ClusterRecord, ...]:
         return await self._group.ask_any(lambda each: each.list_records(kind), within_s=_READ_S)
 
-    async def put_record(self, record: Record) -> bool:
+    async def put_record(self, record: ClusterRecord) -> bool:
         return await self._group.ask_any(lambda server: server.put_record(record))
 
     async def list_nodes(self) -> tuple[DirectoryNode, ...]:

@@ -15,26 +15,19 @@ import typer
 
 from tierkv.commands.connect import connect
 from tierkv.commands.deploy import deploy
-from tierkv.commands.key_verbs import key_app
 from tierkv.commands.on_ray import down, scale, start
 from tierkv.commands.options import (
     AddressOption,
     AnsweringEngine,
-    CapacityOption,
     ConfigOption,
     ModelOption,
     ModelsOption,
-    OnFull,
-    OnFullOption,
     PostgresOption,
     RayOption,
     Role,
     SetOption,
-    Switch,
-    TtlOption,
     WorkersOption,
     engine_flags,
-    is_on,
     load,
     model_flags,
     role_flags,
@@ -44,6 +37,7 @@ from tierkv.config import list_entries
 from tierkv.kvcore.errors import TierKVError
 from tierkv.output import OutputFormat
 from tierkv.processes.own_process import collecting_nothing, leave
+from tierkv.tenant_verbs import key_app, namespace_app
 
 app = typer.Typer(
     help="LLM inference inside the database, on a KV cache that all machines share.",
@@ -55,10 +49,6 @@ config_app = typer.Typer(help="Show the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 pool_app = typer.Typer(help="Use a memory pool by hand.", no_args_is_help=True)
 app.add_typer(pool_app, name="pool")
-namespace_app = typer.Typer(
-    help="Set which tenants share KV, and how far answers may depart from exact ones.",
-    no_args_is_help=True,
-)
 app.add_typer(namespace_app, name="namespace")
 app.add_typer(key_app, name="key")
 
@@ -364,110 +354,6 @@ def pool_clean(config: ConfigOption = None, settings: SetOption = None) -> None:
     from tierkv.processes import cluster_files
 
     cluster_files.clean(load(config, settings).settings)
-
-
-@namespace_app.command("list")
-def namespace_list(
-    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
-    config: ConfigOption = None,
-    settings: SetOption = None,
-) -> None:
-    """Show the namespaces of the running cluster; other tenants use the namespace.* settings."""
-    from tierkv.commands.namespaces import print_namespaces
-
-    asyncio.run(print_namespaces(load(config, settings).settings, output))
-
-
-@namespace_app.command("show")
-def namespace_show(
-    name: Annotated[str, typer.Argument(help="Name of the namespace.")],
-    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
-    config: ConfigOption = None,
-    settings: SetOption = None,
-) -> None:
-    """Show one namespace."""
-    from tierkv.commands.namespaces import print_namespaces
-
-    asyncio.run(print_namespaces(load(config, settings).settings, output, name))
-
-
-@namespace_app.command("set")
-def namespace_set(
-    name: Annotated[
-        str,
-        typer.Argument(help="Name of the namespace; without --tenant, also the tenant using it."),
-    ],
-    tenant: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Tenant that uses the namespace; may be repeated. '': only the tenant NAME."
-        ),
-    ] = None,
-    cache: Annotated[Switch | None, typer.Option(help="Store and reuse KV.")] = None,
-    blend: Annotated[
-        Switch | None,
-        typer.Option(help="Reuse documents at any position; answers become approximate."),
-    ] = None,
-    recompute_ratio: Annotated[
-        float | None,
-        typer.Option(
-            help="Least share of reused document tokens that is recomputed, in (0, 1]; 1 is exact."
-        ),
-    ] = None,
-    selector: Annotated[
-        str | None,
-        typer.Option(help="How tokens to recompute are chosen: hkvd, query or boundary."),
-    ] = None,
-    gradual: Annotated[
-        Switch | None,
-        typer.Option(help="With hkvd: recompute more in early layers, fewer in late ones."),
-    ] = None,
-    kv_codec: Annotated[
-        str | None,
-        typer.Option(help="Encoding of KV below L1: none, fp8, int8 ...; default: each node's."),
-    ] = None,
-    capacity: CapacityOption = None,
-    ttl: TtlOption = None,
-    on_full: OnFullOption = None,
-    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
-    config: ConfigOption = None,
-    settings: SetOption = None,
-) -> None:
-    """Create a namespace, or change only the given settings.
-
-    Fronts apply changes within 5 s, pool nodes within 2 s.
-
-    Example: tierkv namespace set default --blend on --recompute-ratio 0.2
-    Example: tierkv namespace set red --tenant ann --tenant bob --capacity 4GiB --ttl 12h
-    """
-    from tierkv.commands.namespaces import set_namespace
-    from tierkv.dbfront.statement.namespace_change import NamespaceChange, read_duration, read_size
-
-    change = NamespaceChange(
-        tenants=None if tenant is None else tuple(filter(None, tenant)),
-        cache=is_on(cache),
-        blend=is_on(blend),
-        recompute_ratio=recompute_ratio,
-        selector=selector,
-        gradual=is_on(gradual),
-        kv_codec=kv_codec,
-        capacity_bytes=read_size(capacity),
-        ttl_s=read_duration(ttl),
-        evicts=None if on_full is None else on_full is OnFull.EVICT,
-    )
-    asyncio.run(set_namespace(load(config, settings).settings, name, change, output))
-
-
-@namespace_app.command("drop")
-def namespace_drop(
-    name: Annotated[str, typer.Argument(help="Name of the namespace.")],
-    config: ConfigOption = None,
-    settings: SetOption = None,
-) -> None:
-    """Remove a namespace. Its tenants share no KV any more, and have no limits."""
-    from tierkv.commands.namespaces import drop_namespace
-
-    asyncio.run(drop_namespace(load(config, settings).settings, name))
 
 
 @app.callback(invoke_without_command=True)

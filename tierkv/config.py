@@ -19,8 +19,7 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 
 from tierkv.kvcore.errors import ConfigError
-from tierkv.setting_section import Section
-from tierkv.settings import Settings
+from tierkv.settings import Section, Settings
 
 ENV_PREFIX = "TIERKV_"
 CONFIG_ENV = "TIERKV_CONFIG"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tierkv.kvcore.call_limits import CallLimits, Rate, rate
+from tierkv.kvcore.call_limits import CallLimits, CallRate, rate
 from tierkv.kvcore.errors import SqlSyntaxError, UserError
 from tierkv.kvcore.value_kinds import Flag, Whole
 from tierkv.sql.cluster_command import CommandOption
@@ -43,7 +43,7 @@ def changed_limits(old: CallLimits, options: Sequence[CommandOption]) -> CallLim
     return replace(old, **found)
 
 
-def _rate(text: str) -> Rate | None:
+def _rate(text: str) -> CallRate | None:
     return None if text.lower() == NO_LIMIT else rate(text)
 
 

@@ -1,7 +1,7 @@
 """A change of a namespace: of the values that a user names, and of no others.
 
-Pure. Used by ``tierkv namespace`` (tierkv/commands/namespaces.py) and by CREATE and ALTER KV
-NAMESPACE (tierkv/parts/front_source.py), so that both mean the same by an option.
+Pure. Used by ``tierkv namespace`` (tierkv/commands/tenants.py) and by CREATE and ALTER
+KV NAMESPACE (tierkv/parts/front_source.py), so that both mean the same by an option.
 """
 
 from __future__ import annotations

@@ -38,12 +38,12 @@ from tierkv.kvwire.v1 import meta_pb2_grpc as rpc
 from tierkv.metaserver.client import (
     MAX_LISTED_REPLICAS,
     BlockListing,
+    ClusterRecord,
     DirectoryNode,
     HeartbeatReply,
     LocateReply,
     Namespace,
     NamespaceGrant,
-    Record,
     Registration,
     ReportReply,
 )
@@ -229,14 +229,14 @@ class GrpcMeta:
         request = pb.DropNamespaceRequest(name=name)
         return await self._call("DropNamespace", request, lambda reply: bool(reply.existed))
 
-    async def list_records(self, kind: str) -> tuple[Record, ...]:
+    async def list_records(self, kind: str) -> tuple[ClusterRecord, ...]:
         return await self._call(
             "ListRecords",
             pb.ListRecordsRequest(kind=kind),
             lambda reply: tuple(map(wire.RECORD.from_proto, reply.records)),
         )
 
-    async def put_record(self, record: Record) -> bool:
+    async def put_record(self, record: ClusterRecord) -> bool:
         request = wire.RECORD.to_proto(record)
         return await self._call("PutRecord", request, lambda reply: bool(reply.existed))
 

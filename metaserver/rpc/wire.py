@@ -47,13 +47,13 @@ from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.metaserver.client import (
     BlockListing,
     BlockRecord,
+    ClusterRecord,
     DirectoryNode,
     KvLimits,
     LocateReply,
     Namespace,
     NamespaceGrant,
     NodeCoverage,
-    Record,
 )
 from tierkv.metaserver.directory.copy_table import Places
 from tierkv.metaserver.directory.leases import cut_keys
@@ -128,7 +128,7 @@ NAMESPACE: Final = MessageCodec(
 """The store checks the names, because names are user input."""
 
 
-RECORD: Final = MessageCodec(Record, pb.Record, "record")
+RECORD: Final = MessageCodec(ClusterRecord, pb.Record, "record")
 """The store checks names and sizes."""
 
 

@@ -1,4 +1,5 @@
-"""Buckets of requests and tokens: pure arithmetic, with ``now`` as an argument.
+"""Buckets of requests and tokens: pure arithmetic with ``now`` as an argument, and the contract of
+the meters that keep buckets for a front or for several.
 
 A bucket is one number: the moment when it will be full again. Taking an amount moves the moment
 ``amount / per_s`` later; a taker waits until the moment lies at most ``burst / per_s`` ahead. Ref:
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +97,23 @@ class Buckets:
     def restore(self, moments: dict[str, float]) -> None:
         """Continue from kept moments."""
         self._full_s = dict(moments)
+
+
+class LimitMeter(Protocol):
+    """Takes from buckets. Used from one event loop.
+
+    1. ``take`` takes all charges or none: none if one would have to wait longer than
+       ``patience_s``. It sleeps for nobody: the caller waits.
+    2. ``give_back`` puts back what was taken and not used; a failure is only logged.
+    3. ``left`` returns what each charge's bucket has now, negative in debt.
+    4. ``take`` and ``left`` raise SharedStateLostError without an answer; whether anything was
+       taken is then unknown.
+    """
+
+    async def take(self, charges: Sequence[Charge], patience_s: float) -> Taken: ...
+
+    async def give_back(self, charges: Sequence[Charge]) -> None: ...
+
+    async def left(self, charges: Sequence[Charge]) -> list[float]: ...
+
+    async def close(self) -> None: ...

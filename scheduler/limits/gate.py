@@ -17,11 +17,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
 
-from tierkv.kvcore.call_limits import CallLimits, Rate, Subject, SubjectKind, WhenLost
-from tierkv.kvcore.errors import CallLimitError
-from tierkv.scheduler.limits.buckets import Charge
-from tierkv.scheduler.limits.meter import LimitMeter
-from tierkv.scheduler.shared_state.contract import SharedStateLostError
+from tierkv.kvcore.call_limits import CallLimits, CallRate, Subject, SubjectKind, WhenLost
+from tierkv.kvcore.errors import CallLimitError, SharedStateLostError
+from tierkv.scheduler.limits.buckets import Charge, LimitMeter
 
 _log = logging.getLogger(__name__)
 LONGEST_TURN_S: Final = 60.0
@@ -52,7 +50,7 @@ class Caller:
 
 
 @dataclass(slots=True)
-class Admission:
+class AdmittedCall:
     """An admitted call; the caller notes what it really used.
 
     Attributes:
@@ -105,6 +103,7 @@ class CallGate:
     """Admits calls of one front process. Used from one event loop.
 
     Attributes:
+        meter: the buckets; closed by the gate's owner.
         limits: by subject; see ``follow``.
         namespace_of: the namespace of each tenant that a namespace names.
         refused: calls refused so far, by subject and limit.
@@ -123,7 +122,7 @@ class CallGate:
         self.limits: Mapping[Subject, CallLimits] = {}
         self.namespace_of: Mapping[str, str] = {}
         self.refused: dict[tuple[Subject, str], int] = {}
-        self._meter = meter
+        self.meter = meter
         self._shares = shares
         self._when_lost = when_lost
         self._places: dict[Subject, _Places] = {}
@@ -147,7 +146,7 @@ class CallGate:
     @asynccontextmanager
     async def admitted(
         self, caller: Caller, *, prompt_tokens: int, most_tokens: int
-    ) -> AsyncIterator[Admission]:
+    ) -> AsyncIterator[AdmittedCall]:
         """Wait until a call may be sent; on leaving, give back what it did not use.
 
         Args:
@@ -158,7 +157,7 @@ class CallGate:
         Raises:
             CallLimitError: a limit is used up.
         """
-        admission = Admission()
+        admission = AdmittedCall()
         found = self._of(caller) if self.limits else []
         if not found:
             yield admission
@@ -199,7 +198,7 @@ class CallGate:
         self, found: list[tuple[Subject, CallLimits]], amounts: Mapping[str, float]
     ) -> Iterator[_Metered]:
         for (subject, limit), (what, amount) in product(found, amounts.items()):
-            rate: Rate | None = getattr(limit, what)
+            rate: CallRate | None = getattr(limit, what)
             if rate is None:
                 continue
             burst, per_s = rate.amount, rate.per_s
@@ -228,7 +227,7 @@ class CallGate:
         charges = [each.charge for each in metered]
         async with self._turn(found, patience_s):
             try:
-                taken = await self._meter.take(charges, patience_s)
+                taken = await self.meter.take(charges, patience_s)
             except SharedStateLostError as error:
                 self._without_buckets(found, error)
                 return False
@@ -239,7 +238,7 @@ class CallGate:
                 try:
                     await asyncio.sleep(taken.wait_s)
                 except asyncio.CancelledError:
-                    await self._meter.give_back(charges)
+                    await self.meter.give_back(charges)
                     raise
         return True
 
@@ -262,7 +261,7 @@ class CallGate:
             del self._turns[subjects]
 
     async def _give_back(
-        self, metered: list[_Metered], admission: Admission, most_tokens: int
+        self, metered: list[_Metered], admission: AdmittedCall, most_tokens: int
     ) -> None:
         unused = max(0, most_tokens - admission.completion_tokens)
         back = []
@@ -272,7 +271,7 @@ class CallGate:
             elif each.what == "completion_tokens" and unused:
                 back.append(replace(each.charge, amount=unused))
         if back:
-            await self._meter.give_back(back)
+            await self.meter.give_back(back)
 
     def _without_buckets(
         self, found: list[tuple[Subject, CallLimits]], error: SharedStateLostError
@@ -353,7 +352,7 @@ class CallGate:
         found = list(self.limits.items()) if caller is None else self._of(caller)
         metered = list(self._metered(found, dict.fromkeys(_METERED, 0.0)))
         try:
-            told: list[float | None] = [*await self._meter.left([m.charge for m in metered])]
+            told: list[float | None] = [*await self.meter.left([m.charge for m in metered])]
         except SharedStateLostError:
             told = [None] * len(metered)
         rows = [
@@ -368,10 +367,6 @@ class CallGate:
             if limit.max_priority is not None:
                 rows.append(LimitLeft(subject, "max_priority", str(limit.max_priority), None))
         return [replace(row, refused=self.refused.get((row.subject, row.limit), 0)) for row in rows]
-
-    async def close(self) -> None:
-        """Write what has to be remembered."""
-        await self._meter.close()
 
 
 def _patience_s(caller: Caller, found: list[tuple[Subject, CallLimits]]) -> float:

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
+from tierkv.kvcore.errors import SharedStateLostError
 from tierkv.scheduler.limits.buckets import Charge, Taken
-from tierkv.scheduler.shared_state.contract import SharedStateLostError
+from tierkv.scheduler.shared_state.valkey import valkey_client
 
 _log = logging.getLogger(__name__)
 _PREFIX: Final = "{tierkv:limits}:"
@@ -68,16 +69,12 @@ return found
 
 
 class ValkeyMeter:
-    """Implements LimitMeter over the connections of a ValkeyState."""
+    """Implements LimitMeter over one connection pool."""
 
-    def __init__(self, valkey: Any, errors: tuple[type[Exception], ...]) -> None:
-        """Prepare.
-
-        Args:
-            valkey: an asyncio client of Valkey or Redis; closed by its owner.
-            errors: what the client raises without an answer.
-        """
-        self._errors = errors
+    def __init__(self, url: str) -> None:
+        """Prepare as ``valkey_client``."""
+        valkey, self._errors = valkey_client(url)
+        self._valkey = valkey
         self._take = valkey.register_script(_TAKE)
         self._give_back = valkey.register_script(_GIVE_BACK)
         self._ahead = valkey.register_script(_AHEAD)
@@ -104,7 +101,7 @@ class ValkeyMeter:
         ]
 
     async def close(self) -> None:
-        """Do nothing: the connections are not ours."""
+        await self._valkey.aclose()
 
     async def _run(self, script: Any, charges: Sequence[Charge], words: Sequence[float]) -> Any:
         try:

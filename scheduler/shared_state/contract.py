@@ -11,18 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tierkv.kvcore.errors import TierKVError
 from tierkv.kvcore.ids import NodeId
-from tierkv.scheduler.limits.meter import LimitMeter
 
 KEPT_S: Final = 3.0
 """How long a front's counts hold: a front that dies is forgotten after this time."""
-
-
-class SharedStateLostError(TierKVError):
-    """The shared state can't be reached; never reaches a user."""
-
-    code = "shared_state_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +52,6 @@ class SharedState(Protocol):
         Raises:
             SharedStateLostError: no answer; nothing is known about other fronts.
         """
-        ...
-
-    def meter(self) -> LimitMeter | None:
-        """Return buckets that all fronts share; None if this state has none."""
         ...
 
     async def leave(self, front: str) -> None:

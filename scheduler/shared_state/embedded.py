@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import NodeId
-from tierkv.scheduler.limits.meter import LimitMeter
 from tierkv.scheduler.shared_state.contract import KEPT_S, FrontWork, summed
 
 
@@ -29,9 +28,6 @@ class EmbeddedState:
             if now - told_s < KEPT_S
         }
         return summed(work for name, (_, work) in self._told.items() if name != front)
-
-    def meter(self) -> LimitMeter | None:
-        return None
 
     async def leave(self, front: str) -> None:
         self._told.pop(front, None)

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from tierkv.kvcore.errors import SharedStateLostError
 from tierkv.kvcore.ids import NodeId
-from tierkv.scheduler.shared_state.contract import FrontWork, SharedState, SharedStateLostError
+from tierkv.scheduler.shared_state.contract import FrontWork, SharedState
 
 log = logging.getLogger("tierkv.scheduler")
 

@@ -12,14 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from tierkv.kvcore.errors import ConfigError
+from tierkv.kvcore.errors import ConfigError, SharedStateLostError
 from tierkv.kvcore.ids import NodeId
-from tierkv.scheduler.limits.meter import LimitMeter
-from tierkv.scheduler.limits.valkey_meter import ValkeyMeter
 from tierkv.scheduler.shared_state.contract import (
     KEPT_S,
     FrontWork,
-    SharedStateLostError,
     summed,
 )
 
@@ -48,36 +45,39 @@ return others
 """Arguments: the front, its work, and how long counts hold in milliseconds."""
 
 
+def valkey_client(url: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return a client, which connects when first used, and what a lost server raises there.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``.
+
+    Raises:
+        ConfigError: the client library is missing, or the URL is none.
+    """
+    try:
+        from valkey.asyncio import Valkey  # optional
+        from valkey.exceptions import ValkeyError
+    except ImportError:
+        raise ConfigError(
+            "front.shared_state names a server, but its client is not installed",
+            hint="Run pip install 'tierkv[valkey]', or leave front.shared_state empty.",
+        ) from None
+    try:
+        client = Valkey.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+    except ValueError as error:
+        raise ConfigError(
+            f"front.shared_state is no URL of a Valkey or Redis server: {error}",
+            hint="Write redis://HOST:PORT/DATABASE, rediss:// for TLS, or unix:///PATH.",
+        ) from None
+    return client, (ValkeyError, OSError, TimeoutError)
+
+
 class ValkeyState:
     """Implements SharedState over one connection pool."""
 
     def __init__(self, url: str) -> None:
-        """Prepare; connects when first used.
-
-        Args:
-            url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``.
-
-        Raises:
-            ConfigError: the client library is missing, or the URL is none.
-        """
-        try:
-            from valkey.asyncio import Valkey  # optional
-            from valkey.exceptions import ValkeyError
-        except ImportError:
-            raise ConfigError(
-                "front.shared_state names a server, but its client is not installed",
-                hint="Run pip install 'tierkv[valkey]', or leave front.shared_state empty.",
-            ) from None
-        self._errors = (ValkeyError, OSError, TimeoutError)
-        try:
-            self._valkey: Any = Valkey.from_url(
-                url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"front.shared_state is no URL of a Valkey or Redis server: {error}",
-                hint="Write redis://HOST:PORT/DATABASE, rediss:// for TLS, or unix:///PATH.",
-            ) from None
+        """Prepare as ``valkey_client``."""
+        self._valkey, self._errors = valkey_client(url)
         self._exchange = self._valkey.register_script(_EXCHANGE)
 
     async def exchange_work(
@@ -91,9 +91,6 @@ class ValkeyState:
         except self._errors as error:
             raise SharedStateLostError(f"{type(error).__name__}: {error}") from None
         return summed(map(_work_of, others))
-
-    def meter(self) -> LimitMeter | None:
-        return ValkeyMeter(self._valkey, self._errors)
 
     async def leave(self, front: str) -> None:
         with suppress(*self._errors):

@@ -13,11 +13,10 @@ from valkey import Valkey
 
 from tests.fix_valkey import redis_server, valkey_server
 from tierkv.kvcore.clock import SystemClock
-from tierkv.scheduler.limits.buckets import Charge
+from tierkv.kvcore.errors import SharedStateLostError
+from tierkv.scheduler.limits.buckets import Charge, LimitMeter
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
-from tierkv.scheduler.limits.meter import LimitMeter
-from tierkv.scheduler.shared_state.contract import SharedStateLostError
-from tierkv.scheduler.shared_state.valkey import ValkeyState
+from tierkv.scheduler.limits.valkey_meter import ValkeyMeter
 
 SLOW = Charge("tenant:ann:requests", 1, per_s=1e-3, burst=2.0)
 """A bucket that does not fill while a test runs."""
@@ -38,9 +37,9 @@ async def meter(request: pytest.FixtureRequest) -> AsyncIterator[LimitMeter]:
     url = request.getfixturevalue("servers")[request.param]
     with Valkey.from_url(url) as client:
         client.flushall()
-    state = ValkeyState(url)
-    yield state.meter()
-    await state.leave("one")
+    shared = ValkeyMeter(url)
+    yield shared
+    await shared.close()
 
 
 async def test_a_burst_is_taken_then_refused_with_the_time_to_wait(meter: LimitMeter) -> None:
@@ -82,12 +81,10 @@ async def test_what_is_given_back_may_be_taken_again(meter: LimitMeter) -> None:
 
 
 async def test_a_lost_server_is_said() -> None:
-    state = ValkeyState("redis://127.0.0.1:1")
-    meter = state.meter()
-    assert meter is not None
+    meter = ValkeyMeter("redis://127.0.0.1:1")
     with pytest.raises(SharedStateLostError):
         await meter.take([SLOW], 0.0)
     with pytest.raises(SharedStateLostError):
         await meter.left([SLOW])
     await meter.give_back([SLOW])
-    await state.leave("one")
+    await meter.close()

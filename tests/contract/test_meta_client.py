@@ -44,7 +44,7 @@ from tierkv.kvcore.node import (
     TierStats,
 )
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
-from tierkv.metaserver.client import KvLimits, MetaClient, Namespace, NodeCoverage, Record
+from tierkv.metaserver.client import ClusterRecord, KvLimits, MetaClient, Namespace, NodeCoverage
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.rpc.grpc_client import GrpcMeta
@@ -442,15 +442,15 @@ async def test_a_dropped_namespace_leaves_its_tenants_alone_again(meta: MetaClie
 
 
 async def test_records_are_put_replaced_and_removed(meta: MetaClient) -> None:
-    limit = Record("limit", "tenant:ann", '{"requests": 50}')
+    limit = ClusterRecord("limit", "tenant:ann", '{"requests": 50}')
     assert not await meta.put_record(limit)
-    assert not await meta.put_record(Record("key", "k1", "{}"))
+    assert not await meta.put_record(ClusterRecord("key", "k1", "{}"))
     assert await meta.put_record(replace(limit, body='{"é": 1}'))
     assert await meta.list_records("limit") == (replace(limit, body='{"é": 1}'),)
     assert await meta.put_record(replace(limit, body=""))
     assert not await meta.put_record(replace(limit, body=""))
     assert await meta.list_records("limit") == ()
-    assert await meta.list_records("key") == (Record("key", "k1", "{}"),)
+    assert await meta.list_records("key") == (ClusterRecord("key", "k1", "{}"),)
     with pytest.raises(UserError, match="is not a record name"):
         await meta.put_record(replace(limit, name="a b"))
     with pytest.raises(UserError, match="at most"):
@@ -462,7 +462,7 @@ async def test_the_audit_log_keeps_its_latest_lines(
 ) -> None:
     monkeypatch.setattr(limits, "MAX_AUDIT_RECORDS", 3)
     for number in range(5):
-        await meta.put_record(Record("audit", f"{number}", "{}"))
+        await meta.put_record(ClusterRecord("audit", f"{number}", "{}"))
     assert [each.name for each in await meta.list_records("audit")] == ["2", "3", "4"]
 
 

@@ -168,7 +168,10 @@ def test_refused_calls_are_audited_together(cluster: Limited) -> None:
     for _ in range(3):
         cluster.psql("front-duck", CALL % 1, CALL % 2, user="eve")
     cluster.one(DOORS[0], "ALTER TENANT eve RESET AI LIMIT")
-    lines = "SELECT outcome, detail, times FROM tierkv.audit_log WHERE who = 'eve' AND action = 'AI call'"
+    lines = (
+        "SELECT outcome, detail, times FROM tierkv.audit_log "
+        "WHERE who = 'eve' AND action = 'AI call'"
+    )
     told = wait_for(
         lambda: [line for line in cluster.one(DOORS[0], lines) if line[0] == "refused"],
         what="the refusals are told",

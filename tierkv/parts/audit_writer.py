@@ -15,7 +15,7 @@ from tierkv.kvcore.audit import RECORD_KIND, AuditLine, Outcome
 from tierkv.kvcore.call_limits import Subject
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError
-from tierkv.metaserver.client import MetaClient, Record
+from tierkv.metaserver.client import ClusterRecord, MetaClient
 
 _log = logging.getLogger(__name__)
 _REFUSALS_EACH_S: Final = 60.0
@@ -44,7 +44,9 @@ class AuditWriter:
         """Append one line."""
         line = AuditLine(self._clock.wall(), who, action, subject, outcome, detail, times)
         try:
-            await self._meta.put_record(Record(RECORD_KIND, line.record_name(), line.to_json()))
+            await self._meta.put_record(
+                ClusterRecord(RECORD_KIND, line.record_name(), line.to_json())
+            )
         except DirectoryUnavailableError as error:
             _log.warning("the audit log lacks a line: %s %s", line.to_json(), error.message)
 

@@ -21,7 +21,6 @@ from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.server import DuckDbSqlServer
-from tierkv.front_settings import IN_MEMORY, FrontSettings
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.kvcore.node import NodeInfo
@@ -34,7 +33,7 @@ from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
 from tierkv.scheduler.limits.gate import CallGate
 from tierkv.scheduler.nodes.cluster_view import ClusterView, NodeMemory, StartNodes
-from tierkv.settings import name_list
+from tierkv.settings import IN_MEMORY, FrontSettings, name_list
 
 if TYPE_CHECKING:
     from tierkv.dbfront.http.server import HttpServer
@@ -111,14 +110,13 @@ class FrontPart:
             return connect_compute(info.control_address, token=access.token, tls=access.tls)
 
         view = ClusterView(meta=meta, connect=connect, start_nodes=start_nodes, memory=memory)
-        shared = _shared_state(settings)
         self.dispatcher = Dispatcher(
-            view, meta=meta, config=_scheduler_config(settings), shared=shared
+            view, meta=meta, config=_scheduler_config(settings), shared=_shared_state(settings)
         )
         self.generation = Generation(
             self.dispatcher,
             default_model=settings.default_model or None,
-            gate=_gate(settings, shared, self.siblings),
+            gate=_gate(settings, self.siblings),
         )
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
@@ -235,15 +233,16 @@ class FrontPart:
         await self.siblings.stop()
         await self.sql.close()
         await self.records.stop()
-        await self.generation.gate.close()
+        await self.generation.gate.meter.close()
         await self.dispatcher.stop()
 
 
-def _gate(settings: FrontSettings, shared: SharedState | None, siblings: Siblings) -> CallGate:
+def _gate(settings: FrontSettings, siblings: Siblings) -> CallGate:
     """Return the gate of this process: with shared buckets, or with its share of each limit."""
-    meter = shared.meter() if shared is not None else None
-    if meter is not None:
-        return CallGate(meter, when_lost=settings.limits_when_lost)
+    if settings.shared_state:
+        from tierkv.scheduler.limits.valkey_meter import ValkeyMeter  # optional client
+
+        return CallGate(ValkeyMeter(settings.shared_state), when_lost=settings.limits_when_lost)
     name = "limits.json" if siblings.count == 1 else f"limits-{siblings.index}.json"
     stats = Path(settings.stats_path).expanduser().absolute() if settings.stats_path else None
     path = stats.with_name(f"{stats.name}.{name}") if stats is not None else None

@@ -21,7 +21,6 @@ from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.dbfront.views.admin import SettingRow
-from tierkv.front_settings import FrontSettings
 from tierkv.kvcore import audit as audit_log
 from tierkv.kvcore.audit import AuditLine, Outcome, lines_of
 from tierkv.kvcore.call_limits import (
@@ -41,12 +40,18 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
-from tierkv.metaserver.client import BlockListing, DirectoryNode, MetaClient, Namespace, Record
+from tierkv.metaserver.client import (
+    BlockListing,
+    ClusterRecord,
+    DirectoryNode,
+    MetaClient,
+    Namespace,
+)
 from tierkv.parts.audit_writer import AuditWriter
 from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.gate import Caller, LimitLeft
-from tierkv.settings import name_list
+from tierkv.settings import FrontSettings, name_list
 from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.text.suggest import did_you_mean
 
@@ -198,11 +203,11 @@ class MetaSource:
         """Set or reset limits; they hold at this front at once, elsewhere within a second."""
         name = record_name(subject)
         if command.verb == "DROP":
-            await self.meta.put_record(Record(RECORD_KIND, name, ""))
+            await self.meta.put_record(ClusterRecord(RECORD_KIND, name, ""))
         else:
             old = limits_of(await self.meta.list_records(RECORD_KIND)).get(subject, CallLimits())
             limits = changed_limits(old, command.options)
-            await self.meta.put_record(Record(RECORD_KIND, name, limits.to_json()))
+            await self.meta.put_record(ClusterRecord(RECORD_KIND, name, limits.to_json()))
         if self.records is not None:
             await self.records.look()
 

@@ -16,8 +16,8 @@ from tierkv.dbfront.postgres.server import RelayConfig, RelayServer
 from tierkv.dbfront.postgres.statements.ai_run import AiServices
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.views.admin import of_worker
-from tierkv.front_settings import FrontSettings
 from tierkv.kvcore.clock import SystemClock
+from tierkv.settings import FrontSettings
 from tierkv.sql.views import Row
 
 

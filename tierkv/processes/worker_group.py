@@ -26,11 +26,10 @@ from tierkv.config import LoadedConfig, dump_toml, plain_environment
 from tierkv.dbfront.accepting import bound_sockets
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.siblings import Siblings
-from tierkv.front_settings import IN_MEMORY, FrontSettings
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError
 from tierkv.processes.supervisor import ChildSpec, Supervisor, exit_text
-from tierkv.settings import ClusterSettings, MetaSettings, Settings
+from tierkv.settings import IN_MEMORY, ClusterSettings, FrontSettings, MetaSettings, Settings
 
 log = structlog.get_logger(__name__)
 
