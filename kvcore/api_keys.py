@@ -1,6 +1,6 @@
 """REST keys that the meta server keeps: made by ``tierkv key create``, stored as hashes.
 
-Pure values. Every front reads them (tierkv/parts/record_follower.py) and lets their owners in
+Pure values. Every front reads the keys (tierkv/parts/record_follower.py) and lets owners of keys in
 (dbfront/http/key_ring.py). A key has 256 random bits, so a plain SHA-256 can't be tried backwards.
 """
 
@@ -25,7 +25,7 @@ class ApiKey:
     """A key without its secret.
 
     Attributes:
-        name: unique; limits and the audit log name the key by it.
+        name: unique; the name in limits and in the audit log.
         tenant: whoever uses the key acts as this tenant, which is a SQL user.
         digest: SHA-256 of the key, as 64 hexadecimal digits.
         made_unix_s: when it was made.
@@ -54,7 +54,7 @@ def digest_of(key: str) -> str:
 
 
 def keys_of(records: Iterable[Any]) -> dict[str, ApiKey]:
-    """Return the keys among records by digest; a record that can't be read opens no door.
+    """Return the keys among records by digest; an unreadable record opens no door.
 
     Args:
         records: have ``kind``, ``name`` and ``body``.

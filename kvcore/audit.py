@@ -1,4 +1,4 @@
-"""Lines of the audit log: who changed what belongs to the cluster, and who was refused.
+"""Lines of the audit log: changes of the cluster and refusals, with the user and the time.
 
 Pure values. Written by fronts (tierkv/parts/audit_writer.py) and by the command line, kept by the
 meta server as records, shown by the view ``tierkv.audit_log``. A line never has a prompt, a key or
@@ -38,7 +38,7 @@ class AuditLine:
         action: what, as ``ALTER AI LIMIT`` or ``tierkv key create``.
         subject: to what: a namespace, a key, a limit's subject.
         outcome: what became of it.
-        detail: the options as written, or why it was refused.
+        detail: the options as written, or the reason of a refusal.
         times: how many equal refusals the line stands for.
     """
 
@@ -64,7 +64,7 @@ class AuditLine:
 
 
 def lines_of(records: Iterable[Any]) -> list[AuditLine]:
-    """Return the lines among records, by time; a line that can't be read is left out.
+    """Return the lines among records, by time; unreadable lines are left out.
 
     Args:
         records: have ``kind`` and ``body``.

@@ -1,7 +1,7 @@
 """Limits of AI calls: how many requests and tokens a tenant, a namespace or a REST key may use.
 
-Pure values. A DBA sets them (dbfront/statement/limit_change.py), the meta server keeps them as
-records, and every front obeys them (scheduler/limits/gate.py).
+Pure values. A DBA sets limits (dbfront/statement/limit_change.py), the meta server keeps limits as
+records, and every front obeys (scheduler/limits/gate.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SubjectKind(StrEnum):
 
 
 class WhenLost(StrEnum):
-    """What happens to calls with limits while the shared buckets can't be reached."""
+    """The fate of calls with limits while the shared buckets can't be reached."""
 
     AUTO = "auto"
     """Refused if a limit is per hour or day, otherwise admitted."""
@@ -97,7 +97,7 @@ class CallLimits:
     Attributes:
         requests: AI calls; None: no limit.
         prompt_tokens: tokens of prompts, cached or not; None: no limit.
-        completion_tokens: generated tokens; a call counts with all it may generate until it ends.
+        completion_tokens: generated tokens; a running call counts with the call's ``max_tokens``.
         burst: requests that may come at once after a pause; 0: as many as in one period.
         max_priority: most urgent priority that calls may have (a lower number is more urgent);
             None: any.
@@ -144,7 +144,7 @@ def record_name(subject: Subject) -> str:
 
 
 def limits_of(records: Iterable[Any]) -> dict[Subject, CallLimits]:
-    """Return the limits among records; a record that can't be read is left out.
+    """Return the limits among records; unreadable records are left out.
 
     Args:
         records: have ``kind``, ``name`` and ``body``.

@@ -271,12 +271,6 @@ class CancelledByUserError(RetryableError):
     grpc_status = "CANCELLED"
 
 
-class SharedStateLostError(TierKVError):
-    """What several fronts share can't be reached; never reaches a user."""
-
-    code = "shared_state_lost"
-
-
 class CacheError(TierKVError):
     """Something in the cache did not work: a miss. Never reaches a user."""
 

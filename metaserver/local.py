@@ -34,7 +34,7 @@ from tierkv.metaserver.client import (
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.directory.leases import Asked
 from tierkv.metaserver.directory.locate_reply import chain_of, checked_question
-from tierkv.metaserver.local_records import LocalRecords
+from tierkv.metaserver.namespaces import LocalRecords
 from tierkv.metaserver.state import MetaState
 
 MAX_QUEUED_KEYS: Final = 1 << 18

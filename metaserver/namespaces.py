@@ -1,23 +1,27 @@
 """Durable namespaces, records and the cluster secret, in a SQLite file or in PostgreSQL.
 
 Called by metaserver/local.py, from any thread. Reads come from memory; only writes wait for the
-database, and callers run them off the event loop.
+database, and callers write off the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
 import secrets
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields, replace
 
 from tierkv.kvcore import audit, block_key, limits
-from tierkv.kvcore.errors import ConfigError, UserError
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import ClusterRecord, KvLimits, Namespace, NamespaceGrant
+from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.database_file import DatabaseFile
 from tierkv.metaserver.namespace_database import (
     POSTGRES_SCHEMES,
@@ -203,6 +207,65 @@ class NamespaceStore:
                     f"tenant {tenant} already belongs to namespace {other.name}",
                     hint=f"Remove {tenant} from {other.name} first.",
                 )
+
+
+class LocalRecords:
+    """Implements the durable methods of MetaClient.
+
+    Writes wait for the disk, so writes run in a thread, under the store's own lock.
+
+    Attributes:
+        namespaces: the durable state; its ``trouble`` is the damage found at the start.
+    """
+
+    def __init__(self, config: MetaConfig) -> None:
+        """Open the durable state; raise ConfigError when the database can't be used."""
+        self.namespaces = NamespaceStore(
+            config.database,
+            cluster_secret=config.cluster_secret,
+            default_policy=config.default_policy,
+        )
+        self._lock = threading.Lock()
+        self._closed = False
+
+    async def resolve_namespace(
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+    ) -> NamespaceGrant:
+        with self._open():
+            return self.namespaces.resolve(
+                tenant, model_revision=model_revision, layout_fingerprint=layout_fingerprint
+            )
+
+    async def list_namespaces(self) -> tuple[Namespace, ...]:
+        with self._open():
+            return self.namespaces.namespaces()
+
+    async def put_namespace(self, namespace: Namespace) -> Namespace:
+        with self._open():
+            pass
+        return await asyncio.to_thread(self.namespaces.put, namespace)
+
+    async def drop_namespace(self, name: str) -> bool:
+        with self._open():
+            pass
+        return await asyncio.to_thread(self.namespaces.drop, name)
+
+    async def list_records(self, kind: str) -> tuple[ClusterRecord, ...]:
+        with self._open():
+            return self.namespaces.records(kind)
+
+    async def put_record(self, record: ClusterRecord) -> bool:
+        with self._open():
+            pass
+        return await asyncio.to_thread(self.namespaces.put_record, record)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Hold the lock; refuse after ``close``."""
+        with self._lock:
+            if self._closed:
+                raise DirectoryUnavailableError("the meta server in this process is closed")
+            yield
 
 
 def _database(database: str) -> NamespaceDatabase:

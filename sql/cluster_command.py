@@ -52,7 +52,7 @@ class CommandOption:
 
 @dataclass(frozen=True, slots=True)
 class ClusterCommand:
-    """A statement about one namespace, or about the limits of one subject.
+    """A statement about a namespace, or about the limits of a subject.
 
     Attributes:
         verb: ``CREATE``, ``ALTER`` or ``DROP``; of limits ``ALTER`` or, for RESET, ``DROP``.

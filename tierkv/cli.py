@@ -33,11 +33,11 @@ from tierkv.commands.options import (
     role_flags,
 )
 from tierkv.commands.simulate import simulate
+from tierkv.commands.tenants import key_app, namespace_app
 from tierkv.config import list_entries
 from tierkv.kvcore.errors import TierKVError
 from tierkv.output import OutputFormat
 from tierkv.processes.own_process import collecting_nothing, leave
-from tierkv.tenant_verbs import key_app, namespace_app
 
 app = typer.Typer(
     help="LLM inference inside the database, on a KV cache that all machines share.",

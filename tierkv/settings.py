@@ -218,8 +218,7 @@ class FrontSettings(Section):
     admins: str = Field(default="", description="SQL users who may change namespaces, by commas")
     users: dict[str, str] = Field(
         default_factory=dict,
-        description="SQL users and passwords (SCRAM); empty: any user on loopback, unless api_keys "
-        "is set",
+        description="SQL users and passwords; empty: any user on loopback, unless api_keys is set",
     )
     api_keys: dict[str, str] = Field(
         default_factory=dict,

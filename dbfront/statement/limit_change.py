@@ -1,4 +1,4 @@
-"""A change of the limits of AI calls: of the values that a user names, and of no others.
+"""A change of the limits of AI calls: only of the values named by the user.
 
 Pure. Used by tierkv/parts/front_source.py for ALTER ... SET AI LIMIT.
 """

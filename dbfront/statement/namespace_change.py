@@ -1,4 +1,4 @@
-"""A change of a namespace: of the values that a user names, and of no others.
+"""A change of a namespace: only of the values named by the user.
 
 Pure. Used by ``tierkv namespace`` (tierkv/commands/tenants.py) and by CREATE and ALTER
 KV NAMESPACE (tierkv/parts/front_source.py), so that both mean the same by an option.

@@ -36,7 +36,7 @@ class Taken:
 
     Attributes:
         wait_s: when what was taken may be used; if refused, when to try again.
-        refused: number of the charge that would have to wait too long; -1: all are taken.
+        refused: number of the charge with too long a wait; -1: all are taken.
     """
 
     wait_s: float = 0.0
@@ -64,7 +64,7 @@ class Buckets:
         self._forget_at = 1_024
 
     def take(self, charges: Sequence[Charge], patience_s: float, now: float) -> Taken:
-        """Take all charges, or none if one would have to wait longer than ``patience_s``.
+        """Take all charges, or no charge if the longest wait exceeds ``patience_s``.
 
         Each bucket is named at most once.
         """
@@ -80,7 +80,7 @@ class Buckets:
         return Taken(wait_s)
 
     def give_back(self, charges: Sequence[Charge]) -> None:
-        """Put amounts back that were taken and not used."""
+        """Put unused amounts back."""
         for charge in charges:
             if charge.bucket in self._full_s:
                 self._full_s[charge.bucket] -= charge.amount / charge.per_s
@@ -102,9 +102,9 @@ class Buckets:
 class LimitMeter(Protocol):
     """Takes from buckets. Used from one event loop.
 
-    1. ``take`` takes all charges or none: none if one would have to wait longer than
+    1. ``take`` takes all charges or none: none if the longest wait exceeds
        ``patience_s``. It sleeps for nobody: the caller waits.
-    2. ``give_back`` puts back what was taken and not used; a failure is only logged.
+    2. ``give_back`` puts back unused amounts; a failure is only logged.
     3. ``left`` returns what each charge's bucket has now, negative in debt.
     4. ``take`` and ``left`` raise SharedStateLostError without an answer; whether anything was
        taken is then unknown.

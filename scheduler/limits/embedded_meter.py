@@ -23,12 +23,11 @@ _WORTH_KEEPING_S: Final = 10.0
 class EmbeddedMeter:
     """Implements LimitMeter.
 
-    With a file, a restart does not fill a day's budget again: what was taken more than a second
-    before a kill is remembered.
+    With a file, a restart does not fill a day's budget again; a kill forgets the last second.
     """
 
     def __init__(self, clock: Clock, path: Path | None = None) -> None:
-        """Begin with full buckets, or with those of the file.
+        """Begin with full buckets, or with the file's buckets.
 
         Args:
             clock: moments are kept in its wall time.
@@ -79,7 +78,7 @@ class EmbeddedMeter:
             await asyncio.to_thread(self._write)
 
     def _note(self) -> None:
-        """See to it that the file is written within a second."""
+        """Write the file within a second."""
         if self._path is not None and self._writer is None:
             self._writer = asyncio.create_task(self._write_soon(), name="limits-write")
 

@@ -1,4 +1,4 @@
-"""The gate in front of the scheduler: admits AI calls within the limits of whoever makes them.
+"""The gate in front of the scheduler: admits AI calls within their callers' limits.
 
 Used by dbfront/generation/generation.py for every call. Calls without a limit pass at the cost of
 three lookups. A call of a SQL statement waits for its turn, because a statement has more calls than
@@ -18,8 +18,9 @@ from itertools import product
 from typing import Final
 
 from tierkv.kvcore.call_limits import CallLimits, CallRate, Subject, SubjectKind, WhenLost
-from tierkv.kvcore.errors import CallLimitError, SharedStateLostError
+from tierkv.kvcore.errors import CallLimitError
 from tierkv.scheduler.limits.buckets import Charge, LimitMeter
+from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 _log = logging.getLogger(__name__)
 LONGEST_TURN_S: Final = 60.0
@@ -64,7 +65,7 @@ class AdmittedCall:
 
 @dataclass(frozen=True, slots=True)
 class _Metered:
-    """A charge, and the option from which it follows."""
+    """A charge, with the option behind the charge."""
 
     subject: Subject
     what: str
@@ -74,7 +75,7 @@ class _Metered:
 
 @dataclass(slots=True)
 class _Places:
-    """Calls in flight of one subject, and those that wait for a place."""
+    """Calls of one subject: the number in flight, and calls waiting for a place."""
 
     taken: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -82,14 +83,14 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class LimitLeft:
-    """One limit and what is left of it, for the views.
+    """One limit and the rest left, for the views.
 
     Attributes:
         subject: whom it applies to.
         limit: the option's name, as in SQL.
         allowed: the option's value.
         left: requests, tokens or places; None while the buckets can't be reached.
-        refused: calls refused because of it by this process, since its start.
+        refused: calls refused for this limit by this process.
     """
 
     subject: Subject
@@ -137,7 +138,7 @@ class CallGate:
             self._fill(subject)
 
     def priority(self, caller: Caller, asked: int) -> int:
-        """Return the priority that a call may have: the one asked for, or a less urgent one."""
+        """Return the priority of a call: as asked for, or less urgent if a limit says so."""
         if not self.limits:
             return asked
         allowed = [limit.max_priority for _, limit in self._of(caller)]
@@ -147,7 +148,7 @@ class CallGate:
     async def admitted(
         self, caller: Caller, *, prompt_tokens: int, most_tokens: int
     ) -> AsyncIterator[AdmittedCall]:
-        """Wait until a call may be sent; on leaving, give back what it did not use.
+        """Wait until a call may be sent; on leaving, give the unused rest back.
 
         Args:
             caller: makes the call.
@@ -246,9 +247,9 @@ class CallGate:
     async def _turn(
         self, found: list[tuple[Subject, CallLimits]], patience_s: float
     ) -> AsyncIterator[None]:
-        """Let calls that wait take one after the other.
+        """Let waiting calls take one after the other.
 
-        Otherwise the last of a statement's calls would seem to wait for all others at once.
+        Otherwise a statement's last call would seem to wait for all other calls at once.
         """
         if not patience_s:
             yield
@@ -276,7 +277,7 @@ class CallGate:
     def _without_buckets(
         self, found: list[tuple[Subject, CallLimits]], error: SharedStateLostError
     ) -> None:
-        """Admit or refuse a call whose buckets can't be reached."""
+        """Admit or refuse a call without a look at the call's buckets."""
         rates = [
             rate
             for _, limit in found
@@ -319,9 +320,7 @@ class CallGate:
         return max(1, most // self._shares) if most else 0
 
     def _leave(self, subject: Subject) -> None:
-        """Free a place, or pass it on; after a limit was lowered, places above it are not passed
-        on.
-        """
+        """Free a place, or pass the place on; places above a lowered limit are not passed on."""
         self._places[subject].taken -= 1
         self._fill(subject)
 
@@ -348,7 +347,7 @@ class CallGate:
         )
 
     async def left(self, caller: Caller | None = None) -> list[LimitLeft]:
-        """Return what is left of the limits of a caller, or of all limits."""
+        """Return the rest of a caller's limits, or of all limits."""
         found = list(self.limits.items()) if caller is None else self._of(caller)
         metered = list(self._metered(found, dict.fromkeys(_METERED, 0.0)))
         try:

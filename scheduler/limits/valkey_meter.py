@@ -1,6 +1,6 @@
 """A meter in Valkey or Redis, shared by several fronts (``front.shared_state``).
 
-A bucket is a key whose value is the moment when it is full, by the server's clock in seconds; the
+The value of a bucket's key is the moment of the full bucket, in seconds of the server's clock; the
 key expires then. One script takes from all buckets of a call. It computes what
 scheduler/limits/buckets.py computes; tests/contract/test_limit_meter.py runs both.
 """
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from tierkv.kvcore.errors import SharedStateLostError
 from tierkv.scheduler.limits.buckets import Charge, Taken
+from tierkv.scheduler.shared_state.contract import SharedStateLostError
 from tierkv.scheduler.shared_state.valkey import valkey_client
 
 _log = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ class ValkeyMeter:
         ]
 
     async def close(self) -> None:
-        await self._valkey.aclose()
+        with suppress(*self._errors):
+            await self._valkey.aclose()
 
     async def _run(self, script: Any, charges: Sequence[Charge], words: Sequence[float]) -> Any:
         try:

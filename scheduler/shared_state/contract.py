@@ -11,10 +11,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from tierkv.kvcore.errors import TierKVError
 from tierkv.kvcore.ids import NodeId
 
 KEPT_S: Final = 3.0
 """How long a front's counts hold: a front that dies is forgotten after this time."""
+
+
+class SharedStateLostError(TierKVError):
+    """The shared state can't be reached; never reaches a user."""
+
+    code = "shared_state_lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tierkv.kvcore.errors import SharedStateLostError
 from tierkv.kvcore.ids import NodeId
-from tierkv.scheduler.shared_state.contract import FrontWork, SharedState
+from tierkv.scheduler.shared_state.contract import FrontWork, SharedState, SharedStateLostError
 
 log = logging.getLogger("tierkv.scheduler")
 

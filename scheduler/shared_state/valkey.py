@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from tierkv.kvcore.errors import ConfigError, SharedStateLostError
+from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import NodeId
 from tierkv.scheduler.shared_state.contract import (
     KEPT_S,
     FrontWork,
+    SharedStateLostError,
     summed,
 )
 

@@ -13,10 +13,10 @@ from valkey import Valkey
 
 from tests.fix_valkey import redis_server, valkey_server
 from tierkv.kvcore.clock import SystemClock
-from tierkv.kvcore.errors import SharedStateLostError
 from tierkv.scheduler.limits.buckets import Charge, LimitMeter
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
 from tierkv.scheduler.limits.valkey_meter import ValkeyMeter
+from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 SLOW = Charge("tenant:ann:requests", 1, per_s=1e-3, burst=2.0)
 """A bucket that does not fill while a test runs."""

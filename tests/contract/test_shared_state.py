@@ -11,12 +11,13 @@ from valkey import Valkey
 from tests.fix_cluster import free_port
 from tests.fix_valkey import redis_server, valkey_server
 from tierkv.kvcore.clock import ManualClock
-from tierkv.kvcore.errors import ConfigError, SharedStateLostError
+from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import NodeId
 from tierkv.scheduler.shared_state.contract import (
     KEPT_S,
     FrontWork,
     SharedState,
+    SharedStateLostError,
 )
 from tierkv.scheduler.shared_state.embedded import EmbeddedState
 from tierkv.scheduler.shared_state.valkey import ValkeyState

@@ -1,12 +1,13 @@
 """``tierkv namespace`` and ``tierkv key``, on the cluster that ``tierkv status`` would show.
 
-The views ``tierkv.namespaces`` and ``tierkv.audit_log`` show what was changed. A change leaves a
+The views ``tierkv.namespaces`` and ``tierkv.audit_log`` show changes. A change leaves a
 namespace's remaining values as they were. Fronts let a new key in, and a revoked one out, within a
 second; what a revoked key has begun ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import os
 import platform
@@ -15,23 +16,178 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from pydantic import ByteSize
 
-from tierkv.commands.status import find_cluster
+from tierkv.commands.options import (
+    CapacityOption,
+    ConfigOption,
+    OnFull,
+    OnFullOption,
+    SetOption,
+    Switch,
+    TtlOption,
+    is_on,
+    load,
+)
 from tierkv.dbfront.contracts import Column
-from tierkv.dbfront.statement.namespace_change import DEFAULT_CODEC, NamespaceChange
 from tierkv.kvcore.api_keys import RECORD_KIND, ApiKey, digest_of, keys_of, new_key
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserError
 from tierkv.metaserver.client import ClusterRecord, KvLimits, MetaClient, Namespace
-from tierkv.metaserver.several_meta import connect_meta
 from tierkv.output import OutputFormat, render_rows
-from tierkv.parts.access import cluster_access
-from tierkv.parts.audit_writer import AuditWriter
 from tierkv.settings import Settings
 from tierkv.sql.text.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from tierkv.dbfront.statement.namespace_change import NamespaceChange
+
+
+namespace_app = typer.Typer(
+    help="Set which tenants share KV, and how far answers may depart from exact ones.",
+    no_args_is_help=True,
+)
+
+key_app = typer.Typer(help="Make, list and revoke keys of REST clients.", no_args_is_help=True)
+
+
+@key_app.command("create")
+def key_create(
+    name: Annotated[str, typer.Argument(help="Name of the key, for lists and limits.")],
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="SQL user on whose behalf the key acts; default: NAME."),
+    ] = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Make a key and print it once; the cluster keeps its hash.
+
+    From the first key on, REST clients need one.
+
+    Example: tierkv key create crm --tenant sales
+    """
+    asyncio.run(create_key(load(config, settings).settings, name, tenant or name))
+
+
+@key_app.command("list")
+def key_list(
+    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show the keys of the running cluster, without their secrets."""
+    asyncio.run(print_keys(load(config, settings).settings, output))
+
+
+@key_app.command("revoke")
+def key_revoke(
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Remove a key; fronts refuse it within a second."""
+    asyncio.run(revoke_key(load(config, settings).settings, name))
+
+
+@namespace_app.command("list")
+def namespace_list(
+    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show the namespaces of the running cluster; other tenants use the namespace.* settings."""
+    asyncio.run(print_namespaces(load(config, settings).settings, output))
+
+
+@namespace_app.command("show")
+def namespace_show(
+    name: Annotated[str, typer.Argument(help="Name of the namespace.")],
+    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Show one namespace."""
+    asyncio.run(print_namespaces(load(config, settings).settings, output, name))
+
+
+@namespace_app.command("set")
+def namespace_set(
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of the namespace; without --tenant, also the tenant using it."),
+    ],
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tenant that uses the namespace; may be repeated. '': only the tenant NAME."
+        ),
+    ] = None,
+    cache: Annotated[Switch | None, typer.Option(help="Store and reuse KV.")] = None,
+    blend: Annotated[
+        Switch | None,
+        typer.Option(help="Reuse documents at any position; answers become approximate."),
+    ] = None,
+    recompute_ratio: Annotated[
+        float | None,
+        typer.Option(
+            help="Least share of reused document tokens that is recomputed, in (0, 1]; 1 is exact."
+        ),
+    ] = None,
+    selector: Annotated[
+        str | None,
+        typer.Option(help="How tokens to recompute are chosen: hkvd, query or boundary."),
+    ] = None,
+    gradual: Annotated[
+        Switch | None,
+        typer.Option(help="With hkvd: recompute more in early layers, fewer in late ones."),
+    ] = None,
+    kv_codec: Annotated[
+        str | None,
+        typer.Option(help="Encoding of KV below L1: none, fp8, int8 ...; default: each node's."),
+    ] = None,
+    capacity: CapacityOption = None,
+    ttl: TtlOption = None,
+    on_full: OnFullOption = None,
+    output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Create a namespace, or change only the given settings.
+
+    Fronts apply changes within 5 s, pool nodes within 2 s.
+
+    Example: tierkv namespace set default --blend on --recompute-ratio 0.2
+    Example: tierkv namespace set red --tenant ann --tenant bob --capacity 4GiB --ttl 12h
+    """
+    from tierkv.dbfront.statement.namespace_change import NamespaceChange, read_duration, read_size
+
+    change = NamespaceChange(
+        tenants=None if tenant is None else tuple(filter(None, tenant)),
+        cache=is_on(cache),
+        blend=is_on(blend),
+        recompute_ratio=recompute_ratio,
+        selector=selector,
+        gradual=is_on(gradual),
+        kv_codec=kv_codec,
+        capacity_bytes=read_size(capacity),
+        ttl_s=read_duration(ttl),
+        evicts=None if on_full is None else on_full is OnFull.EVICT,
+    )
+    asyncio.run(set_namespace(load(config, settings).settings, name, change, output))
+
+
+@namespace_app.command("drop")
+def namespace_drop(
+    name: Annotated[str, typer.Argument(help="Name of the namespace.")],
+    config: ConfigOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Remove a namespace. Its tenants share no KV any more, and have no limits."""
+    asyncio.run(drop_namespace(load(config, settings).settings, name))
+
 
 NAMESPACE_COLUMNS = (
     Column("name", "VARCHAR"),
@@ -112,7 +268,7 @@ def _namespace_row(namespace: Namespace) -> tuple[Any, ...]:
         namespace.name,
         ", ".join(namespace.tenants or (namespace.name,)),
         namespace.cache_enabled,
-        DEFAULT_CODEC if policy.kv_codec is None else policy.kv_codec.value,
+        "default" if policy.kv_codec is None else policy.kv_codec.value,
         policy.blend,
         policy.recompute_ratio,
         policy.selector.value,
@@ -182,6 +338,8 @@ def _key_row(key: ApiKey) -> tuple[Any, ...]:
 
 async def audit(meta: MetaClient, action: str, subject: str, detail: str = "") -> None:
     """Append a line to the audit log, on behalf of the user of this machine."""
+    from tierkv.parts.audit_writer import AuditWriter
+
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # A container's user may have no name.
@@ -196,6 +354,10 @@ async def cluster_meta(settings: Settings) -> AsyncIterator[MetaClient]:
     Raises:
         NoNodeError: the meta server does not answer, or could not store a change.
     """
+    from tierkv.commands.status import find_cluster
+    from tierkv.metaserver.several_meta import connect_meta
+    from tierkv.parts.access import cluster_access  # as the others: gRPC
+
     settings, _ = find_cluster(settings)
     address = settings.cluster.meta_address
     access = cluster_access(settings.cluster)

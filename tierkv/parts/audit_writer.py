@@ -1,8 +1,8 @@
 """Writes lines of the audit log to the meta server.
 
 Used by the front for statements about the cluster and for refused calls, and by verbs of the
-command line. A line that can't be stored is logged by the process instead: no statement fails for
-the audit log.
+command line. Without a meta server the process logs the line instead: no statement fails for the
+audit log.
 """
 
 from __future__ import annotations

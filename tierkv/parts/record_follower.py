@@ -1,7 +1,7 @@
-"""Keeps a front's limits of AI calls and REST keys equal to those that the meta server keeps.
+"""Keeps a front's limits of AI calls and REST keys equal to the meta server's records.
 
 Used by tierkv/parts/front_part.py. The meta server is asked every second; without an answer the
-front goes on with what it knows.
+front goes on with the limits and keys known so far.
 """
 
 from __future__ import annotations

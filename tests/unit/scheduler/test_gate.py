@@ -10,10 +10,11 @@ import pytest
 
 from tierkv.kvcore.call_limits import CallLimits, Subject, SubjectKind, WhenLost, rate
 from tierkv.kvcore.clock import ManualClock, SystemClock
-from tierkv.kvcore.errors import CallLimitError, SharedStateLostError
+from tierkv.kvcore.errors import CallLimitError
 from tierkv.scheduler.limits.buckets import Charge, Taken
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
 from tierkv.scheduler.limits.gate import Caller, CallGate
+from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 ANN = Subject(SubjectKind.TENANT, "ann")
 TEAM = Subject(SubjectKind.NAMESPACE, "team")
