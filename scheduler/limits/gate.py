@@ -12,14 +12,14 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
 
 from tierkv.kvcore.call_limits import CallLimits, CallRate, Subject, SubjectKind, WhenLost
 from tierkv.kvcore.errors import CallLimitError
-from tierkv.scheduler.limits.buckets import Charge, LimitMeter
+from tierkv.scheduler.limits.buckets import Charge, LimitMeter, Taken
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 _log = logging.getLogger(__name__)
@@ -28,6 +28,9 @@ LONGEST_TURN_S: Final = 60.0
 
 SMOOTH_WAIT_S: Final = 10.0
 """A REST call of a smooth limit may wait so long; clients give up after some tens of seconds."""
+
+_SOON_S: Final = 1.0
+"""Retry time of a REST call while running calls may give tokens back."""
 
 _METERED: Final = ("requests", "prompt_tokens", "completion_tokens")
 
@@ -71,6 +74,19 @@ class _Metered:
     what: str
     allowed: str
     charge: Charge
+
+
+@dataclass(slots=True)
+class _Running:
+    """Running calls that hold completion tokens of one bucket.
+
+    Attributes:
+        calls: how many.
+        ended: set when the next of the calls ends.
+    """
+
+    calls: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
@@ -126,6 +142,8 @@ class CallGate:
         self.meter = meter
         self._shares = shares
         self._when_lost = when_lost
+        self._ends = 0
+        self._running: dict[str, _Running] = {}
         self._places: dict[Subject, _Places] = {}
         self._turns: dict[tuple[Subject, ...], asyncio.Lock] = {}
 
@@ -177,11 +195,12 @@ class CallGate:
             except TimeoutError:
                 subject, limit = found[0]
                 raise self._refusal(subject, "smooth", "on", patience_s) from None
-            try:
-                yield admission
-            finally:
-                if taken:
-                    await self._give_back(metered, admission, most_tokens)
+            with self._reserving(metered if taken else []):
+                try:
+                    yield admission
+                finally:
+                    if taken:
+                        await self._give_back(metered, admission, most_tokens)
 
     def _of(self, caller: Caller) -> list[tuple[Subject, CallLimits]]:
         """Return the limits that a caller has."""
@@ -228,13 +247,10 @@ class CallGate:
         charges = [each.charge for each in metered]
         async with self._turn(found, patience_s):
             try:
-                taken = await self.meter.take(charges, patience_s)
+                taken = await self._take_or_wait(metered, charges, patience_s)
             except SharedStateLostError as error:
                 self._without_buckets(found, error)
                 return False
-            if taken.refused >= 0:
-                by = metered[taken.refused]
-                raise self._refusal(by.subject, by.what, by.allowed, taken.wait_s)
             if taken.wait_s:
                 try:
                     await asyncio.sleep(taken.wait_s)
@@ -242,6 +258,47 @@ class CallGate:
                     await self.meter.give_back(charges)
                     raise
         return True
+
+    async def _take_or_wait(
+        self, metered: list[_Metered], charges: list[Charge], patience_s: float
+    ) -> Taken:
+        """Take all charges. Running calls will give most of their completion tokens back, so a
+        patient call waits for the end of a running call before the call is refused.
+        """
+        while True:
+            ends = self._ends
+            taken = await self.meter.take(charges, patience_s)
+            if taken.refused < 0:
+                return taken
+            by = metered[taken.refused]
+            running = self._running.get(by.charge.bucket)
+            if running is None and ends != self._ends:
+                continue  # A call ended during the question.
+            if running is None:
+                raise self._refusal(by.subject, by.what, by.allowed, taken.wait_s)
+            if not patience_s:
+                soon_s = min(taken.wait_s, _SOON_S)
+                raise self._refusal(by.subject, by.what, by.allowed, soon_s)
+            await running.ended.wait()
+
+    @contextmanager
+    def _reserving(self, metered: list[_Metered]) -> Iterator[None]:
+        """Count a running call with completion tokens to give back."""
+        buckets = [each.charge.bucket for each in metered if each.what == "completion_tokens"]
+        for bucket in buckets:
+            self._running.setdefault(bucket, _Running()).calls += 1
+        try:
+            yield
+        finally:
+            self._ends += 1
+            for bucket in buckets:
+                running = self._running[bucket]
+                running.calls -= 1
+                running.ended.set()
+                if running.calls:
+                    running.ended = asyncio.Event()
+                else:
+                    del self._running[bucket]
 
     @asynccontextmanager
     async def _turn(

@@ -62,6 +62,26 @@ async def test_tokens_that_were_not_generated_are_given_back() -> None:
             await call(gate, most=80)
 
 
+async def test_a_statement_waits_for_tokens_that_running_calls_give_back() -> None:
+    gate = gate_of(CallLimits(completion_tokens=rate("100/day")))
+    generated: list[int] = []
+
+    async def one() -> None:
+        async with gate.admitted(SQL, prompt_tokens=1, most_tokens=60) as call:
+            await asyncio.sleep(0)
+            call.began, call.completion_tokens = True, 4
+            generated.append(4)
+
+    await asyncio.gather(*(one() for _ in range(8)))
+    assert sum(generated) == 32
+    with pytest.raises(CallLimitError):
+        await call(gate, SQL, most=70)  # No running call gives anything back.
+    async with gate.admitted(SQL, prompt_tokens=1, most_tokens=60):
+        with pytest.raises(CallLimitError) as refused:
+            await call(gate, REST, most=60)
+    assert refused.value.retry_after_ms == 1_000
+
+
 async def test_a_call_of_a_statement_waits_for_its_turn_one_after_the_other() -> None:
     gate = gate_of(CallLimits(requests=rate("100/s"), burst=1))
     loop = asyncio.get_running_loop()
