@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 
 from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.endpoints.admin import admin_router
 from tierkv.dbfront.http.endpoints.api_docs import docs_router
 from tierkv.dbfront.http.endpoints.health import PROBES, health_router
 from tierkv.dbfront.http.endpoints.metrics import Metrics
@@ -33,6 +34,7 @@ from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
 from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
 from tierkv.dbfront.http.services import FieldError, ReadinessCheck, Services
 from tierkv.dbfront.sql_session import SqlServer
+from tierkv.dbfront.views.admin import ClusterSource
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (
     AuthenticationError,
@@ -64,7 +66,7 @@ def admit(keys: KeyRing, method: str, path: str, headers: Headers) -> RestCaller
     if method not in _SAFE_METHODS:
         _check_origin(config, headers)
     caller = keys.caller(headers.get("authorization"))
-    if method not in _SAFE_METHODS:
+    if method not in _SAFE_METHODS and method != "DELETE":  # No page may send one unasked.
         _check_content_type(headers.get("content-type", ""))
     return caller
 
@@ -138,6 +140,7 @@ def make_app(
     sql: SqlServer | None,
     clock: Clock,
     keys: KeyRing,
+    cluster: ClusterSource | None = None,
 ) -> tuple[FastAPI, Services]:
     """Build the application and the services of its endpoints."""
     services = Services(config, generator, metrics, checks, sql, clock, error_body)
@@ -165,6 +168,8 @@ def make_app(
         app.include_router(router(services))
     if sql is not None:
         app.include_router(sql_router(services, sql))
+    if cluster is not None:
+        app.include_router(admin_router(services, cluster))
     app.include_router(docs_router(app))
     for kind in (
         TierKVError,

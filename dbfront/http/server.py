@@ -33,6 +33,7 @@ from tierkv.dbfront.http.key_ring import KeyRing
 from tierkv.dbfront.http.services import ReadinessCheck
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.sql_session import SqlServer
+from tierkv.dbfront.views.admin import ClusterSource
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ConfigError
@@ -201,6 +202,7 @@ class HttpServer:
         sql: SqlServer | None = None,
         clock: Clock | None = None,
         siblings: Siblings | None = None,
+        cluster: ClusterSource | None = None,
     ) -> None:
         """Create a server; the server does not listen yet.
 
@@ -222,6 +224,7 @@ class HttpServer:
             sql=sql,
             clock=self._clock,
             keys=self.keys,
+            cluster=cluster,
         )
         if siblings is not None:
             self._services.siblings = siblings

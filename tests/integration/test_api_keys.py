@@ -33,17 +33,22 @@ class Keyed(Roles):
             cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 
-    def post(self, path: str, body: dict[str, Any], key: str = "") -> tuple[int, Any]:
+    def post(
+        self, path: str, body: dict[str, Any] | None = None, key: str = "", method: str = "POST"
+    ) -> tuple[int, Any]:
         """Send a request; return the status and the body."""
         headers = {"content-type": "application/json"}
         if key:
             headers["authorization"] = f"Bearer {key}"
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.http_port}{path}", json.dumps(body).encode(), headers
+            f"http://127.0.0.1:{self.http_port}{path}",
+            None if body is None else json.dumps(body).encode(),
+            headers,
+            method=method,
         )
         try:
             with urllib.request.urlopen(request, timeout=40) as response:
-                return response.status, json.load(response)
+                return response.status, json.loads(response.read() or b"null")
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
@@ -77,6 +82,8 @@ def test_keys_are_made_used_limited_and_revoked(cluster: Keyed) -> None:
     assert (status, told["rows"]) == (200, [["sales"]])
     port = cluster.pg_port
     with psycopg.connect(f"host=127.0.0.1 port={port} user=dba", autocommit=True) as session:
+        with pytest.raises(psycopg.errors.UndefinedObject, match="does not exist"):
+            session.execute("ALTER AI KEY nobody SET AI LIMIT (requests = '2/day')")
         session.execute("ALTER AI KEY crm SET AI LIMIT (requests = '2/day')")
         assert cluster.post("/v1/completions", PROMPT, key)[0] == 200
         call = {"sql": "SELECT ai_generate('Hello', options => '{\"max_tokens\": 1}')"}
@@ -91,11 +98,14 @@ def test_keys_are_made_used_limited_and_revoked(cluster: Keyed) -> None:
     assert mine["rows"] == [["crm"]]
 
     assert cluster.key("revoke", "crm").returncode == 0
+    wait_for(lambda: cluster.post("/v1/completions", PROMPT)[0] == 200, what="the last key is gone")
     with psycopg.connect(f"host=127.0.0.1 port={port} user=dba", autocommit=True) as session:
         log = session.execute(
             "SELECT action, subject, outcome, detail, who FROM tierkv.audit_log "
             "WHERE subject = 'key crm' ORDER BY happened_at"
         ).fetchall()
+        left = session.execute("SELECT subject FROM tierkv.call_limits").fetchall()
+    assert left == []
     assert [line[:4] for line in log if line[0] != "AI call"] == [
         ("tierkv key create", "key crm", "done", "tenant = sales"),
         ("ALTER AI LIMIT", "key crm", "done", "requests = 2/day"),
@@ -123,3 +133,33 @@ def test_a_stream_whose_key_is_revoked_ends_whole(cluster: Keyed) -> None:
         wait_for(lambda: cluster.post("/v1/completions", PROMPT)[0] == 200, what="it is gone")
         lines = [line for line in stream if line.startswith(b"data: ")]
     assert lines[-1] == b"data: [DONE]\n"
+
+
+def test_namespaces_are_managed_over_rest(cluster: Keyed) -> None:
+    path = "/v1/admin/namespaces/red"
+    assert cluster.post(path, method="GET")[0] == 404
+    options = {"tenants": ["ann", "bob"], "capacity": "4GiB", "blend": True, "ttl": 60}
+    status, made = cluster.post(path, options, method="PUT")
+    assert status == 201 and (made["capacity_bytes"], made["ttl_s"]) == (4 << 30, 60.0)
+    assert (made["tenants"], made["blend"]) == ("ann, bob", True)
+    status, changed = cluster.post(path, {"on_full": "refuse"}, method="PUT")
+    assert status == 200 and (changed["on_full"], changed["capacity_bytes"]) == ("refuse", 4 << 30)
+    for body, says in (({"capacty": 1}, "Did you mean capacity?"), ({"ttl": "soon"}, "duration")):
+        status, told = cluster.post(path, body, method="PUT")
+        assert status == 400 and says in told["error"]["message"], told
+    status, told = cluster.post(path, {"ttl": {"a": 1}}, method="PUT")
+    assert status == 400, told
+    described = cluster.post("/openapi.json", method="GET")[1]["paths"]
+    assert {"get", "put", "delete"} <= set(described["/v1/admin/namespaces/{name}"])
+    everything = cluster.post("/v1/admin/namespaces", method="GET")[1]["namespaces"]
+    assert [each["name"] for each in everything] == ["red"]
+    assert cluster.post(path, method="DELETE") == (204, None)
+    assert cluster.post(path, method="DELETE")[0] == 404
+    assert cluster.post("/v1/admin/namespaces/a%20b", {}, method="PUT")[0] == 400
+
+
+@pytest.mark.parametrize(("name", "tenant"), [("a b", "x"), ("x", "a b"), ("", "x")])
+def test_names_are_checked_before_a_key_is_made(cluster: Keyed, name: str, tenant: str) -> None:
+    refused = cluster.key("create", name, "--tenant", tenant)
+    assert refused.returncode == 1 and "is no name of a" in refused.stderr
+    assert "tk-" not in refused.stdout

@@ -11,6 +11,7 @@ import asyncio
 import getpass
 import os
 import platform
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,7 +34,9 @@ from tierkv.commands.options import (
     load,
 )
 from tierkv.dbfront.contracts import Column
+from tierkv.kvcore import call_limits, limits
 from tierkv.kvcore.api_keys import RECORD_KIND, ApiKey, digest_of, keys_of, new_key
+from tierkv.kvcore.call_limits import Subject, SubjectKind, record_name
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserError
 from tierkv.metaserver.client import ClusterRecord, KvLimits, MetaClient, Namespace
@@ -289,6 +292,12 @@ async def create_key(settings: Settings, name: str, tenant: str) -> None:
         UserError: the name is malformed or taken.
         NoNodeError: the meta server does not answer.
     """
+    for what, given in (("key", name), ("tenant", tenant)):
+        if not re.fullmatch(limits.NAME_PATTERN, given):
+            raise UserError(
+                f"{given[:40]!r} is no name of a {what}",
+                hint="Use letters, digits and _ . : - /, beginning with a letter, digit or _.",
+            )
     secret = new_key()
     key = ApiKey(name, tenant, digest_of(secret), SystemClock().wall())
     async with cluster_meta(settings) as meta:
@@ -328,6 +337,8 @@ async def revoke_key(settings: Settings, name: str) -> None:
         if not await meta.put_record(ClusterRecord(RECORD_KIND, name, "")):
             known = [key.name for key in keys_of(await meta.list_records(RECORD_KIND)).values()]
             raise UserError(f"there is no key {name!r}", hint=did_you_mean(name, known))
+        limit = record_name(Subject(SubjectKind.KEY, name))  # Not for a later key of the name.
+        await meta.put_record(ClusterRecord(call_limits.RECORD_KIND, limit, ""))
         await audit(meta, "tierkv key revoke", f"key {name}")
 
 

@@ -212,6 +212,7 @@ class FrontPart:
             # With a PostgreSQL server behind, SQL over REST would show another database's tables.
             sql=None if settings.postgres else self.sql,
             siblings=self.siblings,
+            cluster=self.source,
         )
         self.records.keys = self._http.keys
         with suppress(DirectoryUnavailableError):

@@ -22,11 +22,14 @@ from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore import audit as audit_log
+from tierkv.kvcore.api_keys import RECORD_KIND as KEY_RECORDS
+from tierkv.kvcore.api_keys import keys_of
 from tierkv.kvcore.audit import AuditLine, Outcome, lines_of
 from tierkv.kvcore.call_limits import (
     RECORD_KIND,
     CallLimits,
     Subject,
+    SubjectKind,
     limits_of,
     record_name,
 )
@@ -202,6 +205,8 @@ class MetaSource:
     async def _change_limits(self, subject: Subject, command: ClusterCommand) -> None:
         """Set or reset limits; they hold at this front at once, elsewhere within a second."""
         name = record_name(subject)
+        if subject.kind is SubjectKind.KEY and command.verb != "DROP":
+            await self._need_key(subject.name)
         if command.verb == "DROP":
             await self.meta.put_record(ClusterRecord(RECORD_KIND, name, ""))
         else:
@@ -210,6 +215,15 @@ class MetaSource:
             await self.meta.put_record(ClusterRecord(RECORD_KIND, name, limits.to_json()))
         if self.records is not None:
             await self.records.look()
+
+    async def _need_key(self, name: str) -> None:
+        known = [k.name for k in keys_of(await self.meta.list_records(KEY_RECORDS)).values()]
+        if name not in known:
+            raise SqlError(
+                f'AI key "{name}" does not exist',
+                sqlstate="42704",
+                hint=did_you_mean(name, known) if known else "Make it with `tierkv key create`.",
+            )
 
     async def call_limits(self, client: ClientInfo, *, own: bool) -> tuple[LimitLeft, ...]:
         """Return limits and what is left of them; see ClusterSource."""
