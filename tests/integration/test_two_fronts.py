@@ -123,6 +123,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFronts]:
             roles.stop()
 
 
+@pytest.fixture(scope="module")
+def expected(cluster: TwoFronts) -> list[tuple[Any, ...]]:
+    """Return the rows of ``LONG``."""
+    return cluster.rows(LONG, "front-b")
+
+
 def test_both_give_equal_rows(cluster: TwoFronts) -> None:
     with ThreadPoolExecutor(2) as pool:
         one, two = pool.map(lambda front: cluster.rows(SQL, front), FRONTS)
@@ -140,8 +146,9 @@ def test_each_knows_what_the_other_has_at_the_nodes(cluster: TwoFronts) -> None:
     wait_for(lambda: cluster.of_others("front-b") == 0, what="front-b knows that it ended")
 
 
-def test_a_front_that_drains_ends_its_work_and_sends_clients_on(cluster: TwoFronts) -> None:
-    expected = cluster.rows(LONG, "front-b")
+def test_a_front_that_drains_ends_its_work_and_sends_clients_on(
+    cluster: TwoFronts, expected: list[tuple[Any, ...]]
+) -> None:
     idle = psycopg.connect(cluster.dsn("front-a"), autocommit=True)
     inside = psycopg.connect(cluster.dsn("front-a"))
     inside.execute("CREATE TABLE drained AS SELECT 1 AS one")
@@ -171,8 +178,9 @@ def test_a_front_that_drains_ends_its_work_and_sends_clients_on(cluster: TwoFron
     assert cluster.rows(SQL, "front-a") == cluster.rows(SQL, "front-b")
 
 
-def test_a_killed_front_is_forgotten_and_another_answers(cluster: TwoFronts) -> None:
-    expected = cluster.rows(LONG, "front-b")
+def test_a_killed_front_is_forgotten_and_another_answers(
+    cluster: TwoFronts, expected: list[tuple[Any, ...]]
+) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(cluster.rows, LONG, "front-a")
         wait_for(lambda: cluster.of_others("front-b") > 8, what="the statement runs")
@@ -184,8 +192,9 @@ def test_a_killed_front_is_forgotten_and_another_answers(cluster: TwoFronts) -> 
     cluster.start("front-a")
 
 
-def test_a_frozen_front_holds_up_nobody_else_and_goes_on(cluster: TwoFronts) -> None:
-    expected = cluster.rows(LONG, "front-b")
+def test_a_frozen_front_holds_up_nobody_else_and_goes_on(
+    cluster: TwoFronts, expected: list[tuple[Any, ...]]
+) -> None:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(cluster.rows, LONG, "front-a")
         wait_for(lambda: cluster.of_others("front-b") > 8, what="the statement runs")
