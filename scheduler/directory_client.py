@@ -280,6 +280,10 @@ class DirectoryClient:
                 return grant
         return cached[1] if cached is not None else self._own_grant(tenant, model)
 
+    def namespaces_changed(self) -> None:
+        """Ask for every grant again before its next use; without an answer the old one stays."""
+        self._grants = {key: (0.0, grant) for key, (_, grant) in self._grants.items()}
+
     def _own_grant(self, tenant: str, model: ModelInfo) -> NamespaceGrant:
         key = namespace_key(
             self._own_secret,

@@ -158,6 +158,23 @@ def test_namespaces_are_managed_over_rest(cluster: Keyed) -> None:
     assert cluster.post("/v1/admin/namespaces/a%20b", {}, method="PUT")[0] == 400
 
 
+def test_the_next_call_obeys_a_changed_namespace(cluster: Keyed) -> None:
+    body = PROMPT | {"prompt": "Mia bought a kettle. " * 30}
+
+    def cached() -> int:
+        told = cluster.post("/v1/completions", body)[1]
+        return int(told["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    path = "/v1/admin/namespaces/default"
+    cached()
+    assert cached() > 0
+    assert cluster.post(path, {"cache": False}, method="PUT")[0] == 201
+    assert cached() == 0
+    assert cluster.post(path, {"cache": True}, method="PUT")[0] == 200
+    assert cached() > 0
+    assert cluster.post(path, method="DELETE")[0] == 204
+
+
 @pytest.mark.parametrize(("name", "tenant"), [("a b", "x"), ("x", "a b"), ("", "x")])
 def test_names_are_checked_before_a_key_is_made(cluster: Keyed, name: str, tenant: str) -> None:
     refused = cluster.key("create", name, "--tenant", tenant)

@@ -160,7 +160,7 @@ def namespace_set(
 ) -> None:
     """Create a namespace, or change only the given settings.
 
-    Fronts apply changes within 5 s, pool nodes within 2 s.
+    Fronts apply changes within a second, pool nodes within 2 s.
 
     Example: tierkv namespace set default --blend on --recompute-ratio 0.2
     Example: tierkv namespace set red --tenant ann --tenant bob --capacity 4GiB --ttl 12h

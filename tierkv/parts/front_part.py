@@ -121,7 +121,7 @@ class FrontPart:
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.generation.reducers.append(self.statements.take)
-        self.records = RecordFollower(meta, self.generation.gate)
+        self.records = RecordFollower(meta, self.generation.gate, self.dispatcher.directory)
         self.source = MetaSource(
             meta, self.generation, self.dispatcher, config, records=self.records
         )

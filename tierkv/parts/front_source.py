@@ -201,6 +201,8 @@ class MetaSource:
                 await self.meta.drop_namespace(command.name)
             else:
                 await self.meta.put_namespace(change.applied_to(old or Namespace(command.name)))
+            if self.records is not None:
+                await self.records.look()
 
     async def _change_limits(self, subject: Subject, command: ClusterCommand) -> None:
         """Set or reset limits; they hold at this front at once, elsewhere within a second."""

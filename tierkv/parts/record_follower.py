@@ -15,8 +15,9 @@ from tierkv.kvcore import api_keys, call_limits
 from tierkv.kvcore.api_keys import keys_of
 from tierkv.kvcore.call_limits import limits_of
 from tierkv.kvcore.errors import DirectoryUnavailableError
-from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.client import MetaClient, Namespace
 from tierkv.parts.audit_writer import AuditWriter
+from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.limits.gate import CallGate
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ class RecordFollower:
         keys: the REST door's; set when the door opens.
     """
 
-    def __init__(self, meta: MetaClient, gate: CallGate) -> None:
+    def __init__(self, meta: MetaClient, gate: CallGate, directory: DirectoryClient) -> None:
         self.keys: KeyRing | None = None
+        self._directory = directory
+        self._namespaces: tuple[Namespace, ...] = ()
         self._meta = meta
         self._gate = gate
         self._audit = AuditWriter(meta)
@@ -63,7 +66,10 @@ class RecordFollower:
         if self.keys is not None:
             self.keys.stored = keys_of(await self._meta.list_records(api_keys.RECORD_KIND))
         limits = limits_of(await self._meta.list_records(call_limits.RECORD_KIND))
-        namespaces = await self._meta.list_namespaces() if limits else ()
+        namespaces = await self._meta.list_namespaces()
+        if namespaces != self._namespaces:
+            self._namespaces = namespaces
+            self._directory.namespaces_changed()
         self._gate.namespace_of = {
             tenant: namespace.name for namespace in namespaces for tenant in namespace.members
         }
