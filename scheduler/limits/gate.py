@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 LONGEST_TURN_S: Final = 60.0
 """A statement's next call may wait so long for its turn; one that would wait longer is refused."""
 
+LONGEST_SMOOTH_TURN_S: Final = 3_600.0
+"""The same for a smooth limit: a day's budget that is spread evenly makes each call wait."""
+
 SMOOTH_WAIT_S: Final = 10.0
 """A REST call of a smooth limit may wait so long; clients give up after some tens of seconds."""
 
@@ -193,8 +196,7 @@ class CallGate:
                             held.callback(self._leave, subject)
                     taken = await self._take(found, metered, patience_s)
             except TimeoutError:
-                subject, limit = found[0]
-                raise self._refusal(subject, "smooth", "on", patience_s) from None
+                raise self._no_turn(found, patience_s) from None
             with self._reserving(metered if taken else []):
                 try:
                     yield admission
@@ -395,6 +397,17 @@ class CallGate:
 
     # -- what others read
 
+    def _no_turn(
+        self, found: list[tuple[Subject, CallLimits]], patience_s: float
+    ) -> CallLimitError:
+        """Return the error of a REST call that waited in vain."""
+        subject = next(subject for subject, limit in found if limit.smooth)
+        self.refused[subject, "smooth"] = self.refused.get((subject, "smooth"), 0) + 1
+        return CallLimitError(
+            f"the limits of {subject} left this call no turn within {patience_s:g} s",
+            hint="Send fewer calls at a time; view tierkv.my_limits shows what is left.",
+        )
+
     def _refusal(self, subject: Subject, what: str, allowed: str, wait_s: float) -> CallLimitError:
         self.refused[subject, what] = self.refused.get((subject, what), 0) + 1
         return CallLimitError(
@@ -426,9 +439,10 @@ class CallGate:
 
 
 def _patience_s(caller: Caller, found: list[tuple[Subject, CallLimits]]) -> float:
+    smooth = any(limit.smooth for _, limit in found)
     if caller.waits:
-        return LONGEST_TURN_S
-    return SMOOTH_WAIT_S if any(limit.smooth for _, limit in found) else 0.0
+        return LONGEST_SMOOTH_TURN_S if smooth else LONGEST_TURN_S
+    return SMOOTH_WAIT_S if smooth else 0.0
 
 
 def _text(seconds: float) -> str:

@@ -97,6 +97,19 @@ async def test_a_statements_call_that_would_wait_for_hours_is_refused() -> None:
         await call(gate, SQL)
 
 
+async def test_a_smooth_limit_lets_rest_wait_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tierkv.scheduler.limits.gate.SMOOTH_WAIT_S", 0.2)
+    gate = gate_of(CallLimits(requests=rate("20/s"), smooth=True, max_in_flight=1))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await asyncio.gather(*(call(gate) for _ in range(3)))
+    assert loop.time() - began >= 0.1
+    async with gate.admitted(SQL, prompt_tokens=1, most_tokens=1):
+        with pytest.raises(CallLimitError, match=r"no turn within 0\.2 s"):
+            await call(gate)
+    assert (await remaining(gate))["max_in_flight"] == 1
+
+
 async def test_who_is_cancelled_while_waiting_takes_nothing() -> None:
     gate = gate_of(CallLimits(requests=rate("1/min"), burst=1))
     await call(gate, SQL)
