@@ -23,6 +23,7 @@ from tests.fix_sql import InstantGenerator
 from tests.fix_thread import START_S, running_in_thread
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.postgres.attendant import AiAttendant
 from tierkv.dbfront.postgres.install import install
 from tierkv.dbfront.postgres.relay import Relay
@@ -195,7 +196,7 @@ def attendants(generator: InstantGenerator) -> Callable[[], MakeAttendant]:
     def make() -> MakeAttendant:
         log = StatementLog(StatisticStore(now_s=SystemClock().wall()), SystemClock())
 
-        async def view_rows(view: str) -> list[Row]:
+        async def view_rows(view: str, client: ClientInfo) -> list[Row]:
             return await statistic_rows(view, log) if view in STATISTIC_VIEWS else []
 
         services = AiServices(
