@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from tierkv.dbfront.statement.namespace_change import read_options
 from tierkv.kvcore.call_limits import CallLimits, CallRate, rate
-from tierkv.kvcore.errors import SqlSyntaxError, UserError
 from tierkv.kvcore.value_kinds import Flag, Whole
 from tierkv.sql.cluster_command import CommandOption
-from tierkv.sql.text.suggest import did_you_mean
 
 NO_LIMIT: Final = "none"
 _MOST: Final = 1_000_000
@@ -26,21 +25,7 @@ def changed_limits(old: CallLimits, options: Sequence[CommandOption]) -> CallLim
         SqlSyntaxError: an unknown option.
         UserError: a value that the option can't have; the position is the option's.
     """
-    found: dict[str, Any] = {}
-    for option in options:
-        if option.name not in OPTIONS:
-            raise SqlSyntaxError(
-                f"unknown option {option.name}",
-                position=option.position,
-                hint=did_you_mean(option.name, OPTIONS),
-            )
-        try:
-            found[option.name] = OPTIONS[option.name](option.value)
-        except ValueError as error:
-            raise UserError(
-                f"{option.name} = {option.value!r} {error}", position=option.position
-            ) from error
-    return replace(old, **found)
+    return replace(old, **read_options(options, OPTIONS))
 
 
 def _rate(text: str) -> CallRate | None:

@@ -133,8 +133,14 @@ def _codec(name: str) -> KvCodec | None:
     return KvCodec(name)
 
 
-def change_of(options: Sequence[CommandOption]) -> NamespaceChange:
-    """Return the change that options of a statement ask for.
+def read_options(
+    options: Sequence[CommandOption], known: Mapping[str, Callable[[str], Any]]
+) -> dict[str, Any]:
+    """Return the values of a statement's options by name.
+
+    Args:
+        options: as written.
+        known: how to read the text of each option; ValueError has the end of a sentence.
 
     Raises:
         SqlSyntaxError: an unknown option.
@@ -142,15 +148,14 @@ def change_of(options: Sequence[CommandOption]) -> NamespaceChange:
     """
     found: dict[str, Any] = {}
     for option in options:
-        if option.name not in OPTIONS:
+        if option.name not in known:
             raise SqlSyntaxError(
                 f"unknown option {option.name}",
                 position=option.position,
-                hint=did_you_mean(option.name, OPTIONS),
+                hint=did_you_mean(option.name, known),
             )
-        field, read = OPTIONS[option.name]
         try:
-            found[field] = read(option.value)
+            found[option.name] = known[option.name](option.value)
         except UserError as error:
             error.position = option.position
             raise
@@ -158,6 +163,18 @@ def change_of(options: Sequence[CommandOption]) -> NamespaceChange:
             raise UserError(
                 f"{option.name} = {option.value!r} {error}", position=option.position
             ) from error
+    return found
+
+
+def change_of(options: Sequence[CommandOption]) -> NamespaceChange:
+    """Return the change that options of a statement ask for.
+
+    Raises:
+        SqlSyntaxError: an unknown option.
+        UserError: a value that the option can't have; the position is the option's.
+    """
+    values = read_options(options, {name: read for name, (_, read) in OPTIONS.items()})
+    found: dict[str, Any] = {OPTIONS[name][0]: value for name, value in values.items()}
     return NamespaceChange(**found)
 
 
