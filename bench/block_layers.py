@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         node = DmpNode(
             DmpConfig(
-                NodeId("dmp-bench"), HOST, str(Path(folder) / "segment"), capacity_bytes=1 << 30
+                NodeId("dmp-bench"), HOST, segment_path=f"{folder}/segment", capacity_bytes=1 << 30
             ),
             NullReporter(),
             SystemClock(),

@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -65,7 +64,9 @@ async def _run(report: Report, history: int, rounds: int, rng: random.Random) ->
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         meta = LocalMeta()
         pool = DmpPart(
-            DmpConfig(NodeId("dmp"), HostId("a"), f"{Path(folder)}/seg", capacity_bytes=2 << 30),
+            DmpConfig(
+                NodeId("dmp"), HostId("a"), segment_path=f"{folder}/seg", capacity_bytes=2 << 30
+            ),
             meta,
         )
         await pool.start()

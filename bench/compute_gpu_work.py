@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -117,7 +116,7 @@ class Rig:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             dmp = DmpNode(
                 DmpConfig(
-                    NodeId("dmp"), HERE, f"{Path(folder)}/segment",
+                    NodeId("dmp"), HERE, segment_path=f"{folder}/segment",
                     capacity_bytes=pool_bytes,
                 ),
                 NullReporter(), SystemClock(),

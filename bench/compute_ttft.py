@@ -52,7 +52,7 @@ class Pool:
 
     def __init__(self, folder: Path, name: str, host: HostId, capacity_bytes: int) -> None:
         self._config = DmpConfig(
-            NodeId(name), host, str(Path("/dev/shm") / f"{folder.name}-{name}"),
+            NodeId(name), host, segment_path=f"/dev/shm/{folder.name}-{name}",
             capacity_bytes=capacity_bytes, demote_above=0.0, remove_on_stop=True,
         )  # fmt: skip
         self._disk = folder / name

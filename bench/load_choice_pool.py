@@ -71,7 +71,7 @@ async def _on_disk(size_bytes: int, block_bytes: int) -> AsyncIterator[Below]:
     ):
         extent = -(-2 * block_bytes // _MIB) * _MIB
         config = DmpConfig(
-            NodeId("dmp"), HOST, f"{memory}/segment",
+            NodeId("dmp"), HOST, segment_path=f"{memory}/segment",
             capacity_bytes=max(2 * extent, size_bytes // 8), ready_ahead_bytes=0,
             extent_bytes=extent, demote_above=0.0,
         )  # fmt: skip

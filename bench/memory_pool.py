@@ -22,7 +22,10 @@ def memory_pool(host: HostId, *, capacity_bytes: int) -> Iterator[DmpNode]:
     """Run a node on ``host`` over a segment in shared memory; remove both at the end."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         config = DmpConfig(
-            NodeId("dmp"), host, f"{Path(folder)}/segment", capacity_bytes=capacity_bytes
+            NodeId("dmp"),
+            host,
+            segment_path=f"{Path(folder)}/segment",
+            capacity_bytes=capacity_bytes,
         )
         dmp = DmpNode(config, NullReporter(), SystemClock())
         dmp.start()

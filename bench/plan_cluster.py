@@ -174,7 +174,7 @@ def _pool_config(shape: ClusterShape, number: int, host: HostId, folder: str) ->
     return DmpConfig(
         NodeId(f"dmp-{number}"),
         host,
-        f"{folder}/segment-{number}",
+        segment_path=f"{folder}/segment-{number}",
         capacity_bytes=extents * shape.extent_bytes,
         extent_bytes=shape.extent_bytes,
         nameless=True,

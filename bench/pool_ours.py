@@ -251,7 +251,7 @@ def _serve(control: Connection, extent_bytes: int, capacity_bytes: int) -> None:
     """Run a node until ``control`` ends."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tierkv-bench-") as folder:
         config = DmpConfig(
-            NodeId("dmp-bench"), HostId("bench"), str(Path(folder) / "segment"),
+            NodeId("dmp-bench"), HostId("bench"), segment_path=f"{folder}/segment",
             capacity_bytes=capacity_bytes, ready_ahead_bytes=capacity_bytes,
             extent_bytes=extent_bytes,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -76,6 +76,7 @@ class DmpConfig:
 
     node_id: NodeId
     host: HostId
+    _: KW_ONLY
     zone: ZoneId = NO_ZONE
     segment_path: str = ""
     capacity_bytes: int = 1 << 30
