@@ -10,7 +10,7 @@ PARALLEL ?= -n 2 --dist loadfile
 # Clusters mostly wait: for processes to start, for a lost node to be noticed.
 CLUSTERS_PARALLEL ?= -n 4 --dist loadfile
 APART := ai_functions connect dbapi engine_ pgwire_ pool_writes relay_ sql_simulate static_prefix
-SIDE_BY_SIDE := $(filter-out tests/integration/ tests/clients/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
+SIDE_BY_SIDE := $(filter-out tests/house/ tests/integration/ tests/clients/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
   $(wildcard $(APART:%=tests/integration/test_%*.py))
 BENCHES ?= bench
 # Environments that hold another engine; what they share is with .venv (tests/engines/make-venvs).

@@ -11,12 +11,13 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
+import duckdb
 import pytest
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ from tierkv.scheduler.plans.statement_run import StatementRun
 from tierkv.scheduler.routing_stats import RoutingStats
 
 CONTEXT_TOKENS = 20_000
+T = TypeVar("T")
 
 
 def make_model(
@@ -328,3 +330,47 @@ async def session(server: DuckDbSqlServer) -> DuckDbSession:
     for statement in session.split(TABLES):
         await session.execute(statement)
     return session
+
+
+class SqlExamples:
+    """A database for all examples of a property test: opening one takes longer than an example."""
+
+    def __init__(self) -> None:
+        self.generator = InstantGenerator()
+        self._server = DuckDbSqlServer(DuckDbConfig(threads=1), self.generator)
+        self._plain = duckdb.connect(config={"threads": 1})
+        self._made: set[Callable[[duckdb.DuckDBPyConnection], None]] = set()
+        self._runner = asyncio.Runner()
+
+    def play(self, example: Callable[[DuckDbSession], Coroutine[Any, Any, T]]) -> T:
+        """Run an example in a session of its own, without the table t of earlier examples."""
+        return self._runner.run(self._play(example))
+
+    async def _play(self, example: Callable[[DuckDbSession], Coroutine[Any, Any, T]]) -> T:
+        self.generator.calls.clear()
+        session = await self._server.open_session(ClientInfo(user="ann"))
+        try:
+            await session.execute("DROP TABLE IF EXISTS t")
+            return await example(session)
+        finally:
+            await session.close()
+
+    def plain(self, make: Callable[[duckdb.DuckDBPyConnection], None]) -> duckdb.DuckDBPyConnection:
+        """Return a database without TierKV; the first example calls ``make`` for its functions."""
+        if make not in self._made:
+            make(self._plain)
+            self._made.add(make)
+        self._plain.execute("DROP TABLE IF EXISTS t")
+        return self._plain
+
+    def close(self) -> None:
+        self._runner.run(self._server.close())
+        self._runner.close()
+        self._plain.close()
+
+
+@pytest.fixture(scope="module")
+def examples() -> Iterator[SqlExamples]:
+    opened = SqlExamples()
+    yield opened
+    opened.close()

@@ -11,8 +11,8 @@ from tests.differential.run import Doors, all_doors
 
 pytestmark = pytest.mark.integration
 
-SEEDS = 120
-AT_ONCE = 40
+SEEDS = 48
+AT_ONCE = 24
 
 
 @pytest.fixture(scope="module")

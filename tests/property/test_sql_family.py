@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,9 @@ import duckdb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fix_sql import InstantGenerator, answer_text, embedding, label_odds, short_texts
-from tierkv.dbfront.contracts import ClientInfo, StatementResult
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tests.fix_sql import SqlExamples, answer_text, embedding, label_odds, short_texts
+from tierkv.dbfront.contracts import StatementResult
+from tierkv.dbfront.statement.session import DuckDbSession
 
 TABLE = "CREATE TABLE t (i INT, g INT, p VARCHAR)"
 YES_NO = ("yes", "Yes", "no", "No")
@@ -232,11 +230,12 @@ def statements(draw: st.DrawFn) -> Sql:
 Rows = list[tuple[Any, ...]]
 
 
-async def answered(table: list[tuple[int, str | None]], text: str) -> tuple[Rows, Rows]:
+def answered(
+    examples: SqlExamples, table: list[tuple[int, str | None]], text: str
+) -> tuple[Rows, Rows]:
     """Return the rows of a statement, replayed, and to a client that reads them as they come."""
-    server = DuckDbSqlServer(DuckDbConfig(threads=1), InstantGenerator())
-    try:
-        session = await server.open_session(ClientInfo())
+
+    async def read(session: DuckDbSession) -> tuple[Rows, Rows]:
         await session.execute(TABLE)
         for number, (group, value) in enumerate(table):
             await session.execute("INSERT INTO t VALUES ($1, $2, $3)", [number, group, value])
@@ -249,36 +248,39 @@ async def answered(table: list[tuple[int, str | None]], text: str) -> tuple[Rows
         while batch := await opened.next_rows():
             streamed += batch
         return replayed, streamed
-    finally:
-        await server.close()
+
+    return examples.play(read)
 
 
-def reference(table: list[tuple[int, str | None]], text: str) -> Rows:
-    with duckdb.connect() as plain:
-        for name, (function, kinds, returns) in FUNCTIONS.items():
-            plain.create_function(
-                name,
-                function,
-                kinds,
-                returns,
-                null_handling="special",  # type: ignore[call-overload]  # text is accepted
-            )
-        plain.execute(TABLE)
-        for number, (group, value) in enumerate(table):
-            plain.execute("INSERT INTO t VALUES ($1, $2, $3)", [number, group, value])
-        return plain.execute(text).fetchall()
+def make_plain_functions(plain: duckdb.DuckDBPyConnection) -> None:
+    for name, (function, kinds, returns) in FUNCTIONS.items():
+        plain.create_function(
+            name,
+            function,
+            kinds,
+            returns,
+            null_handling="special",  # type: ignore[call-overload]  # text is accepted
+        )
+
+
+def reference(examples: SqlExamples, table: list[tuple[int, str | None]], text: str) -> Rows:
+    plain = examples.plain(make_plain_functions)
+    plain.execute(TABLE)
+    for number, (group, value) in enumerate(table):
+        plain.execute("INSERT INTO t VALUES ($1, $2, $3)", [number, group, value])
+    return plain.execute(text).fetchall()
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(tables, statements())
+@given(table=tables, statement=statements())
 def test_the_family_equals_plain_functions(
-    table: list[tuple[int, str | None]], statement: Sql
+    examples: SqlExamples, table: list[tuple[int, str | None]], statement: Sql
 ) -> None:
-    expected = reference(table, statement.plain)
-    replayed, streamed = asyncio.run(answered(table, statement.ours))
+    expected = reference(examples, table, statement.plain)
+    replayed, streamed = answered(examples, table, statement.ours)
     if statement.ours.endswith("LIMIT 4") and "ORDER BY" not in statement.ours[-40:]:
         # Any four matching rows are right; which ones may differ when LIMIT stops early.
-        matching = reference(table, statement.plain.removesuffix(" LIMIT 4"))
+        matching = reference(examples, table, statement.plain.removesuffix(" LIMIT 4"))
         for got in (replayed, streamed):
             assert set(got) <= set(matching)
             assert len(got) == len(expected)

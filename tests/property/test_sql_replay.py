@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import duckdb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fix_sql import InstantGenerator, answer_text, label_odds, short_texts
-from tierkv.dbfront.contracts import ClientInfo
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tests.fix_sql import SqlExamples, answer_text, label_odds, short_texts
+from tierkv.dbfront.statement.session import DuckDbSession
 
 texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), short_texts(5))
 tables = st.lists(st.tuples(st.integers(0, 3), texts), min_size=1, max_size=25)
@@ -85,41 +81,46 @@ def category(text: str | None, categories: list[str]) -> str | None:
     return categories[odds.index(max(odds))]
 
 
-async def replayed(rows: list[tuple[int, str | None]], query: str) -> list[tuple[object, ...]]:
-    server = DuckDbSqlServer(DuckDbConfig(threads=1), InstantGenerator())
-    try:
-        session = await server.open_session(ClientInfo())
+def replayed(
+    examples: SqlExamples, rows: list[tuple[int, str | None]], query: str
+) -> list[tuple[object, ...]]:
+    async def read(session: DuckDbSession) -> list[tuple[object, ...]]:
         await session.execute("CREATE TABLE t (i INT, g INT, p VARCHAR)")
         for number, (group, text) in enumerate(rows):
             await session.execute("INSERT INTO t VALUES ($1, $2, $3)", [number, group, text])
         return list((await session.execute(query)).rows)
-    finally:
-        await server.close()
+
+    return examples.play(read)
+
+
+def make_plain_functions(plain: duckdb.DuckDBPyConnection) -> None:
+    plain.create_function(
+        "ai_generate",
+        lambda prompt: answer_text(prompt),
+        ["VARCHAR"],
+        "VARCHAR",
+        null_handling="special",
+    )
+    plain.create_function(
+        "ai_filter", is_it, ["VARCHAR", "VARCHAR"], "BOOLEAN", null_handling="special"
+    )
+    plain.create_function(
+        "ai_classify", category, ["VARCHAR", "VARCHAR[]"], "VARCHAR", null_handling="special"
+    )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(tables, queries())
-def test_replay_equals_a_plain_function(rows: list[tuple[int, str | None]], query: str) -> None:
-    with duckdb.connect() as plain:
-        plain.create_function(
-            "ai_generate",
-            lambda prompt: answer_text(prompt),
-            ["VARCHAR"],
-            "VARCHAR",
-            null_handling="special",
-        )
-        plain.create_function(
-            "ai_filter", is_it, ["VARCHAR", "VARCHAR"], "BOOLEAN", null_handling="special"
-        )
-        plain.create_function(
-            "ai_classify", category, ["VARCHAR", "VARCHAR[]"], "VARCHAR", null_handling="special"
-        )
-        plain.execute("CREATE TABLE t (i INT, g INT, p VARCHAR)")
-        for number, (group, text) in enumerate(rows):
-            plain.execute("INSERT INTO t VALUES ($1, $2, $3)", [number, group, text])
-        expected = plain.execute(query).fetchall()
-        matching = plain.execute(query.removesuffix(" LIMIT 4")).fetchall()
-    got = asyncio.run(replayed(rows, query))
+@given(rows=tables, query=queries())
+def test_replay_equals_a_plain_function(
+    examples: SqlExamples, rows: list[tuple[int, str | None]], query: str
+) -> None:
+    plain = examples.plain(make_plain_functions)
+    plain.execute("CREATE TABLE t (i INT, g INT, p VARCHAR)")
+    for number, (group, text) in enumerate(rows):
+        plain.execute("INSERT INTO t VALUES ($1, $2, $3)", [number, group, text])
+    expected = plain.execute(query).fetchall()
+    matching = plain.execute(query.removesuffix(" LIMIT 4")).fetchall()
+    got = replayed(examples, rows, query)
     if query.endswith("LIMIT 4"):
         # Any four matching rows are right; which ones may differ when LIMIT stops early.
         assert set(got) <= set(matching)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import duckdb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fix_sql import InstantGenerator, answer_text, short_texts
-from tierkv.dbfront.contracts import ClientInfo, Column, StatementResult
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tests.fix_sql import SqlExamples, answer_text, short_texts
+from tierkv.dbfront.contracts import Column, StatementResult
+from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.sql.plan.plan import plan_statement
 
 texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), short_texts(5))
@@ -88,12 +86,10 @@ def statements(draw: st.DrawFn) -> str:
     return text + draw(st.sampled_from(["", " ORDER BY t.i DESC", " ORDER BY f NULLS FIRST, t.i"]))
 
 
-async def run(
-    rows: list[tuple[Any, ...]], text: str, execution: str
+def run(
+    examples: SqlExamples, rows: list[tuple[Any, ...]], text: str, execution: str
 ) -> tuple[list[tuple[Any, ...]], tuple[Column, ...] | None]:
-    server = DuckDbSqlServer(DuckDbConfig(threads=1), InstantGenerator())
-    try:
-        session = await server.open_session(ClientInfo())
+    async def read(session: DuckDbSession) -> Any:
         await session.execute(f"SET tierkv.execution = {execution}")
         await session.execute("SET tierkv.max_concurrency = 7")
         await session.execute(TABLE)
@@ -108,35 +104,39 @@ async def run(
         assert opened.result is not None
         assert opened.result.command_tag == f"SELECT {len(got)}"
         return got, opened.columns
-    finally:
-        await server.close()
+
+    return examples.play(read)
 
 
 TABLE = "CREATE TABLE t (i INT, g INT, p VARCHAR, f DOUBLE, d DECIMAL(7,2))"
 limits = st.tuples(st.one_of(st.none(), st.integers(0, 8)), st.sampled_from([0, 0, 2]))
 
 
-def plain_rows(rows: list[tuple[Any, ...]], text: str) -> list[tuple[Any, ...]]:
-    with duckdb.connect() as plain:
-        plain.create_function(
-            "plain_ai",
-            lambda prompt, model: answer_text(prompt, model),
-            ["VARCHAR", "VARCHAR"],
-            "VARCHAR",
-            null_handling="special",
-        )
-        plain.execute(
-            "CREATE MACRO ai_generate(prompt, model := 'tiny') AS plain_ai(prompt, model)"
-        )
-        plain.execute(TABLE)
-        for row in rows:
-            plain.execute("INSERT INTO t VALUES ($1, $2, $3, $4, $5)", row)
-        return plain.execute(text.replace("model =>", "model :=")).fetchall()
+def make_plain_function(plain: duckdb.DuckDBPyConnection) -> None:
+    plain.create_function(
+        "plain_ai",
+        lambda prompt, model: answer_text(prompt, model),
+        ["VARCHAR", "VARCHAR"],
+        "VARCHAR",
+        null_handling="special",
+    )
+    plain.execute("CREATE MACRO ai_generate(prompt, model := 'tiny') AS plain_ai(prompt, model)")
+
+
+def plain_rows(
+    examples: SqlExamples, rows: list[tuple[Any, ...]], text: str
+) -> list[tuple[Any, ...]]:
+    plain = examples.plain(make_plain_function)
+    plain.execute(TABLE)
+    for row in rows:
+        plain.execute("INSERT INTO t VALUES ($1, $2, $3, $4, $5)", row)
+    return plain.execute(text.replace("model =>", "model :=")).fetchall()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(tables, statements(), limits)
+@given(table=tables, text=statements(), limit=limits)
 def test_a_stream_equals_replay_and_a_plain_function(
+    examples: SqlExamples,
     table: list[tuple[int, str | None, int | None]],
     text: str,
     limit: tuple[int | None, int],
@@ -145,9 +145,9 @@ def test_a_stream_equals_replay_and_a_plain_function(
     most, offset = limit
     ending = ("" if most is None else f" LIMIT {most}") + (f" OFFSET {offset}" if offset else "")
     assert plan_statement(text + ending).stream is not None, "the shape is streamed"
-    streamed, columns = asyncio.run(run(rows, text + ending, "stream"))
-    replayed, replayed_columns = asyncio.run(run(rows, text, "replay"))
-    assert replayed == plain_rows(rows, text)
+    streamed, columns = run(examples, rows, text + ending, "stream")
+    replayed, replayed_columns = run(examples, rows, text, "replay")
+    assert replayed == plain_rows(examples, rows, text)
     assert streamed == replayed[offset:][:most]
     assert columns == replayed_columns
 
@@ -164,14 +164,23 @@ def top_statements(draw: st.DrawFn) -> str:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(tables, top_statements(), st.integers(0, 6), st.sampled_from([0, 3]))
+@given(
+    table=tables,
+    text=top_statements(),
+    most=st.integers(0, 6),
+    offset=st.sampled_from([0, 3]),
+)
 def test_the_first_rows_by_answer_are_those_of_a_plain_function(
-    table: list[tuple[int, str | None, int | None]], text: str, most: int, offset: int
+    examples: SqlExamples,
+    table: list[tuple[int, str | None, int | None]],
+    text: str,
+    most: int,
+    offset: int,
 ) -> None:
     rows = [(number, g, p, f, g) for number, (g, p, f) in enumerate(table)]
     ending = f" LIMIT {most}" + (f" OFFSET {offset}" if offset else "")
-    got, columns = asyncio.run(run(rows, text + ending, "auto"))
-    whole, whole_columns = asyncio.run(run(rows, text, "replay"))
-    assert whole == plain_rows(rows, text)
+    got, columns = run(examples, rows, text + ending, "auto")
+    whole, whole_columns = run(examples, rows, text, "replay")
+    assert whole == plain_rows(examples, rows, text)
     assert got == whole[offset:][:most]
     assert columns == whole_columns

@@ -1,4 +1,6 @@
-"""Two hundred seeds of a cluster in bad weather; ``make sim SEED=n`` tells the story of one.
+"""Two hundred seeds of a cluster in bad weather, fifty of them in ``make test``.
+
+``make sim SEED=n`` tells the story of a seed.
 
 Clusters (one or three meta servers, one or two fronts, a clock of its own for each process),
 requests and faults are drawn per seed. What must hold is in world.py and the nodes.
@@ -17,10 +19,17 @@ import pytest
 from tests.sim.world import REQUESTS, World
 
 SEEDS = 200
+QUICK_SEEDS = 50
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=[] if seed < QUICK_SEEDS else [pytest.mark.slow])
+        for seed in range(SEEDS)
+    ],
+)
 def test_a_cluster_survives(seed: int) -> None:
     outcome = World(seed).play()
     assert sum(outcome.ended.values()) == REQUESTS
