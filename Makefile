@@ -13,13 +13,14 @@ APART := ai_functions connect dbapi engine_ pgwire_ pool_writes relay_ sql_simul
 SIDE_BY_SIDE := $(filter-out tests/house/ tests/integration/ tests/clients/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
   $(wildcard $(APART:%=tests/integration/test_%*.py))
 BENCHES ?= bench
+USUAL := not slow and not bench and not ray and not faults
 # Environments that hold another engine; what they share is with .venv (tests/engines/make-venvs).
 CLIENTS_VENV := .venv-clients
 ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
 ROOMS := compute costing dbfront dmp integrations kvcore kvwire metaserver policies scheduler simulator sql storage tierkv
 CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
 
-.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-bench test-gpu test-ray test-rdma test-slow check fuzz sql-fuzz sim bench journey quality proto format clean model
+.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-faults test-bench test-gpu test-ray test-rdma test-slow check fuzz sql-fuzz sim bench journey quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -41,8 +42,8 @@ demo: setup ## Run the main job and print what happened
 
 test: setup ## Run the tests
 	deploy/install-test-packages.sh
-	$(BIN)/pytest -m 'not slow and not bench and not ray' $(PARALLEL) $(SIDE_BY_SIDE)
-	$(BIN)/pytest -m 'not slow and not bench and not ray' $(CLUSTERS_PARALLEL) $(CLUSTERS)
+	$(BIN)/pytest -m '$(USUAL)' $(PARALLEL) $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m '$(USUAL)' $(CLUSTERS_PARALLEL) $(CLUSTERS)
 
 test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine on DuckDB 1.5
 	deploy/install-test-packages.sh
@@ -92,6 +93,10 @@ test-gpu: setup ## Run the tests that need a GPU, and the numeric tests on CUDA
 
 test-ray: setup ## Run a cluster on a real Ray of several local nodes: some minutes
 	$(BIN)/pytest -p no:randomly -m ray tests/integration/test_ray_cluster.py
+
+test-faults: setup ## Kill, freeze and cut off processes of whole clusters, and damage disks: some minutes
+	deploy/install-test-packages.sh
+	$(BIN)/pytest -m faults $(CLUSTERS_PARALLEL) tests/integration
 
 test-rdma: setup ## Run the RDMA tests, in a guest with Soft-RoCE devices
 	PYTEST_ADDOPTS= tests/hardware/run-rdma

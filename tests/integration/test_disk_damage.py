@@ -18,7 +18,7 @@ from tests.fix_roles import Roles
 from tests.fix_small_disk import fill
 from tests.integration.test_cluster import make_prompts
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(300)]
 PROMPTS = make_prompts(72)
 PAGE = 4096
 

@@ -19,7 +19,7 @@ from tests.fix_roles import Roles
 from tests.fix_wall_clock import WallClock
 from tests.integration.test_cluster import make_prompts
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(300)]
 PROMPTS = make_prompts(71)
 SMALLEST_REQUEST = 200
 """Bytes; pings are smaller."""

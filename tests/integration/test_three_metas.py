@@ -22,7 +22,7 @@ from tests.fix_postgres import PASSWORD, USER, PostgresServer
 from tests.fix_roles import BLOCK_TOKENS, COMPUTE, Roles
 from tests.integration.test_cluster import make_prompts
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(300)]
 METAS = ("meta-0", "meta-1", "meta-2")
 PROMPTS = make_prompts(73)
 SQL = (

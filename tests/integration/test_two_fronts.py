@@ -25,7 +25,7 @@ from tests.fix_cluster import free_port, wait_for
 from tests.fix_roles import COMPUTE, Roles
 from tests.fix_valkey import valkey_server
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(240)]
 FRONTS = ("front-a", "front-b")
 SQL = (
     "SELECT i, ai_generate('Row ' || (i % 7) || ' of a table that is long enough for blocks', "

@@ -22,7 +22,7 @@ from tierkv.dmp.zone_traffic import ZoneTraffic
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import NodeId, ZoneId
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(300)]
 PROMPTS = make_prompts(91)
 ZONES = {"dmp-0": "west", "dmp-1": "east", "compute-0": "west", "compute-1": "east"}
 
