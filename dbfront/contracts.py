@@ -17,6 +17,7 @@ from tierkv.kvcore.call_options import USUAL, CallOptions
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
+from tierkv.kvcore.rights import RightsBook
 from tierkv.sql.settings import FieldReorder
 
 if TYPE_CHECKING:
@@ -284,8 +285,9 @@ class EncodedAhead:
 class TextGenerator(Protocol):
     """Text in, text out, through the scheduler.
 
-    1. ``prepare`` raises UnknownModelError, ContextTooLongError or UdfArgumentError and never runs
-       a model. The cost is tokenization and one namespace lookup (cached).
+    1. ``prepare`` raises UnknownModelError, ContextTooLongError, UdfArgumentError, or
+       RightMissingError if ``rights`` keep the tenant from the model, and never runs a model. The
+       cost is tokenization and one namespace lookup (cached).
     2. ``stream`` yields text as it is generated (whole characters, stop strings removed); the last
        event has the finish_reason. Closing the iterator cancels the request.
     3. ``answer`` collects ``stream`` into one answer.
@@ -294,9 +296,13 @@ class TextGenerator(Protocol):
        called in another thread, because planning many calls takes a while.
     5. ``count_tokens`` counts with the model's own tokenizer and runs no model.
     6. ``forecast`` predicts the cost of answering all calls of a statement, and runs no model.
-    7. ``encode_ahead`` begins to encode the prompts of calls in another thread. ``prepare`` gets
+    7. ``rights`` are those of the callers: functions are checked by whoever calls them.
+    8. ``encode_ahead`` begins to encode the prompts of calls in another thread. ``prepare`` gets
        what it returned for the call, and gives the same result without. It raises no error.
     """
+
+    @property
+    def rights(self) -> RightsBook: ...
 
     async def encode_ahead(self, calls: Sequence[TextCall]) -> Sequence[EncodedAhead | None]: ...
 

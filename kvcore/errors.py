@@ -129,10 +129,10 @@ class ContextTooLongError(UserError):
     sqlstate = "54000"
 
 
-class NamespaceDeniedError(UserError):
-    """The caller may not use the namespace."""
+class RightMissingError(UserError):
+    """The caller lacks the right to do this."""
 
-    code = "namespace_denied"
+    code = "permission_denied"
     sqlstate = "42501"
     http_status = 403
     grpc_status = "PERMISSION_DENIED"

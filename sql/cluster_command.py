@@ -5,9 +5,17 @@
     DROP KV NAMESPACE [IF EXISTS] name
     ALTER {ROLE | USER | TENANT | KV NAMESPACE | AI KEY} name SET AI LIMIT (option = value, ...)
     ALTER {ROLE | USER | TENANT | KV NAMESPACE | AI KEY} name RESET AI LIMIT
+    GRANT right TO role, ...
+    REVOKE right FROM role, ...
 
-Pure: this module reads the statement; dbfront/statement/namespace_change.py and limit_change.py
-know the values of the options.
+A right is one of these; the names of roles only where PostgreSQL does not keep roles:
+
+    EXECUTE ON {FUNCTION ai_function, ... | ALL AI FUNCTIONS}
+    USAGE ON {MODEL name, ... | ALL MODELS}
+    role, ...
+
+Pure: this module reads the statement; dbfront/statement/namespace_change.py, limit_change.py and
+rights_change.py know what it means.
 """
 
 from __future__ import annotations
@@ -15,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from tierkv.kvcore import limits
@@ -24,7 +33,15 @@ from tierkv.sql.text.lexer import Token, TokenKind, string_value
 
 _NAMESPACE: Final = ("KV", "NAMESPACE")
 _VERBS: Final = ("CREATE", "ALTER", "DROP")
+_GRANTS: Final = ("GRANT", "REVOKE")
+_ON_AI: Final = {
+    ("EXECUTE", "ON", "FUNCTION"): "FUNCTION",
+    ("EXECUTE", "ON", "ALL", "AI", "FUNCTIONS"): "FUNCTION",
+    ("USAGE", "ON", "MODEL"): "MODEL",
+    ("USAGE", "ON", "ALL", "MODELS"): "MODEL",
+}
 _LIMIT: Final = ("AI", "LIMIT")
+_AI_PREFIX: Final = "ai_"
 _LIMITED: Final = {
     ("ROLE",): SubjectKind.TENANT,
     ("USER",): SubjectKind.TENANT,
@@ -50,16 +67,47 @@ class CommandOption:
     position: int
 
 
+class RightKind(StrEnum):
+    """What a right is about."""
+
+    FUNCTION = "function"
+    MODEL = "model"
+    ROLE = "role"
+
+
 @dataclass(frozen=True, slots=True)
-class ClusterCommand:
-    """A statement about a namespace, or about the limits of a subject.
+class GrantedRight:
+    """The right that a GRANT gives or a REVOKE takes.
 
     Attributes:
-        verb: ``CREATE``, ``ALTER`` or ``DROP``; of limits ``ALTER`` or, for RESET, ``DROP``.
-        name: the namespace, or the subject of the limits.
+        kind: what the right is about.
+        names: functions, models or roles, in lower case unless quoted; empty: all.
+        roles: whose rights change.
+        position: of the first name, counted in characters from 1.
+    """
+
+    kind: RightKind
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    position: int = 0
+
+    def __str__(self) -> str:
+        listed = ", ".join(self.names) or "all"
+        return f"{self.kind} {listed}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCommand:
+    """A statement about a namespace, about the limits of a subject, or about rights.
+
+    Attributes:
+        verb: ``CREATE``, ``ALTER`` or ``DROP``; of limits ``ALTER`` or, for RESET, ``DROP``;
+            ``GRANT`` or ``REVOKE``.
+        name: the namespace, the subject of the limits, or the roles whose rights change.
         options: in their order.
         tolerant: IF EXISTS, or IF NOT EXISTS.
-        limited: what kind of subject the limits have; None: the statement is about a namespace.
+        limited: what kind of subject the limits have; None: the statement is not about limits.
+        right: what is granted or revoked; None: the statement is not about rights.
     """
 
     verb: str
@@ -67,20 +115,31 @@ class ClusterCommand:
     options: tuple[CommandOption, ...] = ()
     tolerant: bool = False
     limited: SubjectKind | None = None
+    right: GrantedRight | None = None
 
     @property
     def tag(self) -> str:
         """The command tag."""
+        if self.right is not None:
+            return f"{self.verb} ROLE" if self.right.kind is RightKind.ROLE else self.verb
         return f"{self.verb} KV NAMESPACE" if self.limited is None else "ALTER AI LIMIT"
 
 
-def cluster_command(tokens: Sequence[Token]) -> ClusterCommand | None:
+def cluster_command(tokens: Sequence[Token], *, keeps_roles: bool = True) -> ClusterCommand | None:
     """Read a statement about the cluster; None for any other statement.
+
+    Args:
+        tokens: of one statement.
+        keeps_roles: False: the database keeps roles, and reads GRANT role TO role itself.
 
     Raises:
         SqlSyntaxError: the statement is malformed.
     """
-    if not tokens or tokens[0].upper not in _VERBS:
+    if not tokens:
+        return None
+    if tokens[0].upper in _GRANTS:
+        return _rights_command(tokens, keeps_roles)
+    if tokens[0].upper not in _VERBS:
         return None
     words = tuple(token.upper for token in tokens[1:7])
     if tokens[0].upper == "ALTER":
@@ -95,12 +154,30 @@ def cluster_command(tokens: Sequence[Token]) -> ClusterCommand | None:
     return _Reader(tokens, 3).command()
 
 
+def _rights_command(tokens: Sequence[Token], keeps_roles: bool) -> ClusterCommand | None:
+    words = tuple(token.upper for token in tokens[1:6])
+    for phrase, kind in _ON_AI.items():
+        if words[: len(phrase)] != phrase:
+            continue
+        named = phrase[2] != "ALL"
+        first = tokens[len(phrase) + 1 :][:1]
+        if named and kind == "FUNCTION" and not (first and _is_ai(first[0])):
+            return None  # A function of the database.
+        return _Reader(tokens, 1 + len(phrase)).right(RightKind[kind], named=named)
+    on = any(token.upper == "ON" for token in tokens[:40])
+    return None if on or not keeps_roles else _Reader(tokens, 1).right(RightKind.ROLE, named=True)
+
+
+def _is_ai(token: Token) -> bool:
+    return token.text.strip('"').lower().startswith(_AI_PREFIX)
+
+
 def in_transaction(command: ClusterCommand) -> SqlError:
     """Return the error of a statement inside a transaction, which could not be rolled back."""
     return SqlError(
         f"{command.tag} cannot run inside a transaction block",
         sqlstate="25001",
-        hint="Namespaces and limits belong to the cluster, not to the database: COMMIT first.",
+        hint="What it changes belongs to the cluster, not to the database: COMMIT first.",
     )
 
 
@@ -130,6 +207,32 @@ class _Reader:
         options = self._options() if sets else ()
         self._end()
         return ClusterCommand("ALTER" if sets else "DROP", name, options, limited=kind)
+
+    def right(self, kind: RightKind, *, named: bool) -> ClusterCommand:
+        verb = self._tokens[0].upper
+        position = self._tokens[self._at].start + 1 if self._at < len(self._tokens) else 0
+        names = self._names(f"the name of a {kind}") if named else ()
+        word = "TO" if verb == "GRANT" else "FROM"
+        if not self._word(word):
+            raise self._wrong(f"expected {word}")
+        roles = self._names("the name of a role")
+        self._end()
+        right = GrantedRight(kind, names, roles, position)
+        return ClusterCommand(verb, ", ".join(roles), right=right)
+
+    def _names(self, what: str) -> tuple[str, ...]:
+        found = [self._one_name(what)]
+        while self._sign(","):
+            found.append(self._one_name(what))
+        return tuple(found)
+
+    def _one_name(self, what: str) -> str:
+        """Read a name, and skip the argument types of a function."""
+        name = self._name(what)
+        if self._sign("("):
+            while not self._sign(")"):
+                self._next('")"')
+        return name
 
     def _end(self) -> None:
         if self._at < len(self._tokens):

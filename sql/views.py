@@ -378,6 +378,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "detail": "VARCHAR",
         "times": "BIGINT",
     },
+    "rights": {"role_name": "VARCHAR", "right_kind": "VARCHAR", "granted": "VARCHAR"},
     "my_limits": dict(_LIMITS),
     "call_limits": dict(_LIMITS),
     "settings": {

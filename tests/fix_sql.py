@@ -48,6 +48,7 @@ from tierkv.kvcore.ids import NamespaceKey, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo
 from tierkv.kvcore.request import FinishReason, GenerateRequest, HitTokens, SamplingParams, Usage
+from tierkv.kvcore.rights import RightsBook
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.nodes.fleet import Fleet
@@ -161,6 +162,7 @@ class InstantGenerator:
     uncountable: str = ""
     cancelled: int = 0
     most_running: int = 0
+    rights: RightsBook = field(default_factory=RightsBook)
     _running: int = 0
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 

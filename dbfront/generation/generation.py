@@ -71,6 +71,7 @@ from tierkv.kvcore.request import (
     SamplingParams,
     Usage,
 )
+from tierkv.kvcore.rights import RightsBook
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
 from tierkv.scheduler.limits.gate import Caller, CallGate
@@ -85,6 +86,7 @@ class Generation:
     """The front's TextGenerator.
 
     Attributes:
+        rights: who may call which functions, and use which models.
         live: calls in progress, by request id.
         reducers: called with each ended request; a reducer must not block, raise or keep it.
     """
@@ -109,6 +111,7 @@ class Generation:
             gate: admits calls within their callers' limits; by default there are none.
         """
         self.gate = gate or CallGate(EmbeddedMeter(clock or SystemClock()))
+        self.rights = RightsBook()
         self.live: dict[RequestId, ModelRequest] = {}
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
@@ -161,6 +164,7 @@ class Generation:
         model = await self._model(call.model)
         options = call.options
         check_names(call)
+        self.rights.check_model(call.tenant, model.name)
         check_stops(options.stop or ())
         check_ratio(options.recompute_ratio)
         check_form(call)

@@ -147,6 +147,7 @@ class AiAttendant:
                 )
             if self._exchange.status != "I":
                 raise in_transaction(command)
+            await self._learn_roles(Block(self._exchange, sync=True))
             await change(self._client.user, command)
         except TierKVError as error:
             await query.refuse(error)
@@ -255,8 +256,13 @@ class AiAttendant:
             activity = replace(activity, state=state)
         return activity_row(self._relay.login.pid, self._client, activity, asking=asking)
 
+    async def _learn_roles(self, block: Block) -> None:
+        """Note the user's roles in PostgreSQL, for rights and for what views show."""
+        self._services.generator.rights.outside[self._client.user] = await block.roles()
+
     async def _refresh(self, views: frozenset[str], block: Block) -> None:
         """Write the rows of admin views into the views' settings."""
+        await self._learn_roles(block)
         for view in sorted(views):
             rows = to_json(await self._view_rows(view, block))
             await block.before(
@@ -273,9 +279,10 @@ class AiAttendant:
         if view == RESETS:
             return []
         if view == "stat_activity":
-            return await joined_rows(
+            rows = await joined_rows(
                 services.siblings, services.activity(self._client.user), user=self._client.user
             )
+            return rows if services.visible is None else services.visible(view, rows, self._client)
         client = self._client
         rows = [] if services.view_rows is None else await services.view_rows(view, client)
         if view in _NOT_TOLD:

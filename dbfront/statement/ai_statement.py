@@ -121,9 +121,12 @@ class AiStatement:
         self._reducers = reducers if account is None else [account, *reducers]
 
     async def check_constants(self) -> None:
-        """Refuse unknown models and invalid options before the statement runs, even without rows.
+        """Refuse missing rights, unknown models and invalid options before the statement runs.
+
+        A table without rows makes no difference.
 
         Raises:
+            RightMissingError: the user may not call one of the functions, or use a model.
             UserError: an invalid argument, or a dry run of a statement that writes.
             NoNodeError: no node can check the arguments. EXPLAIN ignores the error, since EXPLAIN
                 asks no node.
@@ -133,6 +136,8 @@ class AiStatement:
                 "tierkv.dry_run is on, and this statement would write NULL for AI answers",
                 hint="EXPLAIN shows its calls; to run it, RESET tierkv.dry_run.",
             )
+        functions = dict.fromkeys(form.function.name for form in self.plan.forms)
+        self._generator.rights.check_functions(self._defaults.tenant, functions)
         checked: set[AiCall] = set()
         for form in self.plan.forms:
             example = form.example

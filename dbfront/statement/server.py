@@ -27,6 +27,7 @@ from tierkv.dbfront.views.admin import (
     cluster_rows,
     joined_rows,
     of_worker,
+    visible_rows,
 )
 from tierkv.dbfront.views.kvcache import baseline_of
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
@@ -184,7 +185,15 @@ class DuckDbSqlServer:
             client: who asks, if the session is not the client's own.
         """
         now = timestamp(self.clock.wall())
-        return [{"as_of": now} | row for row in await self._view_rows(view, asking, client)]
+        rows = self.visible(
+            view, await self._view_rows(view, asking, client), client or asking.client
+        )
+        return [{"as_of": now} | row for row in rows]
+
+    def visible(self, view: str, rows: list[Row], client: ClientInfo) -> list[Row]:
+        """Return the rows of a view that a client may see."""
+        owners = None if self._cluster is None else self._cluster.owners(client)
+        return visible_rows(view, rows, owners)
 
     async def _view_rows(
         self, view: str, asking: DuckDbSession, client: ClientInfo | None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
-from typing import Protocol
+from itertools import chain, starmap
+from typing import Final, Protocol
 
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.siblings import Siblings
@@ -28,6 +28,7 @@ from tierkv.dbfront.views.kvcache import (
 from tierkv.kvcore.audit import AuditLine
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
+from tierkv.kvcore.rights import RoleRights
 from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import CandidateCost
@@ -159,11 +160,14 @@ class ClusterSource(Protocol):
     1. ``nodes``, ``blocks``, ``directory`` and ``namespaces`` raise NoNodeError if the meta server
        does not answer; the other methods don't ask it.
     2. ``settings`` returns the process's configuration, with secrets masked.
-    3. ``change_cluster`` carries out a statement of a user; NamespaceDeniedError if the user may
+    3. ``change_cluster`` carries out a statement of a user; RightMissingError if the user may
        not, SqlError for a namespace that exists already or not, UserError for a bad option.
     4. ``call_limits`` returns the limits of a client, or all limits to an admin who does not ask
        for his own; ``audit_log`` likewise returns all lines to an admin only.
-    5. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
+    5. ``owners`` returns the names under which the rows stand that a client may see: the user and
+       the user's namespace; None for an admin, who sees all. ``rights`` returns the rights of all
+       roles to an admin, otherwise those of the client's roles.
+    6. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
     """
 
     @property
@@ -184,6 +188,10 @@ class ClusterSource(Protocol):
     async def call_limits(self, client: ClientInfo, *, own: bool) -> tuple[LimitLeft, ...]: ...
 
     async def audit_log(self, client: ClientInfo) -> list[AuditLine]: ...
+
+    def owners(self, client: ClientInfo) -> frozenset[str] | None: ...
+
+    def rights(self, client: ClientInfo) -> Mapping[str, RoleRights]: ...
 
     async def change_cluster(self, user: str, command: ClusterCommand) -> None: ...
 
@@ -216,6 +224,10 @@ async def cluster_rows(
     if view in LIMIT_VIEWS:
         found = await source.call_limits(client or ClientInfo(), own=view == "my_limits")
         return [_limit(left) for left in found]
+    if view == "rights":
+        return list(
+            chain.from_iterable(starmap(_role, source.rights(client or ClientInfo()).items()))
+        )
     if view == "audit_log":
         return [_audited(line) for line in await source.audit_log(client or ClientInfo())]
     if view == "directory":
@@ -363,6 +375,42 @@ def _namespace(namespace: Namespace, nodes: Sequence[DirectoryNode]) -> Row:
         "on_full": "evict" if kept.evicts else "refuse",
         **sums,
     }
+
+
+def _role(role: str, rights: RoleRights) -> Iterator[Row]:
+    for kind, names in (
+        ("function", str(rights.functions)),
+        ("model", str(rights.models)),
+        ("role", ", ".join(sorted(rights.member_of))),
+    ):
+        if names:
+            yield {"role_name": role, "right_kind": kind, "granted": names}
+
+
+_OWNED: Final = {
+    "stat_activity": "usename",
+    "stat_statements": "userid",
+    "usage_history": "user_name",
+    "query_log": "user_name",
+    "queue": "tenant",
+    "kvcache_blocks": "cache_scope",
+    "kvcache_prefixes": "cache_scope",
+}
+"""Views with rows of users: the column with the user, or with the user's namespace."""
+
+
+def visible_rows(view: str, rows: list[Row], owners: frozenset[str] | None) -> list[Row]:
+    """Leave out what a client may not see.
+
+    Args:
+        view: the view without the schema.
+        rows: all rows.
+        owners: whose rows the client may see; None: everybody's.
+    """
+    column = _OWNED.get(view)
+    if owners is None or column is None:
+        return rows
+    return [row for row in rows if row[column] in owners]
 
 
 def _audited(line: AuditLine) -> Row:

@@ -121,7 +121,10 @@ class FrontPart:
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.generation.reducers.append(self.statements.take)
-        self.records = RecordFollower(meta, self.generation.gate, self.dispatcher.directory)
+        self.generation.rights.admins = frozenset(name_list(settings.admins))
+        self.records = RecordFollower(
+            meta, self.generation.gate, self.generation.rights, self.dispatcher.directory
+        )
         self.source = MetaSource(
             meta, self.generation, self.dispatcher, config, records=self.records
         )

@@ -20,6 +20,7 @@ from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
+from tierkv.dbfront.statement.rights_change import changed_rights, check_right
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore import audit as audit_log
 from tierkv.kvcore.api_keys import RECORD_KIND as KEY_RECORDS
@@ -36,13 +37,15 @@ from tierkv.kvcore.call_limits import (
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import (
     DirectoryUnavailableError,
-    NamespaceDeniedError,
     NoNodeError,
+    RightMissingError,
     SqlError,
     TierKVError,
 )
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
+from tierkv.kvcore.rights import PUBLIC, Rights, RoleRights, rights_of
+from tierkv.kvcore.rights import RECORD_KIND as RIGHTS_RECORDS
 from tierkv.metaserver.client import (
     BlockListing,
     ClusterRecord,
@@ -54,8 +57,8 @@ from tierkv.parts.audit_writer import AuditWriter
 from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.gate import Caller, LimitLeft
-from tierkv.settings import FrontSettings, name_list
-from tierkv.sql.cluster_command import ClusterCommand
+from tierkv.settings import name_list
+from tierkv.sql.cluster_command import ClusterCommand, GrantedRight
 from tierkv.sql.text.suggest import did_you_mean
 
 _REPORT_WITHIN_S: Final = 1.0
@@ -78,26 +81,6 @@ def _no_directory_is_no_view() -> Iterator[None]:
             detail=error.message,
             hint="AI calls work without it; `tierkv status` shows when it is back.",
         ) from error
-
-
-def may_administer(user: str, front: FrontSettings) -> bool:
-    """Return whether a user may change the cluster; without logins everybody may."""
-    admins = name_list(front.admins)
-    return user in admins or (not admins and not front.users and not front.postgres)
-
-
-def refuse_stranger(user: str, front: FrontSettings) -> None:
-    """Refuse a user who may not change the cluster.
-
-    Raises:
-        NamespaceDeniedError: the user is not one of ``front.admins``.
-    """
-    if may_administer(user, front):
-        return
-    raise NamespaceDeniedError(
-        f"user {user} may not change namespaces or limits",
-        hint="An operator adds the user to front.admins, or runs `tierkv namespace`.",
-    )
 
 
 def _wrong_existence(command: ClusterCommand, known: Iterable[str]) -> SqlError:
@@ -174,17 +157,22 @@ class MetaSource:
         subject = command.name if command.limited is None else f"{command.limited} {command.name}"
         audit = AuditWriter(self.meta)
         try:
-            refuse_stranger(user, self.config.settings.front)
+            self._refuse_stranger(user)
             await self._change(command)
         except TierKVError as error:
-            denied = isinstance(error, NamespaceDeniedError)
+            denied = isinstance(error, RightMissingError)
             outcome = Outcome.REFUSED if denied else Outcome.FAILED
             await audit.write(user, command.tag, subject, outcome, detail=error.message)
             raise
         given = ", ".join(f"{option.name} = {option.value}" for option in command.options)
+        given = given if command.right is None else str(command.right)
         await audit.write(user, command.tag, subject, detail=given)
 
     async def _change(self, command: ClusterCommand) -> None:
+        if command.right is not None:
+            with _no_directory_is_no_view():
+                await self._change_rights(command.right, grants=command.verb == "GRANT")
+            return
         if command.limited is not None:
             with _no_directory_is_no_view():
                 await self._change_limits(Subject(command.limited, command.name), command)
@@ -218,6 +206,52 @@ class MetaSource:
         if self.records is not None:
             await self.records.look()
 
+    async def _change_rights(self, right: GrantedRight, *, grants: bool) -> None:
+        """Grant or revoke; it holds at this front at once, elsewhere within a second."""
+        check_right(right)
+        known = rights_of(await self.meta.list_records(RIGHTS_RECORDS))
+        for role in right.roles:
+            changed = changed_rights(known.own(role), right, grants=grants)
+            body = "" if changed == Rights().own(role) else changed.to_json()
+            await self.meta.put_record(ClusterRecord(RIGHTS_RECORDS, role, body))
+        if self.records is not None:
+            await self.records.look()
+
+    def _refuse_stranger(self, user: str) -> None:
+        """Refuse a user who may not change the cluster.
+
+        Raises:
+            RightMissingError: the user is no administrator.
+        """
+        if not self._may_administer(user):
+            raise RightMissingError(
+                f"user {user} may not change namespaces, limits or rights",
+                hint="An administrator runs GRANT tierkv_admin, or an operator adds the user to "
+                "front.admins.",
+            )
+
+    def _may_administer(self, user: str) -> bool:
+        """Return whether a user may change the cluster; without logins everybody may."""
+        front = self.config.settings.front
+        is_open = not name_list(front.admins) and not front.users and not front.postgres
+        return is_open or self.generation.rights.is_admin(user)
+
+    def owners(self, client: ClientInfo) -> frozenset[str] | None:
+        """Return whose rows a client may see; see ClusterSource."""
+        if self._may_administer(client.user):
+            return None
+        namespace = self.generation.gate.namespace_of.get(client.user, client.user)
+        return frozenset({client.user, namespace})
+
+    def rights(self, client: ClientInfo) -> dict[str, RoleRights]:
+        """Return the rights that a client may see, by role; see ClusterSource."""
+        book = self.generation.rights
+        roles = dict(book.rights.roles) | {PUBLIC: book.rights.own(PUBLIC)}
+        if not self._may_administer(client.user):
+            mine = book.roles_of(client.user)
+            roles = {role: rights for role, rights in roles.items() if role in mine}
+        return roles
+
     async def _need_key(self, name: str) -> None:
         known = [k.name for k in keys_of(await self.meta.list_records(KEY_RECORDS)).values()]
         if name not in known:
@@ -229,7 +263,7 @@ class MetaSource:
 
     async def call_limits(self, client: ClientInfo, *, own: bool) -> tuple[LimitLeft, ...]:
         """Return limits and what is left of them; see ClusterSource."""
-        everybody = not own and may_administer(client.user, self.config.settings.front)
+        everybody = not own and self._may_administer(client.user)
         caller = None if everybody else Caller(client.user, client.key)
         return tuple(await self.generation.gate.left(caller))
 
@@ -237,7 +271,7 @@ class MetaSource:
         """Return the lines that a client may see; see ClusterSource."""
         with _no_directory_is_no_view():
             lines = lines_of(await self.meta.list_records(audit_log.RECORD_KIND))
-        if may_administer(client.user, self.config.settings.front):
+        if self._may_administer(client.user):
             return lines
         return [line for line in lines if line.who == client.user]
 

@@ -1,7 +1,7 @@
-"""Keeps a front's limits of AI calls and REST keys equal to the meta server's records.
+"""Keeps a front's limits of AI calls, rights and REST keys equal to the meta server's records.
 
 Used by tierkv/parts/front_part.py. The meta server is asked every second; without an answer the
-front goes on with the limits and keys known so far.
+front goes on with the limits, rights and keys known so far.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from tierkv.kvcore import api_keys, call_limits
+from tierkv.kvcore import api_keys, call_limits, rights
 from tierkv.kvcore.api_keys import keys_of
 from tierkv.kvcore.call_limits import limits_of
 from tierkv.kvcore.errors import DirectoryUnavailableError
+from tierkv.kvcore.rights import RightsBook, rights_of
 from tierkv.metaserver.client import MetaClient, Namespace
 from tierkv.parts.audit_writer import AuditWriter
 from tierkv.scheduler.directory_client import DirectoryClient
@@ -34,12 +35,15 @@ class RecordFollower:
         keys: the REST door's; set when the door opens.
     """
 
-    def __init__(self, meta: MetaClient, gate: CallGate, directory: DirectoryClient) -> None:
+    def __init__(
+        self, meta: MetaClient, gate: CallGate, book: RightsBook, directory: DirectoryClient
+    ) -> None:
         self.keys: KeyRing | None = None
         self._directory = directory
         self._namespaces: tuple[Namespace, ...] = ()
         self._meta = meta
         self._gate = gate
+        self._book = book
         self._audit = AuditWriter(meta)
         self._task: asyncio.Task[None] | None = None
 
@@ -65,6 +69,7 @@ class RecordFollower:
         """
         if self.keys is not None:
             self.keys.stored = keys_of(await self._meta.list_records(api_keys.RECORD_KIND))
+        self._book.rights = rights_of(await self._meta.list_records(rights.RECORD_KIND))
         limits = limits_of(await self._meta.list_records(call_limits.RECORD_KIND))
         namespaces = await self._meta.list_namespaces()
         if namespaces != self._namespaces:

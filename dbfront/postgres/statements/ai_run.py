@@ -61,6 +61,7 @@ class AiServices:
         tenant_of: returns the tenant with the KV namespace of a client's calls.
         statements: counts and logs statements with AI calls.
         view_rows: returns the rows of an admin view for a client, except stat_activity.
+        visible: leaves out the rows of a view that a client may not see.
         reset: resets counters, of one group or all.
         change_cluster: carries out a user's statement about the cluster.
         sessions: the live sessions, for stat_activity; a weak set.
@@ -72,6 +73,7 @@ class AiServices:
     tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
     statements: StatementLog | None = None
     view_rows: Callable[[str, ClientInfo], Awaitable[list[Row]]] | None = None
+    visible: Callable[[str, list[Row], ClientInfo], list[Row]] | None = None
     reset: OnReset | None = None
     change_cluster: Callable[[str, ClusterCommand], Awaitable[None]] | None = None
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)
@@ -157,6 +159,9 @@ class AiRun:
             raise
 
     async def _open(self) -> None:
+        rights = self._services.generator.rights
+        if rights.rights.restrict:
+            rights.outside[self.defaults.tenant] = await self._block.roles()
         refuse_replay(str(self.values.settings.get("tierkv.execution")), self._plan.why_not_stream)
         self._ai = AiStatement(
             self._plan,

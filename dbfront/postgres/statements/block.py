@@ -8,6 +8,7 @@ the statement begins.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,7 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
+from tierkv.kvcore.rights import ADMIN_ROLE
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.settings import SETTINGS
 
@@ -86,6 +88,10 @@ _COMMIT: Final = messages.own_statement("COMMIT")
 _ROLLBACK: Final = messages.own_statement("ROLLBACK")
 _BEGIN: Final = messages.own_statement("BEGIN")
 _READ_VALUES: Final = messages.own_statement(READ_VALUES)
+_READ_ROLES: Final = messages.own_statement(
+    "SELECT pg_catalog.json_agg(rolname), pg_catalog.current_setting('is_superuser') = 'on' "
+    "FROM pg_catalog.pg_roles WHERE pg_catalog.pg_has_role(oid, 'USAGE')"
+)
 _WARN: Final = messages.own_statement("SET LOCAL client_min_messages = warning")
 _SET_BACK: Final = "SELECT pg_catalog.set_config('{name}', '{value}', true)"
 _IN_BLOCK_ALREADY: Final = "25001"
@@ -149,6 +155,12 @@ class Block:
         return SessionValues.from_row(
             [None if value is None else value.decode("utf-8", "replace") for value in row]
         )
+
+    async def roles(self) -> frozenset[str]:
+        """Return the roles of PostgreSQL whose rights the user has; a superuser administers."""
+        told, is_superuser = (await self.before(_READ_ROLES)).first_row()
+        roles = json.loads(told or b"[]")
+        return frozenset([*roles, ADMIN_ROLE] if is_superuser == b"t" else roles)
 
     async def open(self, values: SessionValues, *, reads: bool) -> None:
         """Open a block unless a block is open.

@@ -160,7 +160,7 @@ class StatementPlanner:
         words = tuple(token.upper for token in tokens[:4])
         bare = Statement(text, offset, kind, words)
         check_setting(tokens)
-        command = cluster_command(tokens)
+        command = cluster_command(tokens, keeps_roles=False)
         if command is not None:
             return replace(bare, command=command)
         _refuse_stored_calls(tokens, kind, offset)

@@ -1,0 +1,225 @@
+"""Rights: who may call which AI functions, use which models, and administer the cluster.
+
+Pure values, and the book of one front that holds the rights of now. GRANT and REVOKE change rights
+(dbfront/statement/rights_change.py), the meta server keeps rights as records, and every front obeys
+within a second (tierkv/parts/record_follower.py). As in PostgreSQL, everybody may call functions
+until that is revoked from PUBLIC; a role's rights are its own, those of the roles that it is a
+member of, and PUBLIC's. Roles need no creation: a role is a name with rights, or with members.
+
+A front behind PostgreSQL also knows the roles of PostgreSQL that a user is a member of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from tierkv.kvcore.errors import RightMissingError
+
+RECORD_KIND: Final = "rights"
+"""Kind of the records that hold rights (metaserver/client.py::ClusterRecord)."""
+
+PUBLIC: Final = "public"
+"""The role that everybody is a member of."""
+
+ADMIN_ROLE: Final = "tierkv_admin"
+"""Members may change the cluster, cancel and reset what belongs to others, and see all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameSet:
+    """A set of names, or all names but some.
+
+    Attributes:
+        all_but: True: every name is in the set, except ``names``.
+        names: the names in the set, or the exceptions.
+    """
+
+    all_but: bool = False
+    names: frozenset[str] = frozenset()
+
+    def __contains__(self, name: object) -> bool:
+        return (name in self.names) != self.all_but
+
+    def with_names(self, names: Iterable[str]) -> NameSet:
+        """Return the set with more names."""
+        changed = self.names.difference(names) if self.all_but else self.names.union(names)
+        return NameSet(self.all_but, changed)
+
+    def without_names(self, names: Iterable[str]) -> NameSet:
+        """Return the set without some names."""
+        changed = self.names.union(names) if self.all_but else self.names.difference(names)
+        return NameSet(self.all_but, changed)
+
+    def __str__(self) -> str:
+        listed = ", ".join(sorted(self.names))
+        return f"all{f' but {listed}' if listed else ''}" if self.all_but else listed
+
+
+NOTHING: Final = NameSet()
+EVERYTHING: Final = NameSet(all_but=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRights:
+    """What one role may do by itself.
+
+    Attributes:
+        functions: AI functions that it may call, by SQL name.
+        models: models that it may use.
+        member_of: roles whose rights it has too.
+    """
+
+    functions: NameSet = NOTHING
+    models: NameSet = NOTHING
+    member_of: frozenset[str] = frozenset()
+
+    def to_json(self) -> str:
+        """Return the body of a record."""
+        told = asdict(self)
+        for one in (told["functions"], told["models"]):
+            one["names"] = sorted(one["names"])
+        return json.dumps(told | {"member_of": sorted(self.member_of)})
+
+    @classmethod
+    def from_json(cls, text: str) -> RoleRights:
+        """Read the body of a record; what a later release added is left alone.
+
+        Raises:
+            ValueError: the text is not that of rights.
+        """
+        try:
+            told = json.loads(text)
+            functions, models = (
+                NameSet(bool(told[name]["all_but"]), frozenset(map(str, told[name]["names"])))
+                for name in ("functions", "models")
+            )
+            return cls(functions, models, frozenset(map(str, told["member_of"])))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(str(error)) from error
+
+
+USUAL: Final = RoleRights(EVERYTHING, EVERYTHING)
+"""PUBLIC's rights until they are changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """The rights of all roles.
+
+    Attributes:
+        roles: by name; a role that is not there has no rights of its own.
+    """
+
+    roles: Mapping[str, RoleRights] = field(default_factory=dict)
+
+    def own(self, role: str) -> RoleRights:
+        """Return what a role may do by itself."""
+        return self.roles.get(role, USUAL if role == PUBLIC else RoleRights())
+
+    def changed(self, role: str, **values: Any) -> RoleRights:
+        """Return a role's own rights with some values changed."""
+        return replace(self.own(role), **values)
+
+    @property
+    def restrict(self) -> bool:
+        """Return whether there is something that not everybody may do."""
+        usual = self.own(PUBLIC)
+        return usual.functions != EVERYTHING or usual.models != EVERYTHING
+
+    def roles_of(self, user: str, others: Iterable[str] = ()) -> frozenset[str]:
+        """Return all roles whose rights a user has: direct and indirect ones, PUBLIC and its own.
+
+        Args:
+            user: the user.
+            others: more roles that the user is a member of.
+        """
+        found: set[str] = set()
+        ahead = [user, PUBLIC, *others]
+        while ahead:
+            role = ahead.pop()
+            if role not in found:
+                found.add(role)
+                ahead += self.own(role).member_of
+        return frozenset(found)
+
+
+def rights_of(records: Iterable[Any]) -> Rights:
+    """Return the rights among records.
+
+    A record that can't be read, which a later release wrote, gives no right: PUBLIC then has none.
+
+    Args:
+        records: have ``kind``, ``name`` and ``body``.
+    """
+    found: dict[str, RoleRights] = {}
+    for record in records:
+        if record.kind != RECORD_KIND:
+            continue
+        try:
+            found[record.name] = RoleRights.from_json(record.body)
+        except ValueError:
+            found[record.name] = RoleRights()
+    return Rights(found)
+
+
+class RightsBook:
+    """The rights that one front obeys. Used from one event loop.
+
+    Attributes:
+        rights: replaced as a whole when the records change.
+        outside: roles that a user has in PostgreSQL.
+        admins: users of the configuration who administer the cluster.
+    """
+
+    def __init__(self) -> None:
+        self.rights = Rights()
+        self.outside: dict[str, frozenset[str]] = {}
+        self.admins: frozenset[str] = frozenset()
+
+    def roles_of(self, user: str) -> frozenset[str]:
+        """Return all roles whose rights a user has."""
+        roles = self.rights.roles_of(user, self.outside.get(user, ()))
+        return roles | {ADMIN_ROLE} if user in self.admins else roles
+
+    def is_admin(self, user: str) -> bool:
+        """Return whether a user administers the cluster."""
+        return ADMIN_ROLE in self.roles_of(user)
+
+    def check_functions(self, user: str, functions: Iterable[str]) -> None:
+        """Refuse a user who may not call a function.
+
+        Raises:
+            RightMissingError: names the first such function.
+        """
+        if not self.rights.restrict:
+            return
+        roles = self.roles_of(user)
+        allowed = [self.rights.own(role).functions for role in roles]
+        for function in functions:
+            if not _held(function, allowed, roles):
+                raise RightMissingError(
+                    f"permission denied for function {function}",
+                    hint=f'An administrator runs GRANT EXECUTE ON FUNCTION {function} TO "{user}".',
+                )
+
+    def check_model(self, user: str, model: str) -> None:
+        """Refuse a user who may not use a model.
+
+        Raises:
+            RightMissingError: names the model.
+        """
+        if not self.rights.restrict:
+            return
+        roles = self.roles_of(user)
+        if not _held(model, [self.rights.own(role).models for role in roles], roles):
+            raise RightMissingError(
+                f"permission denied for model {model}",
+                hint=f'An administrator runs GRANT USAGE ON MODEL "{model}" TO "{user}".',
+            )
+
+
+def _held(name: str, allowed: Iterable[NameSet], roles: frozenset[str]) -> bool:
+    return ADMIN_ROLE in roles or any(name in names for names in allowed)
