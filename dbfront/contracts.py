@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tierkv.kvcore.access import RightsBook
 from tierkv.kvcore.call_options import USUAL, CallOptions
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
-from tierkv.kvcore.rights import RightsBook
 from tierkv.sql.settings import FieldReorder
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ A right is one of these; the names of roles only where PostgreSQL does not keep 
     role, ...
 
 Pure: this module reads the statement; dbfront/statement/namespace_change.py, limit_change.py and
-rights_change.py know what it means.
+rights_change.py know the meaning.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.forecast_inputs import most_tokens
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.kvcore.access import RightsBook
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import (
     ContextTooLongError,
@@ -48,7 +49,6 @@ from tierkv.kvcore.ids import NamespaceKey, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo
 from tierkv.kvcore.request import FinishReason, GenerateRequest, HitTokens, SamplingParams, Usage
-from tierkv.kvcore.rights import RightsBook
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.nodes.fleet import Fleet

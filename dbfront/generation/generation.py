@@ -54,6 +54,7 @@ from tierkv.dbfront.generation.readouts import (
 from tierkv.dbfront.tokens.chunked_prompt import EncodedPrompt
 from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer, TokenizerCache
+from tierkv.kvcore.access import RightsBook
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     FeatureNotSupportedError,
@@ -71,7 +72,6 @@ from tierkv.kvcore.request import (
     SamplingParams,
     Usage,
 )
-from tierkv.kvcore.rights import RightsBook
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
 from tierkv.scheduler.limits.gate import Caller, CallGate

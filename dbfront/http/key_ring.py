@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tierkv.dbfront.http.config import DEFAULT_TENANT, HASH_PREFIX, HttpConfig
-from tierkv.kvcore.api_keys import ApiKey, digest_of
+from tierkv.kvcore.access import ApiKey, digest_of
 from tierkv.kvcore.errors import AuthenticationError
 
 

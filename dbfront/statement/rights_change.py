@@ -1,12 +1,12 @@
-"""A change of rights: what GRANT and REVOKE make of a role's own rights.
+"""A change of the own rights of a role by GRANT or REVOKE.
 
 Pure. Used by tierkv/parts/front_source.py.
 """
 
 from __future__ import annotations
 
+from tierkv.kvcore.access import EVERYTHING, NOTHING, PUBLIC, NameSet, RoleRights
 from tierkv.kvcore.errors import SqlError
-from tierkv.kvcore.rights import EVERYTHING, NOTHING, PUBLIC, NameSet, RoleRights
 from tierkv.sql.calls.functions import AI_FUNCTIONS
 from tierkv.sql.cluster_command import GrantedRight, RightKind
 from tierkv.sql.text.suggest import did_you_mean

@@ -25,10 +25,10 @@ from tierkv.dbfront.views.kvcache import (
     prefix_rows,
     tier_rows,
 )
+from tierkv.kvcore.access import RoleRights
 from tierkv.kvcore.audit import AuditLine
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
-from tierkv.kvcore.rights import RoleRights
 from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
 from tierkv.scheduler.events import CandidateCost
@@ -164,9 +164,9 @@ class ClusterSource(Protocol):
        not, SqlError for a namespace that exists already or not, UserError for a bad option.
     4. ``call_limits`` returns the limits of a client, or all limits to an admin who does not ask
        for his own; ``audit_log`` likewise returns all lines to an admin only.
-    5. ``owners`` returns the names under which the rows stand that a client may see: the user and
-       the user's namespace; None for an admin, who sees all. ``rights`` returns the rights of all
-       roles to an admin, otherwise those of the client's roles.
+    5. ``owners`` returns the names under which a client's visible rows stand: the user and the
+       user's namespace; None for an admin, to whom all rows are visible. ``rights`` returns the
+       rights of all roles to an admin, otherwise the rights of the client's roles.
     6. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
     """
 
@@ -405,7 +405,7 @@ def visible_rows(view: str, rows: list[Row], owners: frozenset[str] | None) -> l
     Args:
         view: the view without the schema.
         rows: all rows.
-        owners: whose rows the client may see; None: everybody's.
+        owners: names of the visible rows; None: all rows are visible.
     """
     column = _OWNED.get(view)
     if owners is None or column is None:

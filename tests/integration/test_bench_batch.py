@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.bench,
+    pytest.mark.slow,
+    pytest.mark.timeout(200),
+]
 ROOT = Path(__file__).parents[2]
 
 

@@ -12,7 +12,12 @@ import pytest
 from bench.engines_chats import Plan
 from bench.engines_table import text
 
-pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.bench,
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+]
 ROOT = Path(__file__).parents[2]
 
 

@@ -10,7 +10,12 @@ import pytest
 
 from tests.fix_cluster import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.bench,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
 
 
 def test_one_worker_and_two_are_measured() -> None:

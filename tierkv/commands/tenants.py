@@ -35,7 +35,7 @@ from tierkv.commands.options import (
 )
 from tierkv.dbfront.contracts import Column
 from tierkv.kvcore import call_limits, limits
-from tierkv.kvcore.api_keys import RECORD_KIND, ApiKey, digest_of, keys_of, new_key
+from tierkv.kvcore.access import KEY_RECORDS, ApiKey, digest_of, keys_of, new_key
 from tierkv.kvcore.call_limits import Subject, SubjectKind, record_name
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, NoNodeError, UserError
@@ -302,13 +302,13 @@ async def create_key(settings: Settings, name: str, tenant: str) -> None:
     key = ApiKey(name, tenant, digest_of(secret), SystemClock().wall())
     async with cluster_meta(settings) as meta:
         if any(
-            each.name == name for each in keys_of(await meta.list_records(RECORD_KIND)).values()
+            each.name == name for each in keys_of(await meta.list_records(KEY_RECORDS)).values()
         ):
             raise UserError(
                 f"there is a key {name!r} already",
                 hint=f"Give the new one another name, or run `tierkv key revoke {name}` first.",
             )
-        await meta.put_record(ClusterRecord(RECORD_KIND, name, key.to_json()))
+        await meta.put_record(ClusterRecord(KEY_RECORDS, name, key.to_json()))
         await audit(meta, "tierkv key create", f"key {name}", f"tenant = {tenant}")
     sys.stdout.write(f"{secret}\n")
     sys.stderr.write("Keep it: only its hash is stored. Send it as Authorization: Bearer KEY.\n")
@@ -321,7 +321,7 @@ async def print_keys(settings: Settings, output: OutputFormat) -> None:
         NoNodeError: the meta server does not answer.
     """
     async with cluster_meta(settings) as meta:
-        keys = keys_of(await meta.list_records(RECORD_KIND)).values()
+        keys = keys_of(await meta.list_records(KEY_RECORDS)).values()
     rows = [_key_row(key) for key in sorted(keys, key=lambda key: key.name)]
     sys.stdout.write(render_rows(KEY_COLUMNS, rows, output))
 
@@ -334,8 +334,8 @@ async def revoke_key(settings: Settings, name: str) -> None:
         NoNodeError: the meta server does not answer.
     """
     async with cluster_meta(settings) as meta:
-        if not await meta.put_record(ClusterRecord(RECORD_KIND, name, "")):
-            known = [key.name for key in keys_of(await meta.list_records(RECORD_KIND)).values()]
+        if not await meta.put_record(ClusterRecord(KEY_RECORDS, name, "")):
+            known = [key.name for key in keys_of(await meta.list_records(KEY_RECORDS)).values()]
             raise UserError(f"there is no key {name!r}", hint=did_you_mean(name, known))
         limit = record_name(Subject(SubjectKind.KEY, name))  # Not for a later key of the name.
         await meta.put_record(ClusterRecord(call_limits.RECORD_KIND, limit, ""))

@@ -23,8 +23,15 @@ from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.dbfront.statement.rights_change import changed_rights, check_right
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore import audit as audit_log
-from tierkv.kvcore.api_keys import RECORD_KIND as KEY_RECORDS
-from tierkv.kvcore.api_keys import keys_of
+from tierkv.kvcore.access import (
+    KEY_RECORDS,
+    PUBLIC,
+    RIGHTS_RECORDS,
+    Rights,
+    RoleRights,
+    keys_of,
+    rights_of,
+)
 from tierkv.kvcore.audit import AuditLine, Outcome, lines_of
 from tierkv.kvcore.call_limits import (
     RECORD_KIND,
@@ -44,8 +51,6 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
-from tierkv.kvcore.rights import PUBLIC, Rights, RoleRights, rights_of
-from tierkv.kvcore.rights import RECORD_KIND as RIGHTS_RECORDS
 from tierkv.metaserver.client import (
     BlockListing,
     ClusterRecord,
@@ -237,14 +242,14 @@ class MetaSource:
         return is_open or self.generation.rights.is_admin(user)
 
     def owners(self, client: ClientInfo) -> frozenset[str] | None:
-        """Return whose rows a client may see; see ClusterSource."""
+        """Return the names in the visible rows of a client; see ClusterSource."""
         if self._may_administer(client.user):
             return None
         namespace = self.generation.gate.namespace_of.get(client.user, client.user)
         return frozenset({client.user, namespace})
 
     def rights(self, client: ClientInfo) -> dict[str, RoleRights]:
-        """Return the rights that a client may see, by role; see ClusterSource."""
+        """Return the visible rights by role; see ClusterSource."""
         book = self.generation.rights
         roles = dict(book.rights.roles) | {PUBLIC: book.rights.own(PUBLIC)}
         if not self._may_administer(client.user):

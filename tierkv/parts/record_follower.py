@@ -11,11 +11,10 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from tierkv.kvcore import api_keys, call_limits, rights
-from tierkv.kvcore.api_keys import keys_of
+from tierkv.kvcore import call_limits
+from tierkv.kvcore.access import KEY_RECORDS, RIGHTS_RECORDS, RightsBook, keys_of, rights_of
 from tierkv.kvcore.call_limits import limits_of
 from tierkv.kvcore.errors import DirectoryUnavailableError
-from tierkv.kvcore.rights import RightsBook, rights_of
 from tierkv.metaserver.client import MetaClient, Namespace
 from tierkv.parts.audit_writer import AuditWriter
 from tierkv.scheduler.directory_client import DirectoryClient
@@ -68,8 +67,8 @@ class RecordFollower:
             DirectoryUnavailableError: the meta server does not answer; nothing changed.
         """
         if self.keys is not None:
-            self.keys.stored = keys_of(await self._meta.list_records(api_keys.RECORD_KIND))
-        self._book.rights = rights_of(await self._meta.list_records(rights.RECORD_KIND))
+            self.keys.stored = keys_of(await self._meta.list_records(KEY_RECORDS))
+        self._book.rights = rights_of(await self._meta.list_records(RIGHTS_RECORDS))
         limits = limits_of(await self._meta.list_records(call_limits.RECORD_KIND))
         namespaces = await self._meta.list_namespaces()
         if namespaces != self._namespaces:

@@ -17,8 +17,8 @@ from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.statement.settings import SessionSettings
+from tierkv.kvcore.access import ADMIN_ROLE
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
-from tierkv.kvcore.rights import ADMIN_ROLE
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.settings import SETTINGS
 
@@ -157,7 +157,7 @@ class Block:
         )
 
     async def roles(self) -> frozenset[str]:
-        """Return the roles of PostgreSQL whose rights the user has; a superuser administers."""
+        """Return the roles of PostgreSQL with rights for the user; a superuser administers."""
         told, is_superuser = (await self.before(_READ_ROLES)).first_row()
         roles = json.loads(told or b"[]")
         return frozenset([*roles, ADMIN_ROLE] if is_superuser == b"t" else roles)

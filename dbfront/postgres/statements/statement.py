@@ -26,6 +26,10 @@ _MARKS: Final = re.compile(
     + rb")\b"
 )
 _CLUSTER: Final = re.compile(rb"\b(?:kv\b.{0,999}?\bnamespace|ai\b.{0,999}?\blimit)\b", re.DOTALL)
+# The byte before a text is its length, which may look like a letter.
+_RIGHTS: Final = re.compile(
+    rb"(?:grant|revoke)\b.{0,99}?\bon\b.{0,99}?\b(?:ai_|ai\b|models?\b)", re.DOTALL
+)
 RESETS: Final = "stat_reset"
 """A function that notifies the front; only its name distinguishes the function from views."""
 
@@ -37,6 +41,8 @@ def may_matter(message: bytes) -> bool:
     """Return True if a message may contain AI calls, TierKV settings or views; quick."""
     lowered = message.lower()
     if (b"ai_" in lowered or b"tierkv" in lowered) and _MARKS.search(lowered) is not None:
+        return True
+    if (b"grant" in lowered or b"revoke" in lowered) and _RIGHTS.search(lowered) is not None:
         return True
     about = b"namespace" in lowered or b"limit" in lowered
     return about and _CLUSTER.search(lowered) is not None

@@ -1,31 +1,95 @@
-"""Rights: who may call which AI functions, use which models, and administer the cluster.
+"""Who may enter by REST, and what users may do: REST keys, and rights on functions and models.
 
-Pure values, and the book of one front that holds the rights of now. GRANT and REVOKE change rights
-(dbfront/statement/rights_change.py), the meta server keeps rights as records, and every front obeys
-within a second (tierkv/parts/record_follower.py). As in PostgreSQL, everybody may call functions
-until that is revoked from PUBLIC; a role's rights are its own, those of the roles that it is a
-member of, and PUBLIC's. Roles need no creation: a role is a name with rights, or with members.
+Pure values, and a front's book of the rights of now. The meta server keeps both as
+records, and every front obeys within a second (tierkv/parts/record_follower.py).
 
-A front behind PostgreSQL also knows the roles of PostgreSQL that a user is a member of.
+Keys are made by ``tierkv key create`` and stored as hashes; dbfront/http/key_ring.py lets owners of
+keys in. A key has 256 random bits, so a plain SHA-256 can't be tried backwards.
+
+GRANT and REVOKE change rights (dbfront/statement/rights_change.py). As in PostgreSQL, everybody may
+call functions until EXECUTE is revoked from PUBLIC. A role has its own rights, PUBLIC's, and those
+of the roles above: GRANT a TO b puts a above b. Roles need no creation: a role is a name with
+rights or members. A front behind PostgreSQL also knows the roles of PostgreSQL.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from tierkv.kvcore.errors import RightMissingError
 
-RECORD_KIND: Final = "rights"
-"""Kind of the records that hold rights (metaserver/client.py::ClusterRecord)."""
+KEY_RECORDS: Final = "key"
+"""Kind of the records that hold keys (metaserver/client.py::ClusterRecord)."""
+
+RIGHTS_RECORDS: Final = "rights"
+"""Kind of the records that hold rights."""
 
 PUBLIC: Final = "public"
 """The role that everybody is a member of."""
 
 ADMIN_ROLE: Final = "tierkv_admin"
-"""Members may change the cluster, cancel and reset what belongs to others, and see all rows."""
+"""Members may change namespaces, limits and rights, and see the rows of all users."""
+
+PREFIX: Final = "tk-"
+"""Begins every key, so that scanners of source code find keys that were committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key without its secret.
+
+    Attributes:
+        name: unique; the name in limits and in the audit log.
+        tenant: whoever uses the key acts as this tenant, which is a SQL user.
+        digest: SHA-256 of the key, as 64 hexadecimal digits.
+        made_unix_s: when it was made.
+    """
+
+    name: str
+    tenant: str
+    digest: str
+    made_unix_s: float = 0.0
+
+    def to_json(self) -> str:
+        """Return the body of the key's record."""
+        return json.dumps(
+            {"tenant": self.tenant, "digest": self.digest, "made_unix_s": self.made_unix_s}
+        )
+
+
+def new_key() -> str:
+    """Return a new random key."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def digest_of(key: str) -> str:
+    """Return the digest under which a key is stored."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def keys_of(records: Iterable[Any]) -> dict[str, ApiKey]:
+    """Return the keys among records by digest; an unreadable record opens no door.
+
+    Args:
+        records: have ``kind``, ``name`` and ``body``.
+    """
+    found: dict[str, ApiKey] = {}
+    for record in records:
+        if record.kind != KEY_RECORDS:
+            continue
+        try:
+            told = json.loads(record.body)
+            made_s = float(told.get("made_unix_s", 0.0))
+            key = ApiKey(record.name, str(told["tenant"]), str(told["digest"]), made_s)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+        found[key.digest] = key
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +128,12 @@ EVERYTHING: Final = NameSet(all_but=True)
 
 @dataclass(frozen=True, slots=True)
 class RoleRights:
-    """What one role may do by itself.
+    """The own rights of one role.
 
     Attributes:
-        functions: AI functions that it may call, by SQL name.
-        models: models that it may use.
-        member_of: roles whose rights it has too.
+        functions: allowed AI functions, by SQL name.
+        models: allowed models.
+        member_of: roles whose rights the role has too.
     """
 
     functions: NameSet = NOTHING
@@ -116,7 +180,7 @@ class Rights:
     roles: Mapping[str, RoleRights] = field(default_factory=dict)
 
     def own(self, role: str) -> RoleRights:
-        """Return what a role may do by itself."""
+        """Return the own rights of a role."""
         return self.roles.get(role, USUAL if role == PUBLIC else RoleRights())
 
     def changed(self, role: str, **values: Any) -> RoleRights:
@@ -125,12 +189,12 @@ class Rights:
 
     @property
     def restrict(self) -> bool:
-        """Return whether there is something that not everybody may do."""
+        """Return whether PUBLIC lacks a right."""
         usual = self.own(PUBLIC)
         return usual.functions != EVERYTHING or usual.models != EVERYTHING
 
     def roles_of(self, user: str, others: Iterable[str] = ()) -> frozenset[str]:
-        """Return all roles whose rights a user has: direct and indirect ones, PUBLIC and its own.
+        """Return all roles whose rights a user has, among them PUBLIC and the user's own.
 
         Args:
             user: the user.
@@ -149,14 +213,14 @@ class Rights:
 def rights_of(records: Iterable[Any]) -> Rights:
     """Return the rights among records.
 
-    A record that can't be read, which a later release wrote, gives no right: PUBLIC then has none.
+    An unreadable record of a later release gives no right: PUBLIC then has none.
 
     Args:
         records: have ``kind``, ``name`` and ``body``.
     """
     found: dict[str, RoleRights] = {}
     for record in records:
-        if record.kind != RECORD_KIND:
+        if record.kind != RIGHTS_RECORDS:
             continue
         try:
             found[record.name] = RoleRights.from_json(record.body)
