@@ -52,6 +52,7 @@ class DuckDbConnection:
     """The connection of one session to the engine; statements run one after the other.
 
     Attributes:
+        number: secret number of the session.
         own_functions: True if the session may have created macros invisible to ``run_window``.
     """
 
@@ -62,7 +63,7 @@ class DuckDbConnection:
         engine: DuckDbEngine,
     ) -> None:
         self._cursor = cursor
-        self._number = number
+        self.number = number
         self._engine = engine
         self._books = engine.books
         self._windows = engine.windows
@@ -165,7 +166,7 @@ class DuckDbConnection:
 
     def _helper(self) -> DuckDbConnection:
         if self._beside is None:
-            self._beside = DuckDbConnection(self._cursor.cursor(), self._number, self._engine)
+            self._beside = DuckDbConnection(self._cursor.cursor(), self.number, self._engine)
         return self._beside
 
     async def command(self, text: str) -> EngineResult:
@@ -226,7 +227,7 @@ class DuckDbConnection:
         """Interrupt the running statement and free the connection."""
         if self._beside is not None:
             await self._beside.close()
-        self._simulations.cancel(self._number)
+        self._simulations.cancel(self.number)
         self._cursor.interrupt()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._cursor.close)
         self._thread.shutdown()
@@ -278,7 +279,7 @@ class DuckDbConnection:
         return await _to_its_end(future, self._interrupt, last=last)
 
     def _interrupt(self) -> None:
-        self._simulations.cancel(self._number)
+        self._simulations.cancel(self.number)
         self._cursor.interrupt()
 
 

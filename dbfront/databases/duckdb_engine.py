@@ -37,6 +37,12 @@ _ENGINE_NAMES: Final = (
     "UNION SELECT lower(type_name) FROM duckdb_types() WHERE internal"
 )
 
+_CANCEL: Final = (
+    "CREATE OR REPLACE TEMP MACRO pg_cancel_backend(pid) AS "
+    f"tierkv_cancel(getvariable('{SESSION_VARIABLE}')::BIGINT, pid::BIGINT)"
+)
+"""A macro of each session, because a function of the engine does not know who calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class DuckDbConfig:
@@ -78,12 +84,13 @@ class DuckDbEngine:
     Attributes:
         books: the AnswerBook of each statement's AI calls, by the statement's number.
         windows: the columns of text for each window statement, by the statement's number.
-        cancel_session: called on an engine thread by ``pg_cancel_backend(pid)``.
+        cancel_session: called on an engine thread by ``pg_cancel_backend(pid)``, with the number of
+            the session that asks.
         simulations: runs ``tierkv.simulate``.
         changes: counters of the changes that sessions made.
         raised: errors of the functions registered here, until a connection reports the error.
-        reset_statistics: called on an engine thread by ``tierkv.stat_reset(what)``; returns the
-            time of the reset as text.
+        reset_statistics: likewise by ``tierkv.stat_reset(what)``; returns the time of the reset as
+            text.
         kept_names: names that clients must not change.
     """
 
@@ -98,8 +105,8 @@ class DuckDbEngine:
         self.books: dict[int, AnswerBook] = {}
         self.windows: dict[int, Window] = {}
         self.changes = EngineChanges()
-        self.cancel_session: Callable[[int], bool] = lambda pid: False
-        self.reset_statistics: Callable[[str | None], str] = lambda what: ""
+        self.cancel_session: Callable[[int, int], bool] = lambda number, pid: False
+        self.reset_statistics: Callable[[int, str | None], str] = lambda number, what: ""
         self.raised = RaisedErrors()
         self.simulations = Simulations(config.trace_dir, any_file=not config.sandbox)
         try:
@@ -123,7 +130,7 @@ class DuckDbEngine:
         """Open a connection for a session."""
         cursor = self._root.cursor()
         number = secret_number()
-        cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {number}")
+        cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {number};{_CANCEL}")
         return DuckDbConnection(cursor, number, self)
 
     def close(self) -> None:
@@ -138,12 +145,12 @@ class DuckDbEngine:
         self._register(WINDOW_FUNCTION, self._window_text, "BIGINT", "BIGINT")
         simulate = self.raised.marking(self.simulations.rows)
         self._register("tierkv_simulate", simulate, "BIGINT", "VARCHAR", "VARCHAR")
-        reset = self.raised.marking(lambda what: self.reset_statistics(what))
-        self._register("tierkv_stat_reset", reset, "VARCHAR")
+        reset = self.raised.marking(lambda number, what: self.reset_statistics(number, what))
+        self._register("tierkv_stat_reset", reset, "BIGINT", "VARCHAR")
         self._root.create_function(
-            "pg_cancel_backend",
-            lambda pid: self.cancel_session(pid),
-            ["BIGINT"],
+            "tierkv_cancel",
+            self.raised.marking(lambda number, pid: self.cancel_session(number, pid)),
+            ["BIGINT", "BIGINT"],
             "BOOLEAN",
             side_effects=True,
         )

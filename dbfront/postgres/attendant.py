@@ -28,7 +28,7 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange
 from tierkv.dbfront.postgres.wire.messages import decoded
 from tierkv.dbfront.postgres_values.parameters import declared_types, without_void
-from tierkv.dbfront.views.admin import joined_rows, to_json
+from tierkv.dbfront.views.admin import joined_rows, refuse_reset, to_json, visible_rows
 from tierkv.dbfront.views.statistics import Activity, activity_row
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.cluster_command import in_transaction
@@ -277,12 +277,13 @@ class AiAttendant:
     async def _view_rows(self, view: str, block: Block) -> list[Row]:
         services = self._services
         if view == RESETS:
+            refuse_reset(services.owners(self._client))
             return []
         if view == "stat_activity":
             rows = await joined_rows(
                 services.siblings, services.activity(self._client.user), user=self._client.user
             )
-            return rows if services.visible is None else services.visible(view, rows, self._client)
+            return visible_rows(view, rows, services.owners(self._client))
         client = self._client
         rows = [] if services.view_rows is None else await services.view_rows(view, client)
         if view in _NOT_TOLD:

@@ -27,13 +27,14 @@ from tierkv.dbfront.views.admin import (
     cluster_rows,
     joined_rows,
     of_worker,
+    refuse_reset,
     visible_rows,
 )
 from tierkv.dbfront.views.kvcache import baseline_of
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import activity_row, statistic_rows
 from tierkv.kvcore.clock import Clock, SystemClock
-from tierkv.kvcore.errors import FeatureNotSupportedError
+from tierkv.kvcore.errors import FeatureNotSupportedError, RightMissingError
 from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.views import VIEW_COLUMNS, Row, timestamp
 
@@ -117,21 +118,44 @@ class DuckDbSqlServer:
         self._sessions[pid] = session
         return session
 
-    def _cancel_session(self, pid: int) -> bool:
-        """Cancel a session's statement, from an engine thread; False for an unknown session."""
+    def _cancel_session(self, number: int, pid: int) -> bool:
+        """Cancel a session's statement, from an engine thread; False for an unknown session.
+
+        Args:
+            number: secret number of the session that asks.
+            pid: the session whose statement is cancelled.
+
+        Raises:
+            RightMissingError: the session is another user's, and the asking user no administrator.
+        """
         assert self._loop is not None, "a session asks"
+        asking = self._asking(number)
         session = self._sessions.get(pid)
         if session is None:
-            asked = self.siblings.any_does("cancel_backend", pid=pid)
+            user = "" if self.owners(asking) is None else asking.user
+            asked = self.siblings.any_does("cancel_backend", pid=pid, user=user)
             return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        if session.client.user != asking.user and self.owners(asking) is not None:
+            raise RightMissingError(
+                "permission denied to cancel query",
+                detail="Only administrators may cancel the queries of other users.",
+            )
         asyncio.run_coroutine_threadsafe(session.cancel(), self._loop)
         return True
 
+    def _asking(self, number: int) -> ClientInfo:
+        """Return the client of a session by the session's secret number."""
+        for session in list(self._sessions.values()):
+            if session.number == number:
+                return session.client
+        return ClientInfo()
+
     async def _tell_cancelled(self, details: Mapping[str, Any]) -> bool:
         session = self._sessions.get(details["pid"])
-        if session is not None:
-            await session.cancel()
-        return session is not None
+        if session is None or details.get("user", "") not in ("", session.client.user):
+            return False
+        await session.cancel()
+        return True
 
     async def change_cluster(self, user: str, command: ClusterCommand) -> None:
         """Carry out a statement about the cluster; see ClusterSource.
@@ -145,9 +169,18 @@ class DuckDbSqlServer:
             )
         await self._cluster.change_cluster(user, command)
 
-    def _reset_statistics(self, what: str | None) -> str:
-        """Reset statistics, from an engine thread; return the time of the reset."""
+    def _reset_statistics(self, number: int, what: str | None) -> str:
+        """Reset statistics, from an engine thread; return the time of the reset.
+
+        Args:
+            number: secret number of the session that asks.
+            what: the group; None for all.
+
+        Raises:
+            RightMissingError: the user is no administrator.
+        """
         assert self._loop is not None, "a session asks"
+        refuse_reset(self.owners(self._asking(number)))
         resetting = asyncio.run_coroutine_threadsafe(self.reset(what), self._loop)
         return resetting.result()
 
@@ -185,15 +218,13 @@ class DuckDbSqlServer:
             client: who asks, if the session is not the client's own.
         """
         now = timestamp(self.clock.wall())
-        rows = self.visible(
-            view, await self._view_rows(view, asking, client), client or asking.client
-        )
-        return [{"as_of": now} | row for row in rows]
+        rows = await self._view_rows(view, asking, client)
+        seen = visible_rows(view, rows, self.owners(client or asking.client))
+        return [{"as_of": now} | row for row in seen]
 
-    def visible(self, view: str, rows: list[Row], client: ClientInfo) -> list[Row]:
-        """Return the rows of a view that a client may see."""
-        owners = None if self._cluster is None else self._cluster.owners(client)
-        return visible_rows(view, rows, owners)
+    def owners(self, client: ClientInfo) -> frozenset[str] | None:
+        """Return the names in the visible rows of a client; None: all rows are visible."""
+        return None if self._cluster is None else self._cluster.owners(client)
 
     async def _view_rows(
         self, view: str, asking: DuckDbSession, client: ClientInfo | None

@@ -58,6 +58,7 @@ class DuckDbSession:
         on_progress: progress callback, called on the event loop; may be set by the client.
         settings: the session's tierkv settings.
         activity: current activity, for the admin views.
+        number: secret number, with which functions of the engine find the session.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class DuckDbSession:
         self.settings = settings
         self.activity = Activity()
         self.client = client
+        self.number = connection.number
         self._server = server
         self._connection = connection
         self._transaction = ClientTransaction(connection, pid)

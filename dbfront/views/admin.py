@@ -28,6 +28,7 @@ from tierkv.dbfront.views.kvcache import (
 from tierkv.kvcore.access import RoleRights
 from tierkv.kvcore.audit import AuditLine
 from tierkv.kvcore.block import Tier
+from tierkv.kvcore.errors import RightMissingError
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
 from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
@@ -411,6 +412,22 @@ def visible_rows(view: str, rows: list[Row], owners: frozenset[str] | None) -> l
     if owners is None or column is None:
         return rows
     return [row for row in rows if row[column] in owners]
+
+
+def refuse_reset(owners: frozenset[str] | None) -> None:
+    """Refuse a reset of everybody's statistics.
+
+    Args:
+        owners: names in the visible rows of the client; None: an administrator.
+
+    Raises:
+        RightMissingError: the user is no administrator.
+    """
+    if owners is not None:
+        raise RightMissingError(
+            "permission denied to reset statistics",
+            hint="An administrator runs tierkv.stat_reset(); GRANT tierkv_admin makes one.",
+        )
 
 
 def _audited(line: AuditLine) -> Row:

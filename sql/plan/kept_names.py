@@ -32,7 +32,7 @@ KEPT_SCHEMAS: Final = frozenset({SCHEMA, f"{SCHEMA}_pg"})
 """The schema of the admin views, and the database with PostgreSQL's catalogue."""
 
 INNER_FUNCTIONS: Final = frozenset(
-    {"tierkv_window", "tierkv_simulate", "tierkv_stat_reset"}
+    {"tierkv_window", "tierkv_simulate", "tierkv_stat_reset", "tierkv_cancel"}
     | {f"{ENGINE_PREFIX}call", f"{ENGINE_PREFIX}call_kept"}
 )
 """Functions for rewritten statements and the macros of schema tierkv; clients may not call them."""

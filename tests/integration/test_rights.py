@@ -170,3 +170,26 @@ def test_a_right_that_can_not_be_is_refused(
 @pytest.mark.parametrize("door", DOORS)
 def test_only_an_administrator_grants(cluster: Guarded, door: str) -> None:
     assert cluster.state(door, "GRANT USAGE ON ALL MODELS TO bob") == "42501"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_only_an_administrator_resets_statistics(cluster: Guarded, door: str) -> None:
+    assert cluster.state(door, "SELECT tierkv.stat_reset('functions')") == "42501"
+    assert not cluster.state(door, "SELECT tierkv.stat_reset('functions')", USER)
+
+
+def test_a_user_cancels_the_own_statements_only(cluster: Guarded) -> None:
+    door = DOORS[0]
+    pid = "SELECT pid FROM tierkv.stat_activity WHERE application_name = 'watched'"
+    with (
+        psycopg.connect(cluster.dsn(door, USER), password=PASSWORD, application_name="watched"),
+        psycopg.connect(
+            cluster.dsn(door, "bob"), password=PASSWORD, application_name="watched"
+        ) as own,
+    ):
+        of_admin = max(n for (n,) in cluster.run(door, pid, USER) if n != own.info.backend_pid)
+        assert cluster.state(door, f"SELECT pg_cancel_backend({of_admin})") == "42501"
+        assert cluster.run(door, pid) == [(own.info.backend_pid,)]
+        cancel = f"SELECT pg_cancel_backend({own.info.backend_pid})"
+        assert cluster.run(door, cancel) == cluster.run(door, cancel, USER) == [(True,)]
+    assert cluster.state(door, "SELECT tierkv_cancel(1, 1)") == "42501"

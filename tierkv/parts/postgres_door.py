@@ -44,7 +44,7 @@ async def relay_door(
         SystemClock(),
         statements=sql.statements,
         view_rows=view_rows,
-        visible=sql.visible,
+        owners=sql.owners,
         reset=sql.reset,
         change_cluster=sql.change_cluster,
         siblings=sql.siblings,

@@ -61,7 +61,7 @@ class AiServices:
         tenant_of: returns the tenant with the KV namespace of a client's calls.
         statements: counts and logs statements with AI calls.
         view_rows: returns the rows of an admin view for a client, except stat_activity.
-        visible: leaves out the rows of a view that a client may not see.
+        owners: returns the names in the visible rows of a client; None: all rows are visible.
         reset: resets counters, of one group or all.
         change_cluster: carries out a user's statement about the cluster.
         sessions: the live sessions, for stat_activity; a weak set.
@@ -73,7 +73,7 @@ class AiServices:
     tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
     statements: StatementLog | None = None
     view_rows: Callable[[str, ClientInfo], Awaitable[list[Row]]] | None = None
-    visible: Callable[[str, list[Row], ClientInfo], list[Row]] | None = None
+    owners: Callable[[ClientInfo], frozenset[str] | None] = lambda client: None
     reset: OnReset | None = None
     change_cluster: Callable[[str, ClusterCommand], Awaitable[None]] | None = None
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)
