@@ -1,0 +1,74 @@
+"""Rights: sets of names, roles of roles, records, and what a change makes of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierkv.dbfront.statement.rights_change import changed_rights
+from tierkv.kvcore.access import (
+    ADMIN_ROLE,
+    EVERYTHING,
+    NOTHING,
+    PUBLIC,
+    RIGHTS_RECORDS,
+    NameSet,
+    Rights,
+    RightsBook,
+    RoleRights,
+    rights_of,
+)
+from tierkv.kvcore.errors import RightMissingError
+from tierkv.metaserver.client import ClusterRecord
+from tierkv.sql.cluster_command import GrantedRight, RightKind
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+sets = st.builds(NameSet, st.booleans(), st.frozensets(NAMES))
+
+
+@given(sets, st.lists(NAMES), NAMES)
+def test_names_come_and_go(names: NameSet, changed: list[str], asked: str) -> None:
+    assert (asked in names.with_names(changed)) == (asked in names or asked in changed)
+    assert (asked in names.without_names(changed)) == (asked in names and asked not in changed)
+
+
+@given(st.dictionaries(NAMES, st.builds(RoleRights, sets, sets, st.frozensets(NAMES))))
+def test_rights_survive_their_records(roles: dict[str, RoleRights]) -> None:
+    records = [ClusterRecord(RIGHTS_RECORDS, role, own.to_json()) for role, own in roles.items()]
+    assert rights_of(records) == Rights(roles)
+
+
+@given(st.dictionaries(NAMES, st.frozensets(NAMES)), NAMES)
+def test_roles_of_roles_end_also_in_circles(above: dict[str, frozenset[str]], user: str) -> None:
+    rights = Rights({role: RoleRights(member_of=roles) for role, roles in above.items()})
+    found = rights.roles_of(user)
+    assert {user, PUBLIC} <= found
+    assert all(above.get(role, frozenset()) <= found for role in found)
+
+
+@pytest.mark.parametrize("body", ["", "{}", "[]", '{"functions": 1, "models": 2, "member_of": 3}'])
+def test_an_unreadable_record_gives_no_right(body: str) -> None:
+    book = RightsBook()
+    book.rights = rights_of([ClusterRecord(RIGHTS_RECORDS, PUBLIC, body)])
+    with pytest.raises(RightMissingError):
+        book.check_functions("ann", ["ai_generate"])
+    with pytest.raises(RightMissingError):
+        book.check_model("ann", "tiny")
+
+
+def test_everybody_may_until_it_is_revoked_and_administrators_always() -> None:
+    book = RightsBook()
+    book.check_functions("ann", ["ai_generate"])
+    revoked = GrantedRight(RightKind.FUNCTION, (), (PUBLIC,))
+    public = changed_rights(book.rights.own(PUBLIC), revoked, grants=False)
+    assert public == RoleRights(NOTHING, EVERYTHING)
+    member = RoleRights(member_of=frozenset({ADMIN_ROLE}))
+    book.rights = Rights({PUBLIC: public, "ann": member})
+    book.admins = frozenset({"root"})
+    book.outside = {"dba": frozenset({ADMIN_ROLE})}
+    for user in ("ann", "root", "dba"):
+        assert book.is_admin(user)
+        book.check_functions(user, ["ai_generate"])
+    with pytest.raises(RightMissingError, match="permission denied for function ai_filter"):
+        book.check_functions("bob", ["ai_filter"])
