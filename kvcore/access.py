@@ -17,10 +17,12 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
+from tierkv.kvcore import limits
 from tierkv.kvcore.errors import RightMissingError
 
 KEY_RECORDS: Final = "key"
@@ -236,12 +238,14 @@ class RightsBook:
         rights: replaced as a whole when the records change.
         outside: roles that a user has in PostgreSQL.
         admins: users of the configuration who administer the cluster.
+        denied: calls refused so far, by user and right, for the audit log.
     """
 
     def __init__(self) -> None:
         self.rights = Rights()
         self.outside: dict[str, frozenset[str]] = {}
         self.admins: frozenset[str] = frozenset()
+        self.denied: Counter[tuple[str, str]] = Counter()
 
     def roles_of(self, user: str) -> frozenset[str]:
         """Return all roles whose rights a user has."""
@@ -264,6 +268,7 @@ class RightsBook:
         allowed = [self.rights.own(role).functions for role in roles]
         for function in functions:
             if not _held(function, allowed, roles):
+                self._deny(user, f"function {function}")
                 raise RightMissingError(
                     f"permission denied for function {function}",
                     hint=f'An administrator runs GRANT EXECUTE ON FUNCTION {function} TO "{user}".',
@@ -279,10 +284,15 @@ class RightsBook:
             return
         roles = self.roles_of(user)
         if not _held(model, [self.rights.own(role).models for role in roles], roles):
+            self._deny(user, f"model {model}")
             raise RightMissingError(
                 f"permission denied for model {model}",
                 hint=f'An administrator runs GRANT USAGE ON MODEL "{model}" TO "{user}".',
             )
+
+    def _deny(self, user: str, right: str) -> None:
+        if len(self.denied) < limits.MAX_AUDIT_RECORDS or (user, right) in self.denied:
+            self.denied[user, right] += 1
 
 
 def _held(name: str, allowed: Iterable[NameSet], roles: frozenset[str]) -> bool:

@@ -7,8 +7,9 @@
     ALTER {ROLE | USER | TENANT | KV NAMESPACE | AI KEY} name RESET AI LIMIT
     GRANT right TO role, ...
     REVOKE right FROM role, ...
+    CREATE ROLE name, and DROP ROLE [IF EXISTS] name, unless PostgreSQL keeps roles
 
-A right is one of these; the names of roles only where PostgreSQL does not keep roles:
+A right is one of these; the names of roles only unless PostgreSQL keeps roles:
 
     EXECUTE ON {FUNCTION ai_function, ... | ALL AI FUNCTIONS}
     USAGE ON {MODEL name, ... | ALL MODELS}
@@ -28,7 +29,7 @@ from typing import Final
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_limits import SubjectKind
-from tierkv.kvcore.errors import SqlError, SqlSyntaxError
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
 
 _NAMESPACE: Final = ("KV", "NAMESPACE")
@@ -101,8 +102,8 @@ class ClusterCommand:
     """A statement about a namespace, about the limits of a subject, or about rights.
 
     Attributes:
-        verb: ``CREATE``, ``ALTER`` or ``DROP``; of limits ``ALTER`` or, for RESET, ``DROP``;
-            ``GRANT`` or ``REVOKE``.
+        verb: ``CREATE``, ``ALTER`` or ``DROP``; of limits ``ALTER`` or, for RESET, ``DROP``; of
+            rights ``GRANT`` or ``REVOKE``, of roles ``CREATE`` or ``DROP``.
         name: the namespace, the subject of the limits, or the roles whose rights change.
         options: in their order.
         tolerant: IF EXISTS, or IF NOT EXISTS.
@@ -149,6 +150,8 @@ def cluster_command(tokens: Sequence[Token], *, keeps_roles: bool = True) -> Clu
                 continue
             if after[0] in ("SET", "RESET"):
                 return _Reader(tokens, 1 + len(subject)).limit(kind)
+    if keeps_roles and words[:1] in (("ROLE",), ("USER",)) and tokens[0].upper != "ALTER":
+        return _Reader(tokens, 2).role(user=words[:1] == ("USER",))
     if words[:2] != _NAMESPACE:
         return None
     return _Reader(tokens, 3).command()
@@ -219,6 +222,19 @@ class _Reader:
         self._end()
         right = GrantedRight(kind, names, roles, position)
         return ClusterCommand(verb, ", ".join(roles), right=right)
+
+    def role(self, *, user: bool) -> ClusterCommand:
+        if user:
+            raise FeatureNotSupportedError(
+                "users of the embedded database are made in the configuration",
+                hint="Set front.users to names and passwords; CREATE ROLE makes a role.",
+            )
+        verb = self._tokens[0].upper
+        tolerant = self._if_exists(verb)
+        name = self._name("the name of a role")
+        self._end()
+        right = GrantedRight(RightKind.ROLE, (), (name,), self._tokens[self._at - 1].start + 1)
+        return ClusterCommand(verb, name, tolerant=tolerant, right=right)
 
     def _names(self, what: str) -> tuple[str, ...]:
         found = [self._one_name(what)]

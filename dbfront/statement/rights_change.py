@@ -1,14 +1,17 @@
-"""A change of the own rights of a role by GRANT or REVOKE.
+"""A change of rights and roles by GRANT, REVOKE, CREATE ROLE or DROP ROLE.
 
 Pure. Used by tierkv/parts/front_source.py.
 """
 
 from __future__ import annotations
 
-from tierkv.kvcore.access import EVERYTHING, NOTHING, PUBLIC, NameSet, RoleRights
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tierkv.kvcore.access import EVERYTHING, NOTHING, PUBLIC, NameSet, Rights, RoleRights
 from tierkv.kvcore.errors import SqlError
 from tierkv.sql.calls.functions import AI_FUNCTIONS
-from tierkv.sql.cluster_command import GrantedRight, RightKind
+from tierkv.sql.cluster_command import ClusterCommand, GrantedRight, RightKind
 from tierkv.sql.text.suggest import did_you_mean
 
 
@@ -51,3 +54,29 @@ def changed_rights(old: RoleRights, right: GrantedRight, *, grants: bool) -> Rol
         change = held.with_names if grants else held.without_names
         values[right.kind] = change(right.names)
     return RoleRights(values[RightKind.FUNCTION], values[RightKind.MODEL], members)
+
+
+def with_role(known: Rights, name: str, *, exists: bool) -> dict[str, RoleRights | None]:
+    """Return the roles that change when a role is made or dropped; None drops a role.
+
+    Nobody is a member of a dropped role any more.
+    """
+    if exists:
+        return {name: RoleRights()}
+    members = {
+        role: replace(rights, member_of=rights.member_of - {name})
+        for role, rights in known.roles.items()
+        if name in rights.member_of
+    }
+    return {**members, name: None}
+
+
+def wrong_role(command: ClusterCommand, known: Iterable[str]) -> SqlError:
+    """Return the error of CREATE ROLE or DROP ROLE if the role exists or not."""
+    if command.verb == "CREATE":
+        return SqlError(f'role "{command.name}" already exists', sqlstate="42710")
+    return SqlError(
+        f'role "{command.name}" does not exist',
+        sqlstate="42704",
+        hint=did_you_mean(command.name, known),
+    )

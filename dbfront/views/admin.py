@@ -379,6 +379,8 @@ def _namespace(namespace: Namespace, nodes: Sequence[DirectoryNode]) -> Row:
 
 
 def _role(role: str, rights: RoleRights) -> Iterator[Row]:
+    if rights == RoleRights():
+        yield {"role_name": role}
     for kind, names in (
         ("function", str(rights.functions)),
         ("model", str(rights.models)),

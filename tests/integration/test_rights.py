@@ -114,6 +114,13 @@ def test_a_role_gives_its_members_a_model(
         assert not cluster.state(door, CALLS[door])
         cluster.run(door, "REVOKE analysts FROM bob", USER)
     assert cluster.state(door, CALLS[door]) == "42501"
+    denied = (
+        "SELECT subject, detail FROM tierkv.audit_log WHERE who = 'bob' AND outcome = 'refused'"
+    )
+    wait_for(
+        lambda: (f"model {model}", "permission denied") in cluster.run(door, denied),
+        what="the refusal is in the audit log",
+    )
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -193,3 +200,19 @@ def test_a_user_cancels_the_own_statements_only(cluster: Guarded) -> None:
         cancel = f"SELECT pg_cancel_backend({own.info.backend_pid})"
         assert cluster.run(door, cancel) == cluster.run(door, cancel, USER) == [(True,)]
     assert cluster.state(door, "SELECT tierkv_cancel(1, 1)") == "42501"
+
+
+def test_roles_are_made_and_dropped(cluster: Guarded) -> None:
+    door = DOORS[0]
+    made = cluster.psql(door, "CREATE ROLE support", "GRANT support TO bob", "CREATE ROLE support")
+    assert made.stdout.split("\n")[:2] == ["CREATE ROLE", "GRANT ROLE"]
+    assert "42710" in made.stderr
+    assert ("bob", "role", "support") in cluster.run(door, GRANTED)
+    dropped = cluster.psql(
+        door, "DROP ROLE support", "DROP ROLE suport", "DROP ROLE IF EXISTS support",
+        "CREATE USER eve PASSWORD 'secret'", "SELECT 'alive'",
+    )  # fmt: skip
+    assert dropped.stdout.split("\n")[:2] == ["DROP ROLE"] * 2
+    assert "42704" in dropped.stderr and "0A000" in dropped.stderr
+    assert "front.users" in dropped.stderr and "alive" in dropped.stdout
+    assert ("bob", "role", "support") not in cluster.run(door, GRANTED)

@@ -19,7 +19,7 @@ from tierkv.metaserver.client import ClusterRecord, MetaClient
 
 _log = logging.getLogger(__name__)
 _REFUSALS_EACH_S: Final = 60.0
-"""Refusals of one limit make one line a minute: a client that tries in a loop must not push all
+"""Refusals for one reason make one line a minute: a client that tries in a loop must not push all
 else out of the log."""
 
 
@@ -29,7 +29,7 @@ class AuditWriter:
     def __init__(self, meta: MetaClient, clock: Clock | None = None) -> None:
         self._meta = meta
         self._clock = clock or SystemClock()
-        self._told: dict[tuple[Subject, str], tuple[int, float]] = {}
+        self._told: dict[tuple[str, str, str], tuple[int, float]] = {}
 
     async def write(
         self,
@@ -56,18 +56,24 @@ class AuditWriter:
         Args:
             refused: all refusals of this process so far, by subject and limit.
         """
-        now = self._clock.now()
-        for key, count in list(refused.items()):
-            told, at = self._told.get(key, (0, float("-inf")))
-            if count == told or now - at < _REFUSALS_EACH_S:
-                continue
-            self._told[key] = (count, now)
-            subject, limit = key
-            await self.write(
-                subject.name,
-                "AI call",
-                str(subject),
-                Outcome.REFUSED,
-                detail=f"limit of {limit}",
-                times=count - told,
-            )
+        for (subject, limit), count in list(refused.items()):
+            await self._refused(subject.name, str(subject), f"limit of {limit}", count)
+
+    async def write_denials(self, denied: Mapping[tuple[str, str], int]) -> None:
+        """Append how often users lacked a right since the last line of the same user and right.
+
+        Args:
+            denied: all such calls of this process so far, by user and right.
+        """
+        for (user, right), count in list(denied.items()):
+            await self._refused(user, right, "permission denied", count)
+
+    async def _refused(self, who: str, subject: str, why: str, count: int) -> None:
+        """Append a line unless the last one of the same kind is too young."""
+        now, key = self._clock.now(), (who, subject, why)
+        told, at = self._told.get(key, (0, float("-inf")))
+        if count == told or now - at < _REFUSALS_EACH_S:
+            return
+        self._told[key] = (count, now)
+        times = count - told
+        await self.write(who, "AI call", subject, Outcome.REFUSED, detail=why, times=times)

@@ -20,14 +20,18 @@ from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
-from tierkv.dbfront.statement.rights_change import changed_rights, check_right
+from tierkv.dbfront.statement.rights_change import (
+    changed_rights,
+    check_right,
+    with_role,
+    wrong_role,
+)
 from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore import audit as audit_log
 from tierkv.kvcore.access import (
     KEY_RECORDS,
     PUBLIC,
     RIGHTS_RECORDS,
-    Rights,
     RoleRights,
     keys_of,
     rights_of,
@@ -170,13 +174,16 @@ class MetaSource:
             await audit.write(user, command.tag, subject, outcome, detail=error.message)
             raise
         given = ", ".join(f"{option.name} = {option.value}" for option in command.options)
-        given = given if command.right is None else str(command.right)
+        if command.right is not None:
+            given = str(command.right)
+        elif command.limited is not None and command.verb == "DROP":
+            given = "reset"
         await audit.write(user, command.tag, subject, detail=given)
 
     async def _change(self, command: ClusterCommand) -> None:
         if command.right is not None:
             with _no_directory_is_no_view():
-                await self._change_rights(command.right, grants=command.verb == "GRANT")
+                await self._change_rights(command.right, command)
             return
         if command.limited is not None:
             with _no_directory_is_no_view():
@@ -211,13 +218,23 @@ class MetaSource:
         if self.records is not None:
             await self.records.look()
 
-    async def _change_rights(self, right: GrantedRight, *, grants: bool) -> None:
-        """Grant or revoke; it holds at this front at once, elsewhere within a second."""
+    async def _change_rights(self, right: GrantedRight, command: ClusterCommand) -> None:
+        """Grant, revoke, make or drop; it holds at this front at once, elsewhere in a second."""
         check_right(right)
         known = rights_of(await self.meta.list_records(RIGHTS_RECORDS))
-        for role in right.roles:
-            changed = changed_rights(known.own(role), right, grants=grants)
-            body = "" if changed == Rights().own(role) else changed.to_json()
+        if command.verb in ("CREATE", "DROP"):
+            if (command.name in known.roles) == (command.verb == "CREATE"):
+                if command.tolerant:
+                    return
+                raise wrong_role(command, known.roles)
+            changed = with_role(known, command.name, exists=command.verb == "CREATE")
+        else:
+            grants = command.verb == "GRANT"
+            changed = {
+                role: changed_rights(known.own(role), right, grants=grants) for role in right.roles
+            }
+        for role, rights in changed.items():
+            body = "" if rights is None else rights.to_json()
             await self.meta.put_record(ClusterRecord(RIGHTS_RECORDS, role, body))
         if self.records is not None:
             await self.records.look()

@@ -85,6 +85,7 @@ class RecordFollower:
             try:
                 await self.look()
                 await self._audit.write_refusals(self._gate.refused)
+                await self._audit.write_denials(self._book.denied)
             except DirectoryUnavailableError:
                 continue
             except Exception:  # noqa: BLE001 - outermost loop: the look must outlive any bug

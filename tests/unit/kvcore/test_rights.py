@@ -72,3 +72,4 @@ def test_everybody_may_until_it_is_revoked_and_administrators_always() -> None:
         book.check_functions(user, ["ai_generate"])
     with pytest.raises(RightMissingError, match="permission denied for function ai_filter"):
         book.check_functions("bob", ["ai_filter"])
+    assert book.denied == {("bob", "function ai_filter"): 1}
