@@ -117,6 +117,7 @@ class RequestArrived:
             prompt.
         priority: a lower priority goes earlier among waiting requests.
         preferred_node: the node where the statement's plan has the prefix; None: no preference.
+        tenant: whose turn the request takes among waiting requests.
     """
 
     request_id: RequestId
@@ -127,6 +128,7 @@ class RequestArrived:
     splittable: bool = True
     priority: int = 0
     preferred_node: PreferredNode | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,11 @@ class RequestRecord:
         lives_lost: incarnations of nodes that died while serving the request.
         losses: incarnations lost, and streams lost after progress.
         attempts: number of sends.
-        arrived_s: arrival time; ``rank`` orders waiting requests.
+        arrived_s: arrival time.
+        due_s: arrival time, later by the request's priority.
+        rank: orders waiting requests: the time of the request's turn, and a number. The turn is
+            ``due_s``, or later if others of the tenant wait (choosing/admission.py).
+        has_turn: the turn is settled; it stays if the request waits again.
         waiting_since_s: when the request last began to wait.
         service_s: predicted seconds of the prefill, loading included, at the chosen node.
         awaits: the node for which the request waits; None unless WAITING for room at a node.
@@ -94,7 +98,9 @@ class RequestRecord:
     losses: int = 0
     attempts: int = 0
     arrived_s: float = 0.0
+    due_s: float = 0.0
     rank: tuple[float, int] = (0.0, 0)
+    has_turn: bool = False
     waiting_since_s: float = 0.0
     service_s: float = 0.0
     awaits: NodeId | None = None
@@ -114,7 +120,7 @@ class RequestRecord:
 
     def is_urgent(self, now: float) -> bool:
         """Return False for bulk, until its lower priority is outweighed by the time it waited."""
-        return self.rank[0] <= now
+        return self.due_s <= now
 
     def tell(self, what: str, now: float) -> None:
         """Add a line to the story."""

@@ -1,8 +1,12 @@
 """Requests waiting for room at a node: their order, and their predicted waits.
 
-Pure; a part of SchedulerState, mutated only through SchedulerState. A request of priority ``p``
-counts as arrived ``p`` times ``priority_step_s`` later. No request waits forever behind requests of
-lower ``p``: a request older by this time goes first.
+Pure; a part of SchedulerState, mutated only through SchedulerState. Every waiting request has a
+turn, and earlier turns go first. The turn is the time of arrival; a request of priority ``p``
+counts as arrived ``p`` times ``priority_step_s`` later. The second of a tenant's waiting requests
+has its turn when fair sharing would begin it: after the mean time between turns, times the number
+of tenants that wait (as start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996, with the clock
+as virtual time); and so on. A tenant with a thousand waiting requests thus delays the request of
+another tenant by the few whose turn has come. No request waits forever: a turn is a time.
 """
 
 from __future__ import annotations
@@ -58,13 +62,13 @@ class Ranked:
 
     def remove(self, request: RequestRecord) -> None:
         """Remove a contained request."""
-        at = self.position(request)
+        at = self.before(request.rank)
         assert self._entries[at][2] is request, request.story
         del self._entries[at]
 
-    def position(self, request: RequestRecord) -> int:
-        """Count the requests ranked before a request, which may be contained or not."""
-        return bisect_left(self._entries, request.rank)
+    def before(self, rank: tuple[float, int]) -> int:
+        """Count the requests before a rank."""
+        return bisect_left(self._entries, rank)
 
     def heads(self, count: int) -> list[RequestRecord]:
         """Return the first ``count`` requests."""
@@ -146,6 +150,19 @@ class WaitingCall:
     node_id: NodeId | None
 
 
+@dataclass(slots=True)
+class _Turns:
+    """The turns of one tenant's waiting requests of one priority.
+
+    Attributes:
+        waiting: number of these requests.
+        next_s: earliest turn of the next one.
+    """
+
+    waiting: int = 0
+    next_s: float = -math.inf
+
+
 class WaitQueue:
     """All waiting requests: by lane, and by the node for which a request waits.
 
@@ -159,6 +176,7 @@ class WaitQueue:
         self.lanes: dict[LaneKey, Lane] = {}
         self.by_node: dict[NodeId, Ranked] = {}
         self.awaited_tokens: dict[NodeId, int] = {}
+        self._turns: dict[tuple[str, int], _Turns] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -176,9 +194,23 @@ class WaitQueue:
 
     def add(self, request: RequestRecord, now: float) -> None:
         """Add a request; ``awaits`` names the node to wait for, None means any node."""
-        self.lane(request).add(request, now)
+        lane = self.lane(request)
+        if not request.has_turn:
+            request.rank, request.has_turn = self._next_rank(request), True
+            turns = self._turns.setdefault(_turns_key(request), _Turns())
+            alone_s = max(request.service_s / lane.servers, lane.turn_s(now))
+            turns.next_s = request.rank[0] + len(self._turns) * alone_s
+        self._turns.setdefault(_turns_key(request), _Turns()).waiting += 1
+        lane.add(request, now)
         self._size += 1
         self._await(request)
+
+    def _next_rank(self, request: RequestRecord) -> tuple[float, int]:
+        """Return the rank of a request, waiting or about to wait."""
+        turns = self._turns.get(_turns_key(request))
+        if request.has_turn or turns is None:
+            return request.rank
+        return max(request.due_s, turns.next_s), request.rank[1]
 
     def reconsider(self, request: RequestRecord, awaits: NodeId | None, tokens: int) -> None:
         """Update the node for which a waiting request waits."""
@@ -200,6 +232,10 @@ class WaitQueue:
 
     def _gone(self, request: RequestRecord) -> None:
         self._size -= 1
+        turns = self._turns[_turns_key(request)]
+        turns.waiting -= 1
+        if not turns.waiting:
+            del self._turns[_turns_key(request)]
         self._forget(request)
         request.awaits, request.awaited_tokens = None, 0
 
@@ -222,7 +258,7 @@ class WaitQueue:
     def wait_s(self, request: RequestRecord, now: float) -> float:
         """Predict the remaining wait of a request, waiting or about to wait, for its turn."""
         lane = self.lane(request)
-        return lane.wait_s(lane.ranked.position(request), now)
+        return lane.wait_s(lane.ranked.before(self._next_rank(request)), now)
 
     def slot_wait_s(self, request: RequestRecord, node_id: NodeId, now: float) -> float:
         """Predict when a full node will have a place for the request; infinite if unknown."""
@@ -250,7 +286,7 @@ class WaitQueue:
     def position(self, request: RequestRecord) -> int:
         """Count the requests that go to the same node before a waiting request."""
         ranked = self.by_node.get(request.awaits) if request.awaits is not None else None
-        return 0 if ranked is None else ranked.position(request)
+        return 0 if ranked is None else ranked.before(request.rank)
 
     def retry_after_s(self, model: WantedModel, now: float) -> float:
         """Predict when a quarter of the requests waiting for a model will have gone."""
@@ -278,9 +314,14 @@ class WaitQueue:
         for node_id, ranked in self.by_node.items():
             assert len(ranked) and all(request.awaits == node_id for request in ranked)
             assert self.awaited_tokens[node_id] == sum(r.awaited_tokens for r in ranked)
+        assert sum(turns.waiting for turns in self._turns.values()) == self._size
         assert sum(map(len, self.by_node.values())) == sum(
             request.awaits is not None for request in waiting
         )
+
+
+def _turns_key(request: RequestRecord) -> tuple[str, int]:
+    return request.arrived.tenant, request.arrived.priority
 
 
 def _waiting_call(request: RequestRecord, turn_s: float, now: float) -> WaitingCall:

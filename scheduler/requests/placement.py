@@ -219,8 +219,8 @@ class RequestPlacement:
         self.queued += 1
         request.awaits, request.awaited_tokens = awaits, tokens
         request.service_s = pick.cost.service.total_s
-        self._start_waiting(request, now)
         self.queue.lane(request).servers = servers
+        self._start_waiting(request, now)
 
     def _wait_for_a_node(self, request: RequestRecord, now: float) -> list[Instruction]:
         """Queue a request without a usable node, or refuse the request at its time limit."""

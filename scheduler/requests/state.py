@@ -146,8 +146,14 @@ class SchedulerState:
             reason = f"{len(self.requests)} requests are being answered or wait"
             return [Fail(event.request_id, Failure.OVERLOADED, reason, retry_s)]
         priority = max(-MAX_PRIORITY, min(event.priority, MAX_PRIORITY))
-        rank = (now + priority * self.config.priority_step_s, self.arrived)
-        request = RequestRecord(event, total_tokens=event.prompt_tokens, arrived_s=now, rank=rank)
+        due_s = now + priority * self.config.priority_step_s
+        request = RequestRecord(
+            event,
+            total_tokens=event.prompt_tokens,
+            arrived_s=now,
+            due_s=due_s,
+            rank=(due_s, self.arrived),
+        )
         self.requests[event.request_id] = request
         if event.locatable and self._worth_locating(event, now):
             return [Locate(event.request_id)]

@@ -81,6 +81,38 @@ def test_those_who_wait_go_by_priority_then_by_arrival() -> None:
     assert order == ["urgent", "first", "second", "later"]
 
 
+def test_tenants_take_turns() -> None:
+    """A loud tenant's request takes a second of the node; a quiet one waits for turns that came."""
+    script = Script(make_info("c1"), config=ONE)
+    script.arrive("running", tenant="loud")
+    for number in range(20):
+        script.arrive(f"loud-{number}", tenant="loud")
+    script.now = 3.5
+    for number in range(2):
+        script.arrive(f"quiet-{number}", tenant="quiet")
+    script.arrive("third", tenant="third")
+    order, last = [], "running"
+    for _ in range(9):
+        ((last, _, _),) = dispatched(finish(script, last))
+        order.append(last)
+    assert order == [
+        *(f"loud-{number}" for number in range(4)),
+        *("quiet-0", "third", "loud-4", "loud-5", "quiet-1"),
+    ]
+
+
+def test_a_tenant_whose_requests_are_gone_owes_nothing() -> None:
+    script = Script(make_info("c1"), config=ONE)
+    script.arrive("running")
+    for request_id in ("a", "b", "c"):
+        script.arrive(request_id, tenant="loud")
+    for request_id in ("a", "b", "c"):
+        script.do(RequestCancelled(name(request_id)))
+    script.arrive("again", tenant="loud")
+    script.arrive("other", tenant="quiet")
+    assert [i[0] for i in dispatched(finish(script, "running"))] == ["again"]
+
+
 def test_waiting_outweighs_priority_in_time() -> None:
     script = Script(make_info("c1"), config=replace(ONE, priority_step_s=10.0))
     script.arrive("running")
