@@ -72,7 +72,7 @@ class RequestRecord:
         due_s: arrival time, later by the request's priority.
         rank: orders waiting requests: the time of the request's turn, and a number. The turn is
             ``due_s``, or later if others of the tenant wait (choosing/admission.py).
-        has_turn: the turn is settled; it stays if the request waits again.
+        has_turn: the turn is settled, also if the request waits again.
         waiting_since_s: when the request last began to wait.
         service_s: predicted seconds of the prefill, loading included, at the chosen node.
         awaits: the node for which the request waits; None unless WAITING for room at a node.

@@ -3,10 +3,10 @@
 Pure; a part of SchedulerState, mutated only through SchedulerState. Every waiting request has a
 turn, and earlier turns go first. The turn is the time of arrival; a request of priority ``p``
 counts as arrived ``p`` times ``priority_step_s`` later. The second of a tenant's waiting requests
-has its turn when fair sharing would begin it: after the mean time between turns, times the number
-of tenants that wait (as start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996, with the clock
+has its turn at the begin of a fair share: after the mean time between turns, times the number of
+waiting tenants (as start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996, with the clock
 as virtual time); and so on. A tenant with a thousand waiting requests thus delays the request of
-another tenant by the few whose turn has come. No request waits forever: a turn is a time.
+another tenant by a few. No request waits forever: a turn is a time.
 """
 
 from __future__ import annotations
