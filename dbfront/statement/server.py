@@ -222,7 +222,7 @@ class DuckDbSqlServer:
         seen = visible_rows(view, rows, self.owners(client or asking.client))
         return [{"as_of": now} | row for row in seen]
 
-    def owners(self, client: ClientInfo) -> frozenset[str] | None:
+    def owners(self, client: ClientInfo) -> tuple[str, str] | None:
         """Return the names in the visible rows of a client; None: all rows are visible."""
         return None if self._cluster is None else self._cluster.owners(client)
 

@@ -190,7 +190,7 @@ class ClusterSource(Protocol):
 
     async def audit_log(self, client: ClientInfo) -> list[AuditLine]: ...
 
-    def owners(self, client: ClientInfo) -> frozenset[str] | None: ...
+    def owners(self, client: ClientInfo) -> tuple[str, str] | None: ...
 
     def rights(self, client: ClientInfo) -> Mapping[str, RoleRights]: ...
 
@@ -402,7 +402,7 @@ _OWNED: Final = {
 """Views with rows of users: the column with the user, or with the user's namespace."""
 
 
-def visible_rows(view: str, rows: list[Row], owners: frozenset[str] | None) -> list[Row]:
+def visible_rows(view: str, rows: list[Row], owners: tuple[str, str] | None) -> list[Row]:
     """Leave out what a client may not see.
 
     Args:
@@ -413,10 +413,13 @@ def visible_rows(view: str, rows: list[Row], owners: frozenset[str] | None) -> l
     column = _OWNED.get(view)
     if owners is None or column is None:
         return rows
-    return [row for row in rows if row[column] in owners]
+    user, namespace = owners
+    # Only blocks are the namespace's: its name may be that of another user.
+    seen = (user, namespace) if column == "cache_scope" else (user,)
+    return [row for row in rows if row[column] in seen]
 
 
-def refuse_reset(owners: frozenset[str] | None) -> None:
+def refuse_reset(owners: tuple[str, str] | None) -> None:
     """Refuse a reset of everybody's statistics.
 
     Args:

@@ -258,12 +258,12 @@ class MetaSource:
         is_open = not name_list(front.admins) and not front.users and not front.postgres
         return is_open or self.generation.rights.is_admin(user)
 
-    def owners(self, client: ClientInfo) -> frozenset[str] | None:
+    def owners(self, client: ClientInfo) -> tuple[str, str] | None:
         """Return the names in the visible rows of a client; see ClusterSource."""
         if self._may_administer(client.user):
             return None
         namespace = self.generation.gate.namespace_of.get(client.user, client.user)
-        return frozenset({client.user, namespace})
+        return client.user, namespace
 
     def rights(self, client: ClientInfo) -> dict[str, RoleRights]:
         """Return the visible rights by role; see ClusterSource."""

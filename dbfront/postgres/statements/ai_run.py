@@ -73,7 +73,7 @@ class AiServices:
     tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
     statements: StatementLog | None = None
     view_rows: Callable[[str, ClientInfo], Awaitable[list[Row]]] | None = None
-    owners: Callable[[ClientInfo], frozenset[str] | None] = lambda client: None
+    owners: Callable[[ClientInfo], tuple[str, str] | None] = lambda client: None
     reset: OnReset | None = None
     change_cluster: Callable[[str, ClusterCommand], Awaitable[None]] | None = None
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.dbfront.statement.rights_change import changed_rights
+from tierkv.dbfront.views.admin import visible_rows
 from tierkv.kvcore.access import (
     ADMIN_ROLE,
     EVERYTHING,
@@ -73,3 +74,12 @@ def test_everybody_may_until_it_is_revoked_and_administrators_always() -> None:
     with pytest.raises(RightMissingError, match="permission denied for function ai_filter"):
         book.check_functions("bob", ["ai_filter"])
     assert book.denied == {("bob", "function ai_filter"): 1}
+
+
+def test_a_namespace_named_as_another_user_shows_its_blocks_and_not_the_users_statements() -> None:
+    mine = ("bob", "ann")
+    statements = [{"userid": "ann"}, {"userid": "bob"}]
+    assert visible_rows("stat_statements", statements, mine) == [{"userid": "bob"}]
+    blocks = [{"cache_scope": scope} for scope in ("ann", "bob", "eve")]
+    assert visible_rows("kvcache_blocks", blocks, mine) == blocks[:2]
+    assert visible_rows("kvcache_blocks", blocks, None) == blocks
