@@ -62,6 +62,7 @@ class EngineMembership:
             clock: its wall time becomes the incarnation.
         """
         self.base_key: NamespaceKey | None = None
+        self._version = ""
         self.addresses: tuple[str, ...] = ()
         self.node_id = node_id
         self._settings = settings
@@ -156,7 +157,9 @@ class EngineMembership:
         self._complaints.settle("cache_off")
         if self.base_key == grant.namespace_key:
             return False
-        if self.base_key is not None:
+        switched = grant.version != self._version
+        self._version = grant.version
+        if self.base_key is not None and not switched:
             self._complaints.complain(
                 "new_secret",
                 "the meta server has another cluster secret than before: blocks stored until now "

@@ -6,7 +6,9 @@ time ids are plain str, int and bytes without behaviour.
 
 from __future__ import annotations
 
+import re
 import secrets
+from hashlib import blake2b
 from typing import Final, NewType
 
 NodeId = NewType("NodeId", str)
@@ -35,8 +37,32 @@ NamespaceKey = NewType("NamespaceKey", bytes)
 SALT_MARK: Final = ":salt-"
 """In the tenant of a block whose request had a salt, between the tenant's own name and a digest."""
 
+_VERSIONED: Final = re.compile(r"(.*):v([0-9a-f]{8})", re.DOTALL)
+
 BLOCK_KEY_BYTES: Final = 16
 NAMESPACE_KEY_BYTES: Final = 32
+
+
+def scope_of_version(scope: str, version: str) -> str:
+    """Return the owner of blocks of a namespace's version; ``scope`` without a version."""
+    return f"{scope}:v{version_mark(version)}" if version else scope
+
+
+def version_mark(version: str) -> str:
+    """Return the mark of a version in the tenant of a block; empty: no version."""
+    return blake2b(version.encode(), digest_size=4).hexdigest() if version else ""
+
+
+def mark_of(scope: str) -> str:
+    """Return the mark of the version in the tenant of a block; empty: has none."""
+    found = _VERSIONED.fullmatch(scope)
+    return found[2] if found else ""
+
+
+def tenant_of(scope: str) -> str:
+    """Return the tenant's own name in the tenant of a block: without version and salt."""
+    found = _VERSIONED.fullmatch(scope) if ":v" in scope else None
+    return (found[1] if found else scope).partition(SALT_MARK)[0]
 
 
 def new_request_id(prefix: str = "req") -> RequestId:

@@ -235,6 +235,11 @@ class NamespaceUsage:
         evicted_for_quota: own blocks that made room for own blocks.
         evicted_for_memory: blocks evicted because the node's memory was used.
         evicted_for_ttl: blocks removed because nobody used them.
+        evicted_for_version: blocks of older versions of the namespace that were removed, on disk
+            too.
+        disk_used_bytes: bytes of its blocks on disk, if its disk capacity or version is set.
+        disk_blocks: their number.
+        evicted_from_disk: own blocks on disk that made room for own blocks.
     """
 
     name: str
@@ -245,6 +250,10 @@ class NamespaceUsage:
     evicted_for_quota: int = 0
     evicted_for_memory: int = 0
     evicted_for_ttl: int = 0
+    evicted_for_version: int = 0
+    disk_used_bytes: int = 0
+    disk_blocks: int = 0
+    evicted_from_disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)

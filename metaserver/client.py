@@ -91,12 +91,17 @@ class LocateReply:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceGrant:
-    """The hash key for a tenant's blocks of one model and layout."""
+    """The hash key for a tenant's blocks of one model and layout.
+
+    ``version`` is the namespace's, and already part of the key: blocks carry it, so that nodes find
+    those of older versions.
+    """
 
     namespace_key: NamespaceKey
     domain: str
     cache_enabled: bool
     policy: ReusePolicy = field(default_factory=ReusePolicy)
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +165,20 @@ class KvLimits:
         ttl_s: seconds after which an unused block is removed; 0: never.
         evicts: whether a new block takes the place of the namespace's own blocks once the capacity
             is used; otherwise it is not stored.
+        eviction: name of the policy that chooses among the namespace's own blocks
+            (policies/select.py); empty: each node's own.
+        version: part of the blocks' names; blocks of another version are never read again, and are
+            removed.
+        disk_capacity_bytes: bytes of blocks on the disks of all pool nodes, shared out in the same
+            way. 0: no limit.
     """
 
     capacity_bytes: int = 0
     ttl_s: float = 0.0
     evicts: bool = True
+    eviction: str = ""
+    version: str = ""
+    disk_capacity_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields, replace
 
 from tierkv.kvcore import audit, block_key, limits
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
+from tierkv.kvcore.ids import scope_of_version, tenant_of
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import ClusterRecord, KvLimits, Namespace, NamespaceGrant
@@ -30,13 +31,16 @@ from tierkv.metaserver.namespace_database import (
     Stored,
     StoredRecord,
 )
+from tierkv.policies.select import NAMESPACE_POLICIES
 
 _SECRET_BYTES = 32
 _MAX_TENANTS = 10_000
 _LONGEST_TTL_S = 10 * 365 * 86_400.0
 _NAME = re.compile(limits.NAME_PATTERN)
 _SHARED_DOMAIN = "shared {}"
-"""A space never occurs in a name, so no tenant name can equal the domain of a shared namespace."""
+_VERSION = " version {}"
+"""A space never occurs in a name, so no tenant name can equal the domain of a shared namespace, or
+one with a version."""
 
 
 class NamespaceStore:
@@ -103,19 +107,26 @@ class NamespaceStore:
         shared = namespace is not None and bool(namespace.tenants)
         domain = namespace.name if namespace is not None else tenant
         policy = namespace.policy if namespace is not None else self._default_policy
+        version = self._version(tenant)
         if policy.kv_codec is not None:  # Blocks of different codecs have different names.
             layout_fingerprint += policy.kv_codec.encode()
         return NamespaceGrant(
             namespace_key=block_key.namespace_key(
                 self._secret,
-                tenant=_SHARED_DOMAIN.format(domain) if shared else tenant,
+                tenant=(_SHARED_DOMAIN.format(domain) if shared else tenant)
+                + (_VERSION.format(version) if version else ""),
                 model_revision=model_revision,
                 layout_fingerprint=layout_fingerprint,
             ),
             domain=domain,
             cache_enabled=namespace is None or namespace.cache_enabled,
             policy=policy,
+            version=version,
         )
+
+    def _version(self, scope: str) -> str:
+        namespace = self._namespace_of.get(tenant_of(scope))
+        return "" if namespace is None or namespace.limits is None else namespace.limits.version
 
     def namespaces(self) -> tuple[Namespace, ...]:
         """Return all namespaces, sorted by name."""
@@ -308,12 +319,32 @@ def _with_limits(changed: Namespace, known: dict[str, Namespace]) -> Namespace:
     if changed.limits is None:
         before = known.get(changed.name)
         return replace(changed, limits=before.limits if before is not None else KvLimits())
-    if changed.limits.capacity_bytes < 0 or not 0.0 <= changed.limits.ttl_s <= _LONGEST_TTL_S:
+    sizes = (changed.limits.capacity_bytes, changed.limits.disk_capacity_bytes)
+    if min(sizes) < 0 or not 0.0 <= changed.limits.ttl_s <= _LONGEST_TTL_S:
         raise UserError(
             "a namespace's capacity and time to live can't be negative, and a time is at most ten "
             "years"
         )
+    if changed.limits.eviction not in ("", *NAMESPACE_POLICIES):
+        raise UserError(
+            f"there is no eviction policy {changed.limits.eviction[:40]!r}",
+            hint=f"Use one of {', '.join(NAMESPACE_POLICIES)}.",
+        )
+    _check_version(changed.limits.version, changed.members)
     return changed
+
+
+def _check_version(version: str, members: Sequence[str]) -> None:
+    if not version:
+        return
+    _check_name(version, "version")
+    longest = max(members, key=len)
+    if len(scope_of_version(longest, version)) > limits.MAX_NAME_CHARS:
+        raise UserError(
+            f"tenant {longest[:40]}... has too long a name for a namespace with a version",
+            hint=f"Use at most {limits.MAX_NAME_CHARS - len(scope_of_version('', version))} "
+            "characters.",
+        )
 
 
 def _row(namespace: Namespace) -> NamespaceRow:

@@ -104,25 +104,94 @@ class EvictionPolicy(Protocol):
         """Note a request's use of a block that is not admitted because its parent was refused."""
 
 
-class LeafLru:
+class RankedQueue:
+    """Offered handles by rank, smallest first; amortised O(log handles) per call.
+
+    Attributes:
+        _ranks: rank by offered handle.
+        _queue: heap of (rank, handle); may contain stale entries.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, tuple[int, int]] = {}
+        self._queue: list[tuple[tuple[int, int], int]] = []
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._ranks
+
+    def put(self, handle: int, rank: tuple[int, int]) -> None:
+        """Add a handle, or give it another rank."""
+        if self._ranks.get(handle) == rank:
+            return
+        self._ranks[handle] = rank
+        if len(self._queue) > 2 * len(self._ranks) + _SPARE_ENTRIES:
+            self._queue = [(rank, each) for each, rank in self._ranks.items()]
+            heapq.heapify(self._queue)
+        else:
+            heapq.heappush(self._queue, (rank, handle))
+
+    def drop(self, handle: int) -> None:
+        """Remove a handle, if it is there."""
+        self._ranks.pop(handle, None)
+
+    def first(self) -> int | None:
+        """Return the handle of the smallest rank; None if there is none."""
+        queue = self._queue
+        while queue:
+            rank, handle = queue[0]
+            if self._ranks.get(handle) == rank:
+                return handle
+            heapq.heappop(queue)
+        return None
+
+
+class RankedBlocks:
+    """The common part of policies with a rank per block: the smallest goes first.
+
+    Attributes:
+        _order: rank by resident handle.
+        _offered: the eviction candidates.
+    """
+
+    def __init__(self) -> None:
+        self._order: dict[int, tuple[int, int]] = {}
+        self._offered = RankedQueue()
+
+    def left(self, handle: int, now: float) -> None:
+        self._offered.drop(handle)
+        del self._order[handle]
+
+    def offer(self, handle: int) -> None:
+        self._offered.put(handle, self._order[handle])
+
+    def withdraw(self, handle: int) -> None:
+        self._offered.drop(handle)
+
+    def victim(self, now: float) -> int | None:
+        return self._offered.first()
+
+    def admits(self, facts: BlockFacts, now: float) -> bool:
+        return True
+
+    def refused(self, facts: BlockFacts, now: float) -> None:
+        pass
+
+
+class LeafLru(RankedBlocks):
     """Leaf-LRU: evicts the least recently used block, and of one request the deepest block first.
 
     `default` behaves like leaf-LRU until its first observations. With a cache whose candidates are
     leaves only, leaf-LRU equals an LRU with the uses of a prompt in order from its end to its head.
 
     Attributes:
-        _order: position by resident handle: (request of the last use, minus depth).
-        _offered: handles of the eviction candidates.
-        _queue: heap of (position, handle); may contain stale entries.
+        _order: (request of the last use, minus depth) by resident handle.
         _request: number of the current request.
         _last: time and depth of the last use; another time, or a depth that does not grow, starts a
             new request.
     """
 
     def __init__(self) -> None:
-        self._order: dict[int, tuple[int, int]] = {}
-        self._offered: set[int] = set()
-        self._queue: list[tuple[tuple[int, int], int]] = []
+        super().__init__()
         self._request = 0
         self._last = (float("-inf"), 0)
 
@@ -136,39 +205,4 @@ class LeafLru:
         self._last = (now, depth)
         self._order[handle] = (self._request, -depth)
         if handle in self._offered:
-            self._push(handle)
-
-    def left(self, handle: int, now: float) -> None:
-        self._offered.discard(handle)
-        del self._order[handle]
-
-    def offer(self, handle: int) -> None:
-        if handle not in self._offered:
-            self._offered.add(handle)
-            self._push(handle)
-
-    def withdraw(self, handle: int) -> None:
-        self._offered.discard(handle)
-
-    def victim(self, now: float) -> int | None:
-        queue = self._queue
-        while queue:
-            order, handle = queue[0]
-            if handle in self._offered and self._order[handle] == order:
-                return handle
-            heapq.heappop(queue)
-        return None
-
-    def admits(self, facts: BlockFacts, now: float) -> bool:
-        return True
-
-    def refused(self, facts: BlockFacts, now: float) -> None:
-        pass
-
-    def _push(self, handle: int) -> None:
-        queue = self._queue
-        if len(queue) > 2 * len(self._offered) + _SPARE_ENTRIES:
-            queue[:] = [(self._order[h], h) for h in self._offered]
-            heapq.heapify(queue)
-        else:
-            heapq.heappush(queue, (self._order[handle], handle))
+            self.offer(handle)

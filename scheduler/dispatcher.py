@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import CacheError, TransportError, UdfArgumentError
-from tierkv.kvcore.ids import SALT_MARK, NodeId, RequestId
+from tierkv.kvcore.ids import NodeId, RequestId, tenant_of
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest
@@ -253,7 +253,7 @@ class Dispatcher:
             splittable=request.blend is None and not request.reads_out,
             priority=request.priority,
             preferred_node=preferred_node,
-            tenant=request.tenant.partition(SALT_MARK)[0],
+            tenant=tenant_of(request.tenant),
         )
         self._jobs[request.request_id] = job
         try:

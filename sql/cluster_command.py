@@ -2,6 +2,7 @@
 
     CREATE KV NAMESPACE [IF NOT EXISTS] name [WITH (option = value, ...)]
     ALTER KV NAMESPACE name {SET | WITH} (option = value, ...)
+    ALTER KV NAMESPACE name SET option [=] value
     DROP KV NAMESPACE [IF EXISTS] name
     ALTER {ROLE | USER | TENANT | KV NAMESPACE | AI KEY} name SET AI LIMIT (option = value, ...)
     ALTER {ROLE | USER | TENANT | KV NAMESPACE | AI KEY} name RESET AI LIMIT
@@ -22,7 +23,7 @@ rights_change.py know the meaning.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -196,7 +197,9 @@ class _Reader:
         tolerant = self._if_exists(verb)
         name = self._name("a namespace's name")
         options: tuple[CommandOption, ...] = ()
-        if verb != "DROP" and self._word("WITH", *(("SET",) if verb == "ALTER" else ())):
+        if verb == "ALTER" and self._word("SET"):
+            options = self._options() if self._sees("(") else (self._option(),)
+        elif verb != "DROP" and self._word("WITH"):
             options = self._options()
         if verb == "ALTER" and not options:
             raise self._wrong("expected SET (option = value, ...)")
@@ -277,18 +280,23 @@ class _Reader:
         self._expect("(")
         found: dict[str, CommandOption] = {}
         while True:
-            token = self._next("an option")
-            name = token.text.lower()
-            if token.kind is not TokenKind.WORD or name in found:
-                self._at -= 1
-                raise self._wrong("expected an option's name" if name not in found else
-                                  f"option {name} is given twice")  # fmt: skip
-            self._sign("=")
-            found[name] = CommandOption(name, self._value(), token.start + 1)
+            option = self._option(known=found)
+            found[option.name] = option
             if not self._sign(","):
                 break
         self._expect(")")
         return tuple(found.values())
+
+    def _option(self, known: Container[str] = ()) -> CommandOption:
+        token = self._next("an option")
+        name = token.text.lower()
+        if token.kind is not TokenKind.WORD or name in known:
+            self._at -= 1
+            raise self._wrong(
+                f"option {name} is given twice" if name in known else "expected an option's name"
+            )
+        self._sign("=")
+        return CommandOption(name, self._value(), token.start + 1)
 
     def _value(self) -> str:
         if not self._sign("("):
@@ -323,8 +331,11 @@ class _Reader:
         self._at += found
         return found
 
+    def _sees(self, sign: str) -> bool:
+        return self._at < len(self._tokens) and self._tokens[self._at].text == sign
+
     def _sign(self, sign: str) -> bool:
-        found = self._at < len(self._tokens) and self._tokens[self._at].text == sign
+        found = self._sees(sign)
         self._at += found
         return found
 

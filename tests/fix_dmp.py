@@ -151,9 +151,11 @@ def make_range(name: str, index: int, size: int = RANGE_BYTES) -> bytes:
     return (seed * (size // len(seed) + 1))[:size]
 
 
-def store(pool: PoolNode, name: str, parent: str | None = None) -> Location:
+def store(
+    pool: PoolNode, name: str, parent: str | None = None, *, tenant: str = "default"
+) -> Location:
     """Put one whole block."""
-    put = make_put(name, parent)
+    put = make_put(name, parent, tenant=tenant)
     (grant,) = pool.reserve([put])
     assert grant is not None, f"no room for {name}"
     for index in range(put.ranges.count):

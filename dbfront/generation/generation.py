@@ -63,7 +63,7 @@ from tierkv.kvcore.errors import (
     TierKVError,
     UnknownModelError,
 )
-from tierkv.kvcore.ids import RequestId, new_request_id
+from tierkv.kvcore.ids import RequestId, new_request_id, scope_of_version
 from tierkv.kvcore.node import ModelInfo
 from tierkv.kvcore.request import (
     FinishReason,
@@ -184,7 +184,7 @@ class Generation:
             model=model.name,
             token_ids=prompt.token_ids,
             namespace_key=own.namespace_key,
-            tenant=scope,
+            tenant=scope_of_version(scope, own.version),
             sampling=sampling,
             session_id=options.session_id,
             priority=self.gate.priority(_caller(call), options.priority or 0),

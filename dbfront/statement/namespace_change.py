@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from tierkv.kvcore import limits
 from tierkv.kvcore.errors import SqlSyntaxError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.kvcore.value_kinds import Flag
 from tierkv.metaserver.client import KvLimits, Namespace
+from tierkv.policies.select import NAMESPACE_POLICIES
 from tierkv.sql.cluster_command import CommandOption
 from tierkv.sql.text.suggest import did_you_mean
 
@@ -27,6 +29,8 @@ _UNITS: Final = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 _MOST_BYTES: Final = 1 << 60
 DEFAULT_CODEC: Final = "default"
 """The codec's name for "each node's own"."""
+NODES_POLICY: Final = "node"
+"""The eviction policy's name for "each node's own"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,9 @@ class NamespaceChange:
     capacity_bytes: int | None = None
     ttl_s: float | None = None
     evicts: bool | None = None
+    eviction: str | None = None
+    version: str | None = None
+    disk_capacity_bytes: int | None = None
 
     def applied_to(self, namespace: Namespace) -> Namespace:
         """Return the namespace with the changes applied.
@@ -71,14 +78,12 @@ class NamespaceChange:
 
     def _limits(self, old: KvLimits | None) -> KvLimits | None:
         """Return the changed limits; None, which changes nothing, if none is given."""
-        if self.capacity_bytes is None and self.ttl_s is None and self.evicts is None:
-            return old
-        kept = old or KvLimits()
-        return KvLimits(
-            capacity_bytes=_given(self.capacity_bytes, int, kept.capacity_bytes),
-            ttl_s=_given(self.ttl_s, float, kept.ttl_s),
-            evicts=_given(self.evicts, bool, kept.evicts),
-        )
+        given = {
+            each.name: value
+            for each in fields(KvLimits)
+            if (value := getattr(self, each.name)) is not None
+        }
+        return replace(old or KvLimits(), **given) if given else old
 
 
 def read_size(text: str | None) -> int | None:
@@ -195,6 +200,29 @@ def _evicts(text: str) -> bool:
     return text == "evict"
 
 
+def read_policy(text: str | None) -> str | None:
+    """Return the name of an eviction policy; ``node`` is each node's own; None of None.
+
+    Raises:
+        UserError: there is no such policy.
+    """
+    if text == NODES_POLICY:
+        return ""
+    if text is not None and text not in NAMESPACE_POLICIES:
+        known = [*NAMESPACE_POLICIES, NODES_POLICY]
+        raise UserError(
+            f"there is no eviction policy {text!r}",
+            hint=did_you_mean(text, known) or f"Use one of {', '.join(known)}.",
+        )
+    return text
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(limits.NAME_PATTERN, text):
+        raise ValueError("must be 1 to 128 letters, digits and _ . : - /, such as r2")
+    return text
+
+
 OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "tenants": ("tenants", _tenants),
     "cache": ("cache", Flag().from_text),
@@ -204,7 +232,10 @@ OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "selector": ("selector", str),
     "gradual": ("gradual", Flag().from_text),
     "capacity": ("capacity_bytes", read_size),
+    "disk_capacity": ("disk_capacity_bytes", read_size),
     "ttl": ("ttl_s", read_duration),
     "on_full": ("evicts", _evicts),
+    "eviction": ("eviction", read_policy),
+    "version": ("version", _version),
 }
 """By name in SQL: the field of a change, and how to read the text."""

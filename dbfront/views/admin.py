@@ -29,6 +29,7 @@ from tierkv.kvcore.access import RoleRights
 from tierkv.kvcore.audit import AuditLine
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.errors import RightMissingError
+from tierkv.kvcore.ids import tenant_of
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
 from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
@@ -346,8 +347,11 @@ def _model(model: ModelInfo) -> Row:
     }
 
 
-_USED = ("used_bytes", "blocks", "refused_blocks")
-_EVICTED = ("evicted_for_quota", "evicted_for_memory", "evicted_for_ttl")
+_USED = ("used_bytes", "blocks", "refused_blocks", "disk_used_bytes", "disk_blocks")
+_EVICTED = (
+    "evicted_for_quota", "evicted_for_memory", "evicted_for_ttl", "evicted_for_version",
+    "evicted_from_disk",
+)  # fmt: skip
 
 
 def _namespace(namespace: Namespace, nodes: Sequence[DirectoryNode]) -> Row:
@@ -372,8 +376,11 @@ def _namespace(namespace: Namespace, nodes: Sequence[DirectoryNode]) -> Row:
         "selector": str(policy.selector),
         "gradual": policy.gradual,
         "capacity_bytes": kept.capacity_bytes or None,
+        "disk_capacity_bytes": kept.disk_capacity_bytes or None,
         "ttl_s": kept.ttl_s or None,
         "on_full": "evict" if kept.evicts else "refuse",
+        "eviction": kept.eviction or None,
+        "version": kept.version or None,
         **sums,
     }
 
@@ -414,9 +421,10 @@ def visible_rows(view: str, rows: list[Row], owners: tuple[str, str] | None) -> 
     if owners is None or column is None:
         return rows
     user, namespace = owners
+    if column != "cache_scope":
+        return [row for row in rows if row[column] == user]
     # Only blocks are the namespace's: its name may be that of another user.
-    seen = (user, namespace) if column == "cache_scope" else (user,)
-    return [row for row in rows if row[column] in seen]
+    return [row for row in rows if tenant_of(row[column] or "") in (user, namespace)]
 
 
 def refuse_reset(owners: tuple[str, str] | None) -> None:

@@ -194,6 +194,8 @@ class DmpNode:
             if state.running:
                 state.table.quotas.set(quotas, state.clock.now())
                 state.tell(state.clear_removed())
+        if self.demoter is not None:
+            self.demoter.set_quotas(quotas)
 
     def tick(self) -> None:
         """End expired reservations and holds; called by a thread of the node and by tests."""

@@ -11,10 +11,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
+from tierkv.dmp.node.disk_ledger import DiskLedger
 from tierkv.dmp.node.lower_tier import LowerTier, resting
 from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.pool_node import NO_DISK, PoolNodeStats
 from tierkv.dmp.segment.slots import SlotState
+from tierkv.dmp.slots.accounts import NamespaceAccount
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import BlockStored
@@ -36,6 +38,7 @@ class Reports:
 
     Attributes:
         lower: the lower tier, while the node is started; None without a lower tier.
+        ledger: what namespaces keep in the lower tier; None without a lower tier.
         promoted_blocks: blocks loaded from the lower tier.
         demoted_blocks: blocks copied to the lower tier.
     """
@@ -44,6 +47,7 @@ class Reports:
         self.promoted_blocks = 0
         self.demoted_blocks = 0
         self.lower: LowerTier | None = None
+        self.ledger: DiskLedger | None = None
         self._state = state
 
     def inventory(self) -> list[BlockStored]:
@@ -127,6 +131,8 @@ class Reports:
     def _namespaces(self) -> tuple[NamespaceUsage, ...]:
         with self._state.lock:
             accounts = list(self._state.table.accounts)
+        below = () if self.ledger is None else self.ledger.accounts()
+        on_disk = {account.quota.name: account for account in below}
         return tuple(
             NamespaceUsage(
                 name=account.quota.name,
@@ -137,8 +143,13 @@ class Reports:
                 evicted_for_quota=account.evicted_for_quota,
                 evicted_for_memory=account.evicted_for_memory,
                 evicted_for_ttl=account.evicted_for_ttl,
+                evicted_for_version=account.evicted_for_version + disk.evicted_for_version,
+                disk_used_bytes=disk.used_bytes,
+                disk_blocks=disk.blocks,
+                evicted_from_disk=disk.evicted_for_quota,
             )
             for account in accounts
+            for disk in (on_disk.get(account.quota.name) or NamespaceAccount(account.quota),)
         )
 
     def _damage(self) -> Iterator[tuple[str, int]]:

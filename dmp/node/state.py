@@ -18,6 +18,7 @@ from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import scan_segment
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.accounts import Quota
+from tierkv.dmp.slots.eviction import policy_for
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockReporter, BlockStored
@@ -31,7 +32,6 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.kvcore.ids import Incarnation
 from tierkv.policies.eviction import EvictionPolicy
-from tierkv.policies.select import make_policy
 
 _WINDOW_S: Final = 3600.0
 
@@ -199,9 +199,12 @@ class NodeState:
             for freed in self._table.unpin(slots):
                 self._segment.headers.set_state(freed.index, SlotState.FREE)
 
-    def _make_policy(self, slot_bytes: int) -> EvictionPolicy:
-        capacity = self.config.extent_count * (self.config.extent_bytes // slot_bytes)
-        return make_policy(self.config.eviction_policy, capacity)
+    def _make_policy(self, slot_bytes: int, quota: Quota | None) -> EvictionPolicy:
+        per_extent = self.config.extent_bytes // slot_bytes * slot_bytes
+        return policy_for(
+            quota, self.config.eviction_policy, slot_bytes=slot_bytes,
+            capacity_bytes=self.config.extent_count * per_extent,
+        )  # fmt: skip
 
     def is_mine(self, location: Location) -> bool:
         """Return True if a reference belongs to this life. Lock held."""

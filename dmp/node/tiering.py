@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
+from tierkv.dmp.node.disk_ledger import DiskLedger
 from tierkv.dmp.node.gets import Gets
 from tierkv.dmp.node.lower_tier import LowerTier, resting
 from tierkv.dmp.node.puts import Puts
@@ -24,6 +25,7 @@ from tierkv.dmp.node.reports import Reports
 from tierkv.dmp.node.scrubber import is_sound
 from tierkv.dmp.node.state import NodeState
 from tierkv.dmp.segment.slots import Slot
+from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.wire.messages import RangeRef, Sealing
 from tierkv.dmp.wire.range_codec import WHOLE, as_ref
 from tierkv.kvcore.block import BlockSpec, Location, Tier
@@ -44,12 +46,15 @@ class Demoter:
     def __init__(self, state: NodeState, lower: LowerTier, reports: Reports) -> None:
         self._state = state
         self._lower = lower
+        self._ledger = DiskLedger(lower)
+        self._ledger.set(state.quotas)
         self._reports = reports
         self._limit_bytes = 0
         self._awake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         lower.set_listener(self.gone_below)
+        reports.ledger = self._ledger
 
     def start(self) -> None:
         """Start the thread."""
@@ -73,6 +78,11 @@ class Demoter:
         """Look for due blocks again; called after blocks were sealed."""
         if not self._awake.is_set():
             self._awake.set()
+
+    def set_quotas(self, quotas: Sequence[Quota]) -> None:
+        """Have copies keep to quotas too: from the thread's next step on."""
+        self._ledger.set(quotas)
+        self.wake()
 
     def demote_one(self, *, limit_bytes: int) -> bool:
         """Copy the next block if more than ``limit_bytes`` are exposed; False if no block is due.
@@ -107,6 +117,11 @@ class Demoter:
         block = slot.block.at_rest()
         key = block.key
         is_new = self._lower.find(key) is None
+        if is_new and not self._ledger.takes(block):
+            with self._state.lock:
+                if self._state.running:
+                    self._state.table.clean.mark(slot)  # Settled: there will be no copy.
+            return False
         if is_new and not is_sound(slot, view, sums):
             with self._state.lock:
                 self._state.quarantine(slot.index, slot.generation)
@@ -118,6 +133,8 @@ class Demoter:
                 self._state.table.clean.mark(slot)
             if is_new:
                 self._state.tell([resting(block)])
+        if is_new:
+            self._tell_deleted(self._ledger.entered(block))
         if self._lower.find(key) is None:  # The copy left before it was marked.
             self.gone_below([key])
         return is_new
@@ -125,6 +142,7 @@ class Demoter:
     def gone_below(self, keys: Sequence[BlockKey]) -> None:
         """Note that blocks left the lower tier by themselves."""
         state = self._state
+        self._ledger.left(keys)
         with state.lock:
             state.tell([BlockRemoved(key, Tier.L4) for key in keys])
             if not state.running:
@@ -133,6 +151,12 @@ class Demoter:
                 slot = state.table.store.peek(key)
                 if slot is not None:
                     state.table.clean.unmark(slot)
+
+    def _tell_deleted(self, keys: Sequence[BlockKey]) -> None:
+        """Report copies lost by their namespace; memory keeps the marks, for no new copies."""
+        if keys:
+            with self._state.lock:
+                self._state.tell([BlockRemoved(key, Tier.L4) for key in keys])
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -143,7 +167,9 @@ class Demoter:
     def _copy_all_due(self) -> None:
         while not self._stopping.is_set():
             try:
-                if not self.demote_one(limit_bytes=self._limit_bytes):
+                deleted = self._ledger.delete_some()
+                self._tell_deleted(deleted)
+                if not self.demote_one(limit_bytes=self._limit_bytes) and not deleted:
                     return
             except CacheError as error:
                 log.debug("a block was not copied down: %s", error)

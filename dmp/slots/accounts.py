@@ -17,7 +17,7 @@ from typing import Final
 from tierkv.dmp.config import SLOT_ALIGN
 from tierkv.dmp.segment.slots import Slot
 from tierkv.kvcore import limits
-from tierkv.kvcore.ids import SALT_MARK
+from tierkv.kvcore.ids import mark_of, tenant_of, version_mark
 
 EVERYONE: Final = 0
 """NamespaceAccount of the tenants without a quota."""
@@ -38,6 +38,10 @@ class Quota:
         ttl_s: seconds after which an unused block is removed; 0: never.
         evicts: whether a new block takes the place of the namespace's own oldest blocks once the
             capacity is used; otherwise it is refused.
+        eviction: name of the policy that chooses among the namespace's own blocks; empty: the
+            node's.
+        version: blocks of another version are removed, and no longer stored; empty: there is none.
+        disk_capacity_bytes: most bytes of blocks in the lower tier; 0: no limit.
     """
 
     name: str
@@ -45,6 +49,17 @@ class Quota:
     capacity_bytes: int = 0
     ttl_s: float = 0.0
     evicts: bool = True
+    eviction: str = ""
+    version: str = ""
+    disk_capacity_bytes: int = 0
+
+    def has_policy_of(self, other: Quota) -> bool:
+        """Return whether the policy made for another quota serves this one."""
+        if not self.eviction:
+            return not other.eviction
+        return (self.eviction, self.capacity_bytes, self.ttl_s) == (
+            other.eviction, other.capacity_bytes, other.ttl_s,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -59,6 +74,7 @@ class NamespaceAccount:
         evicted_for_quota: own blocks that made room for own blocks.
         evicted_for_memory: blocks evicted because the node's memory was used.
         evicted_for_ttl: unused blocks removed.
+        evicted_for_version: blocks of older versions removed.
     """
 
     quota: Quota
@@ -68,6 +84,7 @@ class NamespaceAccount:
     evicted_for_quota: int = 0
     evicted_for_memory: int = 0
     evicted_for_ttl: int = 0
+    evicted_for_version: int = 0
 
 
 class Accounts:
@@ -88,11 +105,18 @@ class Accounts:
         return len(self.by_number)
 
     def of(self, tenant: str) -> int:
-        """Return the number of a tenant's account; a salt changes a block's name, not its owner."""
+        """Return the number of the account of a block's tenant: a salt or version changes none."""
         number = self._of_tenant.get(tenant)
-        if number is None and SALT_MARK in tenant:
-            number = self._of_tenant.get(tenant.partition(SALT_MARK)[0])
+        if number is None and self._of_tenant:
+            number = self._of_tenant.get(tenant_of(tenant))
         return number or EVERYONE
+
+    def is_outdated(self, number: int, tenant: str) -> bool:
+        """Return whether blocks of a tenant are of another version than the account's namespace."""
+        account = self.by_number.get(number)
+        if account is None or not account.quota.version:
+            return False
+        return mark_of(tenant) != version_mark(account.quota.version)
 
     def take(self, number: int, size: int) -> None:
         """Charge a slot."""

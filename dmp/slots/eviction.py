@@ -16,14 +16,35 @@ from typing import Final
 
 from tierkv.dmp.config import SLOT_ALIGN
 from tierkv.dmp.segment.slots import Extent, ExtentTable, Slot, SlotState
+from tierkv.dmp.slots.accounts import Accounts, Quota
 from tierkv.dmp.slots.leaf_queue import LeafQueue
 from tierkv.dmp.slots.slot_store import SlotStore
 from tierkv.kvcore.block import BlockSpec, Expectation
 from tierkv.kvcore.ids import BlockKey
+from tierkv.policies.classic import TTL_S
 from tierkv.policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, whole_seconds
+from tierkv.policies.select import make_policy
 
-MakePolicy = Callable[[int], EvictionPolicy]
-"""Makes the policy for slots of a size in bytes."""
+MakePolicy = Callable[[int, Quota | None], EvictionPolicy]
+"""Makes the policy for slots of a size in bytes, of the namespace with a quota; None: of others."""
+
+
+def policy_for(
+    quota: Quota | None, default: str, *, slot_bytes: int, capacity_bytes: int
+) -> EvictionPolicy:
+    """Return the policy for slots of a size: the namespace's own, or the node's.
+
+    Args:
+        quota: of the namespace of the slots; None for those of tenants without limits.
+        default: name of the node's policy.
+        slot_bytes: the size.
+        capacity_bytes: slot bytes of the node.
+    """
+    if quota is None or not quota.eviction:
+        return make_policy(default, capacity_bytes // slot_bytes)
+    capacity_bytes = min(capacity_bytes, quota.capacity_bytes or capacity_bytes)
+    return make_policy(quota.eviction, capacity_bytes // slot_bytes, ttl_s=quota.ttl_s or TTL_S)
+
 
 SAME_USE_S: Final = 1.0
 """Uses of a block within this time count as one use."""
@@ -50,10 +71,11 @@ class EvictionOrder:
         _policies: policy by lane, made when the lane first occurs.
     """
 
-    def __init__(self, make_policy: MakePolicy, *, by_age: bool) -> None:
+    def __init__(self, make_policy: MakePolicy, accounts: Accounts, *, by_age: bool) -> None:
         self.by_age = by_age
         self.leaves = LeafQueue(self._is_queued_by_age)
         self._make_policy = make_policy
+        self._accounts = accounts
         self._policies: dict[int, EvictionPolicy] = {}
 
     def entered(self, slot: Slot, now: float) -> None:
@@ -138,10 +160,22 @@ class EvictionOrder:
         if known:
             self.entered(slot, now)
 
+    def renew(self, account: int, slots: Iterable[Slot], now: float) -> None:
+        """Give an account's blocks to new policies, in order of their last use."""
+        for lane in [lane for lane in self._policies if lane % SLOT_ALIGN == account]:
+            del self._policies[lane]
+        for slot in sorted(slots, key=lambda slot: slot.last_used):
+            if slot.known:
+                slot.offered = False
+                self._policy(slot.lane).entered(slot.index, slot.facts, whole_seconds(now))
+                self.offer(slot)
+
     def _policy(self, lane: int) -> EvictionPolicy:
         policy = self._policies.get(lane)
         if policy is None:
-            policy = self._policies[lane] = self._make_policy(lane - lane % SLOT_ALIGN)
+            account = self._accounts.by_number.get(lane % SLOT_ALIGN)
+            quota = None if account is None else account.quota
+            policy = self._policies[lane] = self._make_policy(lane - lane % SLOT_ALIGN, quota)
         return policy
 
     def _may_go(self, slot: Slot) -> bool:

@@ -6,7 +6,7 @@ except victims of a reservation, are collected in ``removed`` for the node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tierkv.dmp.segment.slots import ExtentTable, Slot, SlotState
@@ -19,6 +19,9 @@ from tierkv.policies.eviction import BlockFacts
 _ORDER_LASTS: Final = 64
 """Victims of a full node that are taken in one order of the accounts; sorting thousands of accounts
 for each block would cost more than storing the block."""
+
+_REMOVED_AT_ONCE: Final = 1_000
+"""Blocks of older versions removed before others may use the table again: some milliseconds."""
 
 
 class Quotas:
@@ -51,6 +54,7 @@ class Quotas:
         self._evict = evict
         self._offer = offer
         self._ttl = TtlWheel(store.get)
+        self._outdated: list[tuple[int, int]] = []
         self._by_pressure: list[int] = []
         self._order_lasts = 0
 
@@ -62,16 +66,33 @@ class Quotas:
         """
         if not len(self._accounts) and not quotas:
             return
+        self._outdated.clear()
+        before = {number: each.quota for number, each in self._accounts.by_number.items()}
         self._accounts.replace(quotas)
+        self._renew_policies(before, now)
         for slot in self._store.all():
             bad = slot.state is SlotState.QUARANTINED
             tenant = slot.block.owner.tenant
             self.give_to(slot, EVERYONE if bad else self._accounts.of(tenant), now)
             self.sealed(slot, now)
         self._accounts.drop_empty(quotas)
+        self._outdated.sort(key=lambda place: place[1])
         self._order_lasts = 0
         for number in list(self._accounts.by_number):
             self._shrink(number, now)
+
+    def _renew_policies(self, before: Mapping[int, Quota], now: float) -> None:
+        """Make the policies of namespaces with another one than before."""
+        slots: dict[int, list[Slot]] = {
+            number: []
+            for number, account in self._accounts.by_number.items()
+            if number not in before or not account.quota.has_policy_of(before[number])
+        }
+        for slot in self._store.all() if slots else ():
+            if slot.account in slots:
+                slots[slot.account].append(slot)
+        for number, own in slots.items():
+            self._order.renew(number, own, now)
 
     def take_removed(self) -> list[Slot]:
         """Return the slots removed since the last call: clear their headers and report them."""
@@ -171,13 +192,43 @@ class Quotas:
             self.removed.append(leaf)
 
     def sealed(self, slot: Slot, now: float) -> None:
-        """Schedule the first check of a sealed slot, if its namespace lets blocks grow old."""
+        """Schedule a sealed slot's end: now for an older version, or after the time to live."""
         account = self._accounts.by_number.get(slot.account)
-        if account is not None and account.quota.ttl_s and slot.state is SlotState.SEALED:
+        if account is None or slot.state is not SlotState.SEALED:
+            return
+        if self._accounts.is_outdated(slot.account, slot.block.owner.tenant):
+            self._outdated.append((slot.index, slot.generation))
+        elif account.quota.ttl_s:
             self._ttl.expect(slot, max(slot.used_at, now) + account.quota.ttl_s)
 
+    def refuses(self, number: int, tenant: str) -> bool:
+        """Count and refuse a block of an older version."""
+        if not self._accounts.is_outdated(number, tenant):
+            return False
+        self._accounts.by_number[number].refused += 1
+        return True
+
+    def _remove_outdated(self) -> None:
+        """Remove blocks of older versions, a bounded number per call; children precede parents."""
+        later: list[tuple[int, int]] = []
+        for _ in range(min(_REMOVED_AT_ONCE, len(self._outdated))):
+            place = self._outdated.pop()
+            slot = self._store.get(*place)
+            if slot is None or not self._accounts.is_outdated(
+                slot.account, slot.block.owner.tenant
+            ):
+                continue
+            if slot.block.key in self._order.leaves.children or not evictable(slot):
+                later.append(place)  # Its readers, and its children, go first.
+                continue
+            self._accounts.by_number[slot.account].evicted_for_version += 1
+            self._evict(slot)
+            self.removed.append(slot)
+        self._outdated[:0] = reversed(later)
+
     def expire(self, now: float) -> None:
-        """Remove the leaves that were not used for their namespace's time."""
+        """Remove blocks of older versions, and leaves unused for their namespace's time."""
+        self._remove_outdated()
         for slot in self._ttl.due(now):
             account = self._accounts.by_number.get(slot.account)
             if account is None or not account.quota.ttl_s or slot.state is not SlotState.SEALED:

@@ -61,7 +61,7 @@ class SlotTable:
         extent_bytes: int,
         slots_per_extent: int,
         has_lower_tier: bool = False,
-        make_policy: MakePolicy = lambda size: LeafLru(),
+        make_policy: MakePolicy = lambda size, quota: LeafLru(),
         lease_share: float = 0.5,
     ) -> None:
         """Begin empty.
@@ -69,7 +69,7 @@ class SlotTable:
         Args:
             extent_count, extent_bytes, slots_per_extent: how the segment is cut.
             has_lower_tier: whether blocks are copied to a lower tier.
-            make_policy: makes the eviction policy for slots of a size.
+            make_policy: makes the eviction policy for slots of a size and a namespace.
             lease_share: maximum share of the segment under lease; puts continue in the rest.
         """
         self.extents = ExtentTable(
@@ -82,7 +82,7 @@ class SlotTable:
         self.now = 0.0
         self.accounts = Accounts()
         self.store = SlotStore(self.extents)
-        self._order = EvictionOrder(make_policy, by_age=has_lower_tier)
+        self._order = EvictionOrder(make_policy, self.accounts, by_age=has_lower_tier)
         self.clean = CleanSlots(self.store.find, enabled=has_lower_tier)
         self._evictor = Evictor(
             self.store, self.extents, self._order, has_lower_tier=has_lower_tier
@@ -151,6 +151,8 @@ class SlotTable:
         if not must and self.admission.is_unreachable(put):
             return None
         facts, account = BlockFacts.of(put), self.accounts.of(put.owner.tenant)
+        if self.quotas.refuses(account, put.owner.tenant):
+            return None
         own = self.quotas.make_room(facts, put.parent, account, size, must=must, now=self.now)
         if own is None:
             return None

@@ -708,10 +708,13 @@ class NamespaceGrant(_message.Message):
     DOMAIN_FIELD_NUMBER: _builtins.int
     CACHE_ENABLED_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     namespace_key: _builtins.bytes
     domain: _builtins.str
     """the tenant, or the shared namespace it belongs to"""
     cache_enabled: _builtins.bool
+    version: _builtins.str
+    """the namespace's; the key depends on it"""
     @_builtins.property
     def policy(self) -> Global___ReusePolicy: ...
     def __init__(
@@ -721,10 +724,11 @@ class NamespaceGrant(_message.Message):
         domain: _builtins.str = ...,
         cache_enabled: _builtins.bool = ...,
         policy: Global___ReusePolicy | None = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_enabled", b"cache_enabled", "domain", b"domain", "namespace_key", b"namespace_key", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_enabled", b"cache_enabled", "domain", b"domain", "namespace_key", b"namespace_key", "policy", b"policy", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -988,22 +992,34 @@ class KvLimits(_message.Message):
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
     EVICTS_FIELD_NUMBER: _builtins.int
+    EVICTION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DISK_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     capacity_bytes: _builtins.int
     """over all pool nodes; 0: no limit"""
     ttl_s: _builtins.float
     """an unused block is removed after it; 0: never"""
     evicts: _builtins.bool
     """a new block takes the place of the namespace's own"""
+    eviction: _builtins.str
+    """policy among the namespace's own blocks; empty: the node's"""
+    version: _builtins.str
+    """blocks of another version are removed"""
+    disk_capacity_bytes: _builtins.int
+    """on the disks of all pool nodes; 0: no limit"""
     def __init__(
         self,
         *,
         capacity_bytes: _builtins.int = ...,
         ttl_s: _builtins.float = ...,
         evicts: _builtins.bool = ...,
+        eviction: _builtins.str = ...,
+        version: _builtins.str = ...,
+        disk_capacity_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "evicts", b"evicts", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "disk_capacity_bytes", b"disk_capacity_bytes", "eviction", b"eviction", "evicts", b"evicts", "ttl_s", b"ttl_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,16 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tierkv.policies.eviction import EvictionPolicy
+from tierkv.policies.select import CLASSIC_POLICIES
 from tierkv.simulator.trace import Request
-from tierkv.simulator.yardsticks.plain import Fifo, Lfu, Lru, Ttl
-from tierkv.simulator.yardsticks.published import Arc, Lhd, S3Fifo
+from tierkv.simulator.yardsticks.published import Lhd, S3Fifo
 
 BLOCK_POLICIES: Final[dict[str, Callable[[int, int], EvictionPolicy]]] = {
-    "lru": lambda capacity_blocks, seed: Lru(),
-    "lfu": lambda capacity_blocks, seed: Lfu(),
-    "arc": lambda capacity_blocks, seed: Arc(capacity_blocks),
-    "fifo": lambda capacity_blocks, seed: Fifo(),
-    "ttl": lambda capacity_blocks, seed: Ttl(),
+    **CLASSIC_POLICIES,
     "s3fifo": lambda capacity_blocks, seed: S3Fifo(capacity_blocks),
     "lhd": lambda capacity_blocks, seed: Lhd(capacity_blocks, seed=seed),
 }

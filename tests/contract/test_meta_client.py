@@ -44,7 +44,14 @@ from tierkv.kvcore.node import (
     TierStats,
 )
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
-from tierkv.metaserver.client import ClusterRecord, KvLimits, MetaClient, Namespace, NodeCoverage
+from tierkv.metaserver.client import (
+    ClusterRecord,
+    KvLimits,
+    MetaClient,
+    Namespace,
+    NamespaceGrant,
+    NodeCoverage,
+)
 from tierkv.metaserver.config import MetaConfig
 from tierkv.metaserver.local import LocalMeta
 from tierkv.metaserver.rpc.grpc_client import GrpcMeta
@@ -420,13 +427,38 @@ async def test_a_namespaces_policy_comes_back_and_is_granted(meta: MetaClient) -
 
 
 async def test_limits_stay_unless_a_change_names_some(meta: MetaClient) -> None:
-    kept = KvLimits(5 << 20, 0.5, evicts=False)
+    kept = KvLimits(5 << 20, 0.5, False, "arc", "r2", 7 << 30)
     await meta.put_namespace(Namespace("team", limits=kept))
     changed = await meta.put_namespace(Namespace("team", cache_enabled=False))
     assert (changed.limits, changed.cache_enabled) == (kept, False)
     assert (await meta.put_namespace(Namespace("team", limits=KvLimits()))).limits is None
     with pytest.raises(UserError, match="can't be negative"):
         await meta.put_namespace(Namespace("team", limits=KvLimits(ttl_s=-1.0)))
+    with pytest.raises(UserError, match="no eviction policy 'clock'"):
+        await meta.put_namespace(Namespace("team", limits=KvLimits(eviction="clock")))
+    with pytest.raises(UserError, match="is not a version name"):
+        await meta.put_namespace(Namespace("team", limits=KvLimits(version="r 2")))
+    with pytest.raises(UserError, match="too long a name"):
+        await meta.put_namespace(Namespace("t" * 128, limits=KvLimits(version="r2")))
+
+
+async def test_a_version_gives_all_tenants_of_a_namespace_other_keys(meta: MetaClient) -> None:
+    async def granted(version: str) -> list[NamespaceGrant]:
+        limits = KvLimits(version=version)
+        await meta.put_namespace(Namespace("team", ("a", "b"), limits=limits))
+        return [
+            await meta.resolve_namespace(tenant, model_revision="r", layout_fingerprint=b"l")
+            for tenant in ("a", "b", "a:salt-01", "c")
+        ]
+
+    none, first, second, again = [await granted(name) for name in ("", "r1", "r2", "r1")]
+    assert [grant.version for grant in second] == ["r2", "r2", "r2", ""]
+    assert first[0].namespace_key == first[1].namespace_key
+    assert first == again
+    for place in range(3):
+        keys = {each[place].namespace_key for each in (none, first, second)}
+        assert len(keys) == 3
+    assert none[3] == first[3] == second[3]
 
 
 async def test_a_dropped_namespace_leaves_its_tenants_alone_again(meta: MetaClient) -> None:

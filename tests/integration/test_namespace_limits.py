@@ -36,7 +36,8 @@ class Limited(Roles):
         """Run a statement as a user."""
         dsn = f"host=127.0.0.1 port={self.pg_port} user={user} dbname=main"
         with psycopg.connect(dsn, autocommit=True) as connection:
-            return connection.execute(statement).fetchall()
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
 
     def namespace(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run ``tierkv namespace``."""
@@ -132,12 +133,31 @@ def test_unused_kv_of_a_namespace_ends(cluster: Limited) -> None:
     wait_for(lambda: cluster.used("used_bytes", "tim") == 0, what="the next heartbeat")
 
 
+def test_a_new_version_frees_the_old_ones_kv_and_answers_stay_the_same(cluster: Limited) -> None:
+    cluster.sql("ver", "CREATE KV NAMESPACE ver WITH (version = 'r1', eviction = lfu)")
+    wait_for(lambda: cluster.used(name="ver") == 0, what="the pool node knows the namespace")
+    expected = cluster.sql("ver", ASK)
+    old = wait_for(lambda: cluster.used("blocks", "ver"), what="KV of r1 is in the pool")
+    cluster.sql("ver", "ALTER KV NAMESPACE ver SET VERSION 'r2'")
+    wait_for(lambda: cluster.used("blocks", "ver") == 0, what="r1 is freed")
+    assert cluster.used("evicted_for_version", "ver") == old
+    assert cluster.sql("ver", ASK) == expected
+    wait_for(lambda: cluster.used("blocks", "ver") == old, what="KV of r2 is in the pool")
+    assert cluster.sql("ver", ASK) == expected
+    shown = cluster.query(
+        "SELECT version, eviction, disk_blocks FROM tierkv.namespaces WHERE name = 'ver'"
+    )
+    assert shown == [("r2", "lfu", 0)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--capacity", "lots"], "'lots' is no size"),
         (["--ttl", "soon"], "'soon' is no duration"),
         (["--on-full", "explode"], "explode"),
+        (["--eviction", "clock"], "no eviction policy 'clock'"),
+        (["--version", "r 2"], "is not a version name"),
     ],
 )
 def test_bad_limits_are_refused(cluster: Limited, arguments: list[str], says: str) -> None:

@@ -1,11 +1,12 @@
 """Namespaces with quotas in one slot table: whatever happens, the ledger equals a recount.
 
 The machine is that of the slot table (tests/property/test_slot_table.py), with tenants, quotas that
-come, change and go, and blocks that nobody uses.
+come, change and go, with policies and versions, and blocks that nobody uses.
 """
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
@@ -15,6 +16,8 @@ from tests.property.test_slot_table import NAMES, SlotTableMachine, new_table
 from tierkv.dmp.segment.slots import Slot, SlotState, slot_bytes_for
 from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.slots.slot_table import SlotTable
+from tierkv.kvcore.ids import scope_of_version
+from tierkv.policies.select import NAMESPACE_POLICIES
 
 SIZE = slot_bytes_for(30_000, 1)
 TEAMS = {"red": frozenset({"ann", "bob"}), "blue": frozenset({"cyd"})}
@@ -34,18 +37,34 @@ class QuotaMachine(SlotTableMachine):
     def tenant_of(self, name: str) -> str:
         return TENANTS[NAMES.index(name) % len(TENANTS)]
 
+    @rule()
+    def tick(self) -> None:
+        """Blocks of older versions go, all that may."""
+        for _ in range(len(NAMES)):
+            self._expire()
+        for quota in self.quotas.values():
+            if quota.version:
+                assert not self._own_leaves(quota), "the blocks have no version"
+
     @rule(
         team=st.sampled_from(sorted(TEAMS)),
         slots=st.integers(0, 5),
         ttl_s=st.sampled_from([0.0, 0.0, 5.0]),
         evicts=st.booleans(),
         exists=st.sampled_from([True, True, False]),
+        eviction=st.sampled_from(["", *NAMESPACE_POLICIES]),
+        version=st.sampled_from(["", "", "r2"]),
     )
-    def quota(self, team: str, slots: int, ttl_s: float, evicts: bool, exists: bool) -> None:
+    def quota(
+        self, team: str, slots: int, ttl_s: float, evicts: bool, exists: bool, eviction: str,
+        version: str,
+    ) -> None:  # fmt: skip
         self._expire()
         self.quotas.pop(team, None)
         if exists:
-            self.quotas[team] = Quota(team, TEAMS[team], slots * SIZE, ttl_s, evicts)
+            self.quotas[team] = Quota(
+                team, TEAMS[team], slots * SIZE, ttl_s, evicts, eviction, version
+            )
         self.table.quotas.set(list(self.quotas.values()), self.now)
         self._collect()
         for account in self.table.accounts:
@@ -127,6 +146,75 @@ def test_a_salted_request_counts_for_its_tenant() -> None:
     put(table, "a1", "ann")
     put(table, "a2", "ann:salt-0123")
     assert names(table, "a1", "a2") == ["a2"]
+
+
+@pytest.mark.parametrize(
+    ("eviction", "gone"), [("fifo", "abc"), ("lru", "bcd"), ("lfu", "bcd"), ("leaf_lru", "bcd")]
+)
+def test_a_namespace_has_a_policy_of_its_own(eviction: str, gone: str) -> None:
+    table = with_quota(capacity_bytes=4 * SIZE, eviction=eviction)
+    for name in "abcd":
+        put(table, name, "ann")
+    table.now = 5.0
+    assert table.find(block_key("a")) is not None  # A use that only FIFO ignores.
+    for name in "xyz":
+        table.now += 5.0
+        put(table, name, "ann")
+        assert table.find(block_key(name)) is not None
+    assert "".join(sorted(set("abcd") - set(names(table, *"abcd")))) == gone
+
+
+def test_a_ttl_policy_stores_nothing_while_all_blocks_are_young() -> None:
+    table = with_quota(capacity_bytes=2 * SIZE, eviction="ttl", ttl_s=60.0)
+    for name in "ab":
+        put(table, name, "ann")
+    table.now = 30.0
+    assert put(table, "c", "ann") is None
+    table.now = 70.0
+    assert put(table, "c", "ann") is not None and names(table, *"abc") in (["a", "c"], ["b", "c"])
+
+
+def test_another_policy_takes_over_the_blocks_that_are_there() -> None:
+    table = with_quota(capacity_bytes=3 * SIZE, eviction="fifo")
+    for name in "abc":
+        table.now += 5.0
+        put(table, name, "ann")
+    table.now += 5.0
+    table.find(block_key("a"))
+    table.quotas.set([Quota("red", TEAMS["red"], 3 * SIZE, eviction="lru")], table.now)
+    table.check_invariants()
+    put(table, "d", "ann")
+    assert names(table, *"abcd") == ["a", "c", "d"]
+
+
+def test_blocks_of_an_older_version_go_children_first_and_are_not_stored_again() -> None:
+    old, new = scope_of_version("ann", "r1"), scope_of_version("ann", "r2")
+    table = with_quota(version="r1")
+    for name, parent in (("a", None), ("b", "a"), ("c", "b")):
+        put(table, name, old, parent)
+    put(table, "x", "dan")
+    kept = table.store.find(block_key("c"))
+    assert kept is not None and table.hold(kept.index, kept.generation, until=50.0)
+    table.quotas.set([Quota("red", TEAMS["red"], version="r2")], 1.0)
+    assert put(table, "late", old) is None and put(table, "n", new) is not None
+    for second in range(2, 6):
+        table.expire(float(second))
+    assert names(table, *"abcnx") == ["a", "b", "c", "n", "x"], "a reader holds the last one"
+    for second in range(51, 55):
+        table.expire(float(second))
+    assert names(table, *"abcnx") == ["n", "x"]
+    (account,) = table.accounts
+    assert (account.evicted_for_version, account.blocks, account.refused) == (3, 1, 1)
+    gone = [slot.block.key for slot in table.quotas.take_removed()]
+    assert gone == [block_key(name) for name in "cba"]
+    table.check_invariants()
+
+
+def test_a_salted_block_has_the_version_of_its_tenant() -> None:
+    salted = "ann:salt-0123"
+    table = with_quota(version="r1")
+    assert put(table, "a", salted) is None
+    assert put(table, "a", scope_of_version(salted, "r1")) is not None
 
 
 def test_who_refuses_when_full_keeps_what_is_there() -> None:

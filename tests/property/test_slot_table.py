@@ -25,12 +25,13 @@ from tests.fix_dmp import block_key, make_put
 from tierkv.dmp.segment.geometry import SLOT_DTYPE
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState, slot_bytes_for
+from tierkv.dmp.slots.eviction import policy_for
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import NO_OUTLOOK, Expectation
 from tierkv.kvcore.block_event import HoldOrder, LeaseId
 from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
-from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
+from tierkv.policies.select import PRODUCTION_POLICIES
 
 EXTENT_BYTES = 128 << 10
 SIZES = (30_000, 50_000)
@@ -48,7 +49,9 @@ def new_table(policy: str, *, has_lower_tier: bool) -> SlotTable:
         extent_bytes=EXTENT_BYTES,
         slots_per_extent=4,
         has_lower_tier=has_lower_tier,
-        make_policy=lambda size: make_policy(policy, 2 * EXTENT_BYTES // size),
+        make_policy=lambda size, quota: policy_for(
+            quota, policy, slot_bytes=size, capacity_bytes=2 * EXTENT_BYTES
+        ),
         lease_share=0.4,
     )
 

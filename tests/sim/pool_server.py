@@ -67,7 +67,7 @@ class PoolServer(ReportingNode):
             extent_count=extents,
             extent_bytes=EXTENT_BYTES,
             slots_per_extent=4,
-            make_policy=lambda size: make_policy(policy, 4 * extents),
+            make_policy=lambda size, quota: make_policy(policy, 4 * extents),
         )
         self.promises = Promises()
         self.stale = 0

@@ -42,6 +42,13 @@ WorkersOption = Annotated[
 ]
 
 
+class Switch(StrEnum):
+    """Value of a yes/no setting of a namespace."""
+
+    ON = "on"
+    OFF = "off"
+
+
 class OnFull(StrEnum):
     """What a namespace does with new KV once its capacity is used."""
 
@@ -61,6 +68,30 @@ OnFullOption = Annotated[
     OnFull | None,
     typer.Option(help="With the capacity used: evict own KV, or refuse to store more."),
 ]
+SelectorOption = Annotated[
+    str | None,
+    typer.Option(help="How tokens to recompute are chosen: hkvd, query or boundary."),
+]
+CodecOption = Annotated[
+    str | None,
+    typer.Option(help="Encoding of KV below L1: none, fp8, int8 ...; default: each node's."),
+]
+GradualOption = Annotated[
+    Switch | None,
+    typer.Option(help="With hkvd: recompute more in early layers, fewer in late ones."),
+]
+EvictionOption = Annotated[
+    str | None,
+    typer.Option(help="Which own KV goes first: lru, lfu, arc ...; node: each node's policy."),
+]
+VersionOption = Annotated[
+    str | None,
+    typer.Option(help="Name a new version, such as r2: KV of the old one is never used again."),
+]
+DiskCapacityOption = Annotated[
+    str | None,
+    typer.Option(help="Most KV on the disks of all pool nodes, such as 40GiB; 0: no limit."),
+]
 RayOption = Annotated[
     str | None,
     typer.Option(
@@ -70,13 +101,6 @@ RayOption = Annotated[
 AddressOption = Annotated[
     str, typer.Argument(help="HOST:PORT of one or more pool nodes, separated by commas.")
 ]
-
-
-class Switch(StrEnum):
-    """Value of a yes/no setting of a namespace."""
-
-    ON = "on"
-    OFF = "off"
 
 
 class Role(StrEnum):

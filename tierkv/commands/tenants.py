@@ -24,12 +24,18 @@ from pydantic import ByteSize
 
 from tierkv.commands.options import (
     CapacityOption,
+    CodecOption,
     ConfigOption,
+    DiskCapacityOption,
+    EvictionOption,
+    GradualOption,
     OnFull,
     OnFullOption,
+    SelectorOption,
     SetOption,
     Switch,
     TtlOption,
+    VersionOption,
     is_on,
     load,
 )
@@ -139,21 +145,15 @@ def namespace_set(
             help="Least share of reused document tokens that is recomputed, in (0, 1]; 1 is exact."
         ),
     ] = None,
-    selector: Annotated[
-        str | None,
-        typer.Option(help="How tokens to recompute are chosen: hkvd, query or boundary."),
-    ] = None,
-    gradual: Annotated[
-        Switch | None,
-        typer.Option(help="With hkvd: recompute more in early layers, fewer in late ones."),
-    ] = None,
-    kv_codec: Annotated[
-        str | None,
-        typer.Option(help="Encoding of KV below L1: none, fp8, int8 ...; default: each node's."),
-    ] = None,
+    selector: SelectorOption = None,
+    gradual: GradualOption = None,
+    kv_codec: CodecOption = None,
     capacity: CapacityOption = None,
+    disk_capacity: DiskCapacityOption = None,
     ttl: TtlOption = None,
     on_full: OnFullOption = None,
+    eviction: EvictionOption = None,
+    version: VersionOption = None,
     output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -165,7 +165,12 @@ def namespace_set(
     Example: tierkv namespace set default --blend on --recompute-ratio 0.2
     Example: tierkv namespace set red --tenant ann --tenant bob --capacity 4GiB --ttl 12h
     """
-    from tierkv.dbfront.statement.namespace_change import NamespaceChange, read_duration, read_size
+    from tierkv.dbfront.statement.namespace_change import (
+        NamespaceChange,
+        read_duration,
+        read_policy,
+        read_size,
+    )
 
     change = NamespaceChange(
         tenants=None if tenant is None else tuple(filter(None, tenant)),
@@ -178,6 +183,9 @@ def namespace_set(
         capacity_bytes=read_size(capacity),
         ttl_s=read_duration(ttl),
         evicts=None if on_full is None else on_full is OnFull.EVICT,
+        eviction=read_policy(eviction),
+        version=version,
+        disk_capacity_bytes=read_size(disk_capacity),
     )
     asyncio.run(set_namespace(load(config, settings).settings, name, change, output))
 
@@ -202,8 +210,11 @@ NAMESPACE_COLUMNS = (
     Column("selector", "VARCHAR"),
     Column("gradual", "BOOLEAN"),
     Column("capacity", "VARCHAR"),
+    Column("disk_capacity", "VARCHAR"),
     Column("ttl_s", "DOUBLE"),
     Column("on_full", "VARCHAR"),
+    Column("eviction", "VARCHAR"),
+    Column("version", "VARCHAR"),
 )
 
 
@@ -276,10 +287,17 @@ def _namespace_row(namespace: Namespace) -> tuple[Any, ...]:
         policy.recompute_ratio,
         policy.selector.value,
         policy.gradual,
-        ByteSize(kept.capacity_bytes).human_readable() if kept.capacity_bytes else None,
+        _size(kept.capacity_bytes),
+        _size(kept.disk_capacity_bytes),
         kept.ttl_s or None,
         "evict" if kept.evicts else "refuse",
+        kept.eviction or None,
+        kept.version or None,
     )
+
+
+def _size(size_bytes: int) -> str | None:
+    return ByteSize(size_bytes).human_readable() if size_bytes else None
 
 
 KEY_COLUMNS = (Column("name", "VARCHAR"), Column("tenant", "VARCHAR"), Column("made", "VARCHAR"))

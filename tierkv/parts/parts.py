@@ -330,11 +330,19 @@ def quotas_of(
     found = []
     for namespace in namespaces:
         kept = namespace.limits or KvLimits()
-        if not kept.capacity_bytes and not kept.ttl_s:
+        if replace(kept, evicts=True) == KvLimits():
             continue
-        capacity = max(1, int(kept.capacity_bytes * share)) if kept.capacity_bytes else 0
+        capacity, disk = (
+            max(1, int(total * share)) if total else 0
+            for total in (kept.capacity_bytes, kept.disk_capacity_bytes)
+        )
         members = frozenset(namespace.members)
-        found.append(Quota(namespace.name, members, capacity, kept.ttl_s, kept.evicts))
+        found.append(
+            Quota(
+                namespace.name, members, capacity, kept.ttl_s, kept.evicts,
+                kept.eviction, kept.version, disk,
+            )
+        )  # fmt: skip
     if len(found) > limits.MAX_LIMITED_NAMESPACES:
         _log.error(
             "%d namespaces have limits, a pool node keeps %d of them",

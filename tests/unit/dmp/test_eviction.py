@@ -41,7 +41,7 @@ def table(policy: Picky) -> Iterator[SlotTable]:
         extent_count=2,
         extent_bytes=2 * SLOT,
         slots_per_extent=2,
-        make_policy=lambda size: policy,
+        make_policy=lambda size, quota: policy,
         lease_share=0.5,
     )
     yield made

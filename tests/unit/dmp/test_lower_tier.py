@@ -10,10 +10,12 @@ import pytest
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
+from tierkv.kvcore.ids import scope_of_version
 from tierkv.kvcore.node import TierStats
 from tierkv.storage.l4 import L4Store
 
@@ -309,3 +311,34 @@ def test_an_impossible_block_from_below_is_a_miss(make_rig: MakeRig, tampered) -
     tampered.find = lambda key: claimed
     assert InprocPoolNode(rig.node).promote([claimed.key]) == [None]
     assert rig.node.reports.stats().slots_writing == 0
+
+
+def test_a_namespace_keeps_to_its_part_of_the_disk_and_loses_its_own_copies(
+    make_rig: MakeRig, disk
+) -> None:
+    rig = make_rig(open_lower=disk, demote_above=0.0)
+    pool = InprocPoolNode(rig.node)
+    share = 6 * make_put("r0").ranges.payload_bytes
+    rig.node.set_quotas([Quota("red", frozenset({"ann"}), disk_capacity_bytes=share)])
+    lower = rig.node._lower
+    assert lower is not None
+    for name in (f"{who}{i}" for i in range(30) for who in "rx"):
+        store(pool, name, tenant="ann" if name[0] == "r" else "dan")
+        wait_until(lambda: lower.find(block_key(name)) is not None)  # noqa: B023
+
+    def used() -> tuple[int, int]:
+        ((red),) = rig.node.reports.report().namespaces
+        return red.disk_used_bytes, red.evicted_from_disk
+
+    wait_until(lambda: used() == (share, 24))
+    red = [block for block in lower.blocks() if block.owner.tenant == "ann"]
+    assert sum(block.ranges.payload_bytes for block in red) == share
+    assert len(lower.blocks()) == 36, "the neighbour keeps all its copies"
+
+    rig.node.set_quotas([Quota("red", frozenset({"ann"}), version="r2")])
+    wait_until(lambda: rig.node.reports.report().namespaces[0].evicted_for_version >= 6)
+    wait_until(lambda: len(lower.blocks()) == 30)
+    assert {block.owner.tenant for block in lower.blocks()} == {"dan"}
+    assert pool.reserve([make_put("r99", tenant="ann")]) == [None]
+    store(pool, "r99", tenant=scope_of_version("ann", "r2"))
+    wait_until(lambda: lower.find(block_key("r99")) is not None)

@@ -70,6 +70,18 @@ def test_a_change_has_the_options_values_and_no_others() -> None:
     )  # fmt: skip
 
 
+def test_one_option_needs_no_parentheses() -> None:
+    command = read("ALTER KV NAMESPACE x SET VERSION 'r2'")
+    assert command is not None and command == read("alter kv namespace x set version = 'r2'")
+    before = Namespace("x", limits=KvLimits(1 << 20, eviction="lfu"))
+    after = change_of(command.options).applied_to(before)
+    assert after.limits == KvLimits(1 << 20, eviction="lfu", version="r2")
+    command = read("ALTER KV NAMESPACE x SET (eviction = node, disk_capacity = '1GiB')")
+    assert command is not None
+    changed = change_of(command.options).applied_to(after)
+    assert changed.limits == KvLimits(1 << 20, version="r2", disk_capacity_bytes=1 << 30)
+
+
 @pytest.mark.parametrize(
     ("option", "says", "hint"),
     [
@@ -77,6 +89,9 @@ def test_a_change_has_the_options_values_and_no_others() -> None:
         ("capacity = '9999PiB'", "is too large", "1EiB"),
         ("capacity = 'much'", "'much' is no size", "4GiB"),
         ("blend = perhaps", "blend = 'perhaps' must be on or off", ""),
+        ("eviction = fifo2", "there is no eviction policy 'fifo2'", "fifo"),
+        ("version = 'r 2'", "version = 'r 2' must be 1 to 128 letters", ""),
+        ("disk_capacity = lots", "'lots' is no size", "4GiB"),
         ("on_full = burst", "on_full = 'burst' must be evict or refuse", ""),
         ("recompute_ratio = high", "recompute_ratio = 'high' is not a number", ""),
     ],

@@ -52,15 +52,31 @@ def test_records_follow_each_other_until_the_file_is_full() -> None:
 def test_the_victim_is_the_oldest_file_without_writes() -> None:
     index = make_index()
     first, second = begin(index), None
-    put(index, "a")
-    pending = index.files.place(2 * PAGE)
-    assert pending is not None
+    place, *_ = (put(index, name).place for name in "abc")
+    assert index.files.guard(place)
     index.files.seal_active()
     second = begin(index)
+    for name in "def":
+        put(index, name)
     index.files.seal_active()
     assert index.files.victim() == second
-    index.files.settle(pending)
+    index.files.settle(place)
     assert index.files.victim() == first
+
+
+def test_a_file_with_a_third_deleted_goes_first_and_all_of_it_is_kept() -> None:
+    index = make_index()
+    for names in ("abc", "def"):
+        last = begin(index)
+        for name in names:
+            put(index, name)
+        index.files.seal_active()
+    index.remove(block_key("e"))
+    assert index.files.victim() == last
+    kept = index.survivors(last, budget_bytes=1)
+    assert [entry.record.block.key for entry in kept] == [block_key("d"), block_key("f")]
+    assert index.survivors(last, budget_bytes=0) == []
+    index.check_invariants()
 
 
 def test_survivors_are_the_last_read_within_the_budget() -> None:

@@ -56,8 +56,11 @@ def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
         "selector": "hkvd",
         "gradual": True,
         "capacity": None,
+        "disk_capacity": None,
         "ttl_s": None,
         "on_full": "evict",
+        "eviction": None,
+        "version": None,
     }
     (changed,) = shown(
         typed(
