@@ -54,14 +54,14 @@ class DiskLedger:
         """Return whether a copy of a block is allowed; a refusal is counted."""
         size, tenant = block.ranges.payload_bytes, block.owner.tenant
         with self._lock:
-            number = self._accounts.of(tenant)
+            number, is_outdated = self._accounts.place(tenant)
             if number == EVERYONE:
                 return True
             account = self._accounts.by_number[number]
             capacity = account.quota.capacity_bytes
             full = self._accounts.excess(number, size) and not account.quota.evicts
             if not (full or (capacity and size > capacity)):
-                return not self._accounts.is_outdated(number, tenant)
+                return not is_outdated
             account.refused += 1
             return False
 
@@ -108,8 +108,8 @@ class DiskLedger:
             self._accounts.drop_empty(quotas)
             self._doomed.clear()
             for block in blocks:
-                number = self._accounts.of(block.owner.tenant)
-                if self._accounts.is_outdated(number, block.owner.tenant):
+                number, is_outdated = self._accounts.place(block.owner.tenant)
+                if is_outdated:
                     self._accounts.by_number[number].evicted_for_version += 1
                     self._doomed.append(block.key)
                 else:

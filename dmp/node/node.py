@@ -30,6 +30,8 @@ from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 
 log = logging.getLogger(__name__)
+_OTHERS_TURN_S: Final = 0.002
+"""Pause between two steps of removing blocks: requests that wait for the lock get it."""
 _DRAIN_LOOK_S: Final = 0.01
 
 
@@ -203,9 +205,20 @@ class DmpNode:
             if self._state.running:
                 self._state.expire()
 
+    def _remove_outdated(self) -> bool:
+        """Remove some blocks of older versions of namespaces; return whether any went."""
+        state = self._state
+        with state.lock:
+            if not (state.running and state.table.quotas.remove_outdated()):
+                return False
+            state.tell(state.clear_removed())
+        return True
+
     def _tick_forever(self) -> None:
         while not self._stopping.wait(self.config.tick_interval_s):
             self.tick()
+            while self._remove_outdated() and not self._stopping.wait(_OTHERS_TURN_S):
+                """Requests use the table between two steps."""
 
     def promote(self, keys: Sequence[BlockKey]) -> list[Location | None]:
         """Return the location of each sealed block, after loading blocks from the lower tier.

@@ -27,6 +27,9 @@ assert MOST_ACCOUNTS < SLOT_ALIGN
 """An account's number fits below a slot size, so that both make one number, the lane."""
 
 
+_REMEMBERED_TENANTS: Final = 65_536
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
     """What one namespace may keep on this node.
@@ -92,11 +95,13 @@ class Accounts:
 
     Attributes:
         by_number: the accounts; everyone's is not among them.
+        _places: answers of ``place`` by tenant, as long as the quotas stay.
     """
 
     def __init__(self) -> None:
         self.by_number: dict[int, NamespaceAccount] = {}
         self._of_tenant: dict[str, int] = {}
+        self._places: dict[str, tuple[int, bool]] = {}
 
     def __iter__(self) -> Iterator[NamespaceAccount]:
         return iter(self.by_number.values())
@@ -106,17 +111,23 @@ class Accounts:
 
     def of(self, tenant: str) -> int:
         """Return the number of the account of a block's tenant: a salt or version changes none."""
-        number = self._of_tenant.get(tenant)
-        if number is None and self._of_tenant:
-            number = self._of_tenant.get(tenant_of(tenant))
-        return number or EVERYONE
+        return self.place(tenant)[0]
 
-    def is_outdated(self, number: int, tenant: str) -> bool:
-        """Return whether blocks of a tenant are of another version than the account's namespace."""
+    def place(self, tenant: str) -> tuple[int, bool]:
+        """Return the number of a block's account, and whether the block is of an older version."""
+        place = self._places.get(tenant)
+        if place is None:
+            if len(self._places) >= _REMEMBERED_TENANTS:
+                self._places.clear()
+            place = self._places[tenant] = self._find(tenant)
+        return place
+
+    def _find(self, tenant: str) -> tuple[int, bool]:
+        number = self._of_tenant.get(tenant) or self._of_tenant.get(tenant_of(tenant)) or EVERYONE
         account = self.by_number.get(number)
         if account is None or not account.quota.version:
-            return False
-        return mark_of(tenant) != version_mark(account.quota.version)
+            return number, False
+        return number, mark_of(tenant) != version_mark(account.quota.version)
 
     def take(self, number: int, size: int) -> None:
         """Charge a slot."""
@@ -170,6 +181,7 @@ class Accounts:
         numbers = {account.quota.name: number for number, account in self.by_number.items()}
         free = iter(n for n in range(1, MOST_ACCOUNTS + 1) if n not in self.by_number)
         self._of_tenant = {}
+        self._places.clear()
         for quota in quotas[:MOST_ACCOUNTS]:
             number = numbers.get(quota.name) or next(free, EVERYONE)
             if number == EVERYONE:  # All numbers are in use by namespaces that go.

@@ -7,6 +7,7 @@ except victims of a reservation, are collected in ``removed`` for the node.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from tierkv.dmp.segment.slots import ExtentTable, Slot, SlotState
@@ -20,7 +21,7 @@ _ORDER_LASTS: Final = 64
 """Victims of a full node that are taken in one order of the accounts; sorting thousands of accounts
 for each block would cost more than storing the block."""
 
-_REMOVED_AT_ONCE: Final = 1_000
+_REMOVED_AT_ONCE: Final = 250
 """Blocks of older versions removed before others may use the table again: some milliseconds."""
 
 
@@ -61,8 +62,9 @@ class Quotas:
     def set(self, quotas: Sequence[Quota], now: float) -> None:
         """Take new quotas: slots change their accounts, and what is too much is removed.
 
-        O(slots) if there were or are any quotas. Held and leased blocks stay until that ends; then
-        the next block of their namespace takes their place.
+        O(slots) if there were or are any quotas: about a second for a million. Held
+        and leased blocks stay until that ends; then the next block of their namespace takes their
+        place.
         """
         if not len(self._accounts) and not quotas:
             return
@@ -70,11 +72,18 @@ class Quotas:
         before = {number: each.quota for number, each in self._accounts.by_number.items()}
         self._accounts.replace(quotas)
         self._renew_policies(before, now)
+        place, ttls = self._accounts.place, self._new_ttls(before)
         for slot in self._store.all():
-            bad = slot.state is SlotState.QUARANTINED
-            tenant = slot.block.owner.tenant
-            self.give_to(slot, EVERYONE if bad else self._accounts.of(tenant), now)
-            self.sealed(slot, now)
+            number, is_outdated = place(slot.block.owner.tenant)
+            if slot.state is SlotState.QUARANTINED:
+                number = EVERYONE
+            moves = slot.account != number
+            if moves:
+                self.give_to(slot, number, now)
+            if is_outdated:
+                self._outdated.append((slot.index, slot.generation))
+            elif moves or number in ttls:
+                self.sealed(slot, now)
         self._accounts.drop_empty(quotas)
         self._outdated.sort(key=lambda place: place[1])
         self._order_lasts = 0
@@ -93,6 +102,14 @@ class Quotas:
                 slots[slot.account].append(slot)
         for number, own in slots.items():
             self._order.renew(number, own, now)
+
+    def _new_ttls(self, before: Mapping[int, Quota]) -> AbstractSet[int]:
+        """Return the accounts with another time to live than before."""
+        return {
+            number
+            for number, account in self._accounts.by_number.items()
+            if number not in before or before[number].ttl_s != account.quota.ttl_s
+        }
 
     def take_removed(self) -> list[Slot]:
         """Return the slots removed since the last call: clear their headers and report them."""
@@ -196,27 +213,19 @@ class Quotas:
         account = self._accounts.by_number.get(slot.account)
         if account is None or slot.state is not SlotState.SEALED:
             return
-        if self._accounts.is_outdated(slot.account, slot.block.owner.tenant):
+        if self._accounts.place(slot.block.owner.tenant)[1]:
             self._outdated.append((slot.index, slot.generation))
         elif account.quota.ttl_s:
             self._ttl.expect(slot, max(slot.used_at, now) + account.quota.ttl_s)
 
-    def refuses(self, number: int, tenant: str) -> bool:
-        """Count and refuse a block of an older version."""
-        if not self._accounts.is_outdated(number, tenant):
-            return False
-        self._accounts.by_number[number].refused += 1
-        return True
-
-    def _remove_outdated(self) -> None:
-        """Remove blocks of older versions, a bounded number per call; children precede parents."""
+    def remove_outdated(self) -> bool:
+        """Remove some blocks of older versions, children first; return whether any went."""
+        before = len(self.removed)
         later: list[tuple[int, int]] = []
         for _ in range(min(_REMOVED_AT_ONCE, len(self._outdated))):
             place = self._outdated.pop()
             slot = self._store.get(*place)
-            if slot is None or not self._accounts.is_outdated(
-                slot.account, slot.block.owner.tenant
-            ):
+            if slot is None or not self._accounts.place(slot.block.owner.tenant)[1]:
                 continue
             if slot.block.key in self._order.leaves.children or not evictable(slot):
                 later.append(place)  # Its readers, and its children, go first.
@@ -225,10 +234,10 @@ class Quotas:
             self._evict(slot)
             self.removed.append(slot)
         self._outdated[:0] = reversed(later)
+        return len(self.removed) > before
 
     def expire(self, now: float) -> None:
-        """Remove blocks of older versions, and leaves unused for their namespace's time."""
-        self._remove_outdated()
+        """Remove the leaves that were not used for their namespace's time."""
         for slot in self._ttl.due(now):
             account = self._accounts.by_number.get(slot.account)
             if account is None or not account.quota.ttl_s or slot.state is not SlotState.SEALED:

@@ -150,8 +150,10 @@ class SlotTable:
         size = slot_bytes_for(put.ranges.size_bytes, put.ranges.count)
         if not must and self.admission.is_unreachable(put):
             return None
-        facts, account = BlockFacts.of(put), self.accounts.of(put.owner.tenant)
-        if self.quotas.refuses(account, put.owner.tenant):
+        facts = BlockFacts.of(put)
+        account, is_outdated = self.accounts.place(put.owner.tenant)
+        if is_outdated:
+            self.accounts.by_number[account].refused += 1
             return None
         own = self.quotas.make_room(facts, put.parent, account, size, must=must, now=self.now)
         if own is None:

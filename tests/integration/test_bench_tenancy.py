@@ -1,4 +1,4 @@
-"""bench.tenancy runs on real processes: a loud tenant keeps to its limit; no time is judged."""
+"""The benches of tenants: a loud tenant keeps to its limit; no time is judged."""
 
 from __future__ import annotations
 
@@ -27,3 +27,15 @@ def test_a_limit_is_kept_beside_a_quiet_tenant() -> None:
     metrics = json.loads(done.stdout)
     assert 0 < metrics["loud_highest_use_of_capacity"] <= 1
     assert metrics["quiet_hit_share_with_limit"] >= metrics["quiet_hit_share_alone"] - 0.05
+
+
+def test_policies_of_namespaces_hit_as_in_the_simulator_and_a_version_goes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.namespace_table", "--quick", "--format", "json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    metrics = json.loads(done.stdout)
+    assert metrics["switch_blocks"] == 50_000
+    apart = [value for name, value in metrics.items() if name.endswith("simulator_points")]
+    assert len(apart) == 14 and max(map(abs, apart)) < 1.0

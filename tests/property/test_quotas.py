@@ -41,7 +41,8 @@ class QuotaMachine(SlotTableMachine):
     def tick(self) -> None:
         """Blocks of older versions go, all that may."""
         for _ in range(len(NAMES)):
-            self._expire()
+            self.table.quotas.remove_outdated()
+            self._collect()
         for quota in self.quotas.values():
             if quota.version:
                 assert not self._own_leaves(quota), "the blocks have no version"
@@ -197,11 +198,12 @@ def test_blocks_of_an_older_version_go_children_first_and_are_not_stored_again()
     assert kept is not None and table.hold(kept.index, kept.generation, until=50.0)
     table.quotas.set([Quota("red", TEAMS["red"], version="r2")], 1.0)
     assert put(table, "late", old) is None and put(table, "n", new) is not None
-    for second in range(2, 6):
-        table.expire(float(second))
+    while table.quotas.remove_outdated():
+        """Children first."""
     assert names(table, *"abcnx") == ["a", "b", "c", "n", "x"], "a reader holds the last one"
-    for second in range(51, 55):
-        table.expire(float(second))
+    table.expire(51.0)
+    while table.quotas.remove_outdated():
+        """All of them."""
     assert names(table, *"abcnx") == ["n", "x"]
     (account,) = table.accounts
     assert (account.evicted_for_version, account.blocks, account.refused) == (3, 1, 1)
