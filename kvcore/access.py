@@ -31,6 +31,9 @@ KEY_RECORDS: Final = "key"
 RIGHTS_RECORDS: Final = "rights"
 """Kind of the records that hold rights."""
 
+LOGIN_RECORDS: Final = "login"
+"""Kind of the records that hold logins of SQL users, made by CREATE USER."""
+
 PUBLIC: Final = "public"
 """The role that everybody is a member of."""
 
@@ -91,6 +94,27 @@ def keys_of(records: Iterable[Any]) -> dict[str, ApiKey]:
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
         found[key.digest] = key
+    return found
+
+
+def login_body(verifier: str) -> str:
+    """Return the body of a login's record; empty, to remove the record, without a verifier."""
+    return json.dumps({"verifier": verifier}) if verifier else ""
+
+
+def logins_of(records: Iterable[Any]) -> dict[str, str]:
+    """Return the SCRAM verifiers among records by user; an unreadable record lets nobody in.
+
+    Args:
+        records: have ``kind``, ``name`` and ``body``.
+    """
+    found: dict[str, str] = {}
+    for record in records:
+        if record.kind == LOGIN_RECORDS:
+            try:
+                found[record.name] = str(json.loads(record.body)["verifier"])
+            except (ValueError, TypeError, KeyError):
+                continue
     return found
 
 

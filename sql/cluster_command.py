@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_limits import SubjectKind
-from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
+from tierkv.kvcore.errors import SqlError, SqlSyntaxError
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
 
 _NAMESPACE: Final = ("KV", "NAMESPACE")
@@ -52,6 +52,9 @@ _LIMITED: Final = {
     ("AI", "KEY"): SubjectKind.KEY,
 }
 _NAME: Final = re.compile(limits.NAME_PATTERN)
+_HEAD_CHARS: Final = 1_000
+_SETS_PASSWORD: Final = re.compile(r"(?is)\b(?:create|alter)\b.{1,200}\bpassword\b")
+_PASSWORD: Final = re.compile(r"(?is)(\bpassword\s+)[eu]?&?(?:'[^']*'?|\$(\w*)\$.*?(?:\$\2\$|\Z))+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ class ClusterCommand:
         tolerant: IF EXISTS, or IF NOT EXISTS.
         limited: what kind of subject the limits have; None: the statement is not about limits.
         right: what is granted or revoked; None: the statement is not about rights.
+        password: of the user that is made or changed, clear or as a SCRAM verifier; empty takes the
+            login away. None: the statement is not about a login.
     """
 
     verb: str
@@ -118,6 +123,7 @@ class ClusterCommand:
     tolerant: bool = False
     limited: SubjectKind | None = None
     right: GrantedRight | None = None
+    password: str | None = field(default=None, repr=False)
 
     @property
     def tag(self) -> str:
@@ -151,11 +157,17 @@ def cluster_command(tokens: Sequence[Token], *, keeps_roles: bool = True) -> Clu
                 continue
             if after[0] in ("SET", "RESET"):
                 return _Reader(tokens, 1 + len(subject)).limit(kind)
-    if keeps_roles and words[:1] in (("ROLE",), ("USER",)) and tokens[0].upper != "ALTER":
+    of_role = keeps_roles and words[:1] in (("ROLE",), ("USER",))
+    if of_role and (tokens[0].upper != "ALTER" or "PASSWORD" in words[2:]):
         return _Reader(tokens, 2).role(user=words[:1] == ("USER",))
     if words[:2] != _NAMESPACE:
         return None
     return _Reader(tokens, 3).command()
+
+
+def without_password(sql: str) -> str:
+    """Return a statement for logs and views: the password of a user is left out."""
+    return _PASSWORD.sub(r"\1'***'", sql) if _SETS_PASSWORD.search(sql, 0, _HEAD_CHARS) else sql
 
 
 def _rights_command(tokens: Sequence[Token], keeps_roles: bool) -> ClusterCommand | None:
@@ -227,17 +239,45 @@ class _Reader:
         return ClusterCommand(verb, ", ".join(roles), right=right)
 
     def role(self, *, user: bool) -> ClusterCommand:
-        if user:
-            raise FeatureNotSupportedError(
-                "users of the embedded database are made in the configuration",
-                hint="Set front.users to names and passwords; CREATE ROLE makes a role.",
-            )
         verb = self._tokens[0].upper
         tolerant = self._if_exists(verb)
         name = self._name("the name of a role")
+        position = self._tokens[self._at - 1].start + 1
+        password = None if verb == "DROP" else self._password()
         self._end()
-        right = GrantedRight(RightKind.ROLE, (), (name,), self._tokens[self._at - 1].start + 1)
-        return ClusterCommand(verb, name, tolerant=tolerant, right=right)
+        if user and verb == "CREATE" and not password:
+            raise SqlError(
+                "a user needs a password",
+                sqlstate="22023",
+                position=position,
+                hint=f"Write CREATE USER {name} PASSWORD '...'; CREATE ROLE makes a role without "
+                "login.",
+            )
+        right = GrantedRight(RightKind.ROLE, (), (name,), position)
+        return ClusterCommand(verb, name, tolerant=tolerant, right=right, password=password)
+
+    def _password(self) -> str | None:
+        """Read [WITH] [LOGIN] [ENCRYPTED] PASSWORD; None without it, empty for PASSWORD NULL."""
+        self._word("WITH")
+        logs_in = self._word("LOGIN") | self._word("ENCRYPTED")
+        if not self._word("PASSWORD"):
+            if logs_in:
+                raise self._wrong("expected PASSWORD")
+            return None
+        if self._word("NULL"):
+            return ""
+        token = self._next("a password in quotes")
+        if token.kind is not TokenKind.STRING:
+            self._at -= 1
+            raise self._wrong("expected a password in quotes")
+        if not string_value(token):
+            raise SqlError(
+                "an empty password lets nobody in",
+                sqlstate="22023",
+                position=token.start + 1,
+                hint="PASSWORD NULL takes a login away.",
+            )
+        return string_value(token)
 
     def _names(self, what: str) -> tuple[str, ...]:
         found = [self._one_name(what)]

@@ -32,7 +32,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class PgWireServer:
-    """A PostgreSQL listener in front of a DialectServer; ``stop`` leaves the DialectServer open."""
+    """A PostgreSQL listener in front of a DialectServer; ``stop`` leaves the DialectServer open.
+
+    Attributes:
+        logins: the users.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class PgWireServer:
         siblings: Siblings | None = None,
     ) -> None:
         self._config = config
+        self.logins = Authenticator(config.users)
         self._siblings = siblings or Siblings()
         self._siblings.answers["cancel"] = self._cancel_asked
         self._sql_server = sql_server
@@ -70,7 +75,7 @@ class PgWireServer:
         self._lobby = Lobby(
             config,
             self._sql_server,
-            Authenticator(config.users),
+            self.logins,
             client_tls(config.tls_cert_file, config.tls_key_file),
             siblings=self._siblings,
         )

@@ -1,4 +1,4 @@
-"""A change of rights and roles by GRANT, REVOKE, CREATE ROLE or DROP ROLE.
+"""A change of rights, roles and logins by GRANT, REVOKE, and CREATE, ALTER or DROP of a role.
 
 Pure. Used by tierkv/parts/front_source.py.
 """
@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tierkv.kvcore.access import EVERYTHING, NOTHING, PUBLIC, NameSet, Rights, RoleRights
+from tierkv.kvcore.access import (
+    ADMIN_ROLE,
+    EVERYTHING,
+    NOTHING,
+    PUBLIC,
+    NameSet,
+    Rights,
+    RoleRights,
+)
 from tierkv.kvcore.errors import SqlError
 from tierkv.sql.calls.functions import AI_FUNCTIONS
 from tierkv.sql.cluster_command import ClusterCommand, GrantedRight, RightKind
@@ -69,6 +77,40 @@ def with_role(known: Rights, name: str, *, exists: bool) -> dict[str, RoleRights
         if name in rights.member_of
     }
     return {**members, name: None}
+
+
+def check_login(command: ClusterCommand, known: Rights, configured: Iterable[str]) -> None:
+    """Refuse a password for a user that can't have one.
+
+    Args:
+        command: CREATE or ALTER of a user.
+        known: the roles there are.
+        configured: users with passwords in the configuration.
+
+    Raises:
+        SqlError: nobody needs a password here, the user is the configuration's, or the role of an
+            ALTER does not exist.
+    """
+    if not configured:
+        raise SqlError(
+            "this front asks nobody for a password",
+            sqlstate="55000",
+            hint="Set front.users and front.admins first; then CREATE USER adds users.",
+        )
+    position = command.right.position if command.right is not None else 0
+    if command.name in (PUBLIC, ADMIN_ROLE):
+        raise SqlError(
+            f'role name "{command.name}" is reserved', sqlstate="42939", position=position
+        )
+    if command.name in configured:
+        raise SqlError(
+            f'the password of user "{command.name}" is in front.users',
+            sqlstate="42710" if command.verb == "CREATE" else "55000",
+            position=position,
+            hint="An operator changes it there.",
+        )
+    if command.verb == "ALTER" and command.name not in known.roles:
+        raise wrong_role(command, known.roles)
 
 
 def wrong_role(command: ClusterCommand, known: Iterable[str]) -> SqlError:

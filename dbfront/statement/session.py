@@ -31,7 +31,7 @@ from tierkv.dbfront.views.admin import to_json
 from tierkv.dbfront.views.statistics import Activity
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError, UserError
-from tierkv.sql.cluster_command import cluster_command, in_transaction
+from tierkv.sql.cluster_command import cluster_command, in_transaction, without_password
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.kept_names import refuse_kept
 from tierkv.sql.plan.parameters import parameter_types
@@ -105,7 +105,7 @@ class DuckDbSession:
         """Return columns and parameters of a statement without running the statement or a model."""
         _check_length(sql)
         statement = SqlStatement.of(sql)
-        account = self._account(statement)
+        account = self._account(without_password(statement))
         try:
             async with statement.read_ahead():
                 return await self._describe(statement)
@@ -223,8 +223,9 @@ class DuckDbSession:
     async def _execute(
         self, sql: SqlStatement, params: Mapping[str, Any], sink: StatementRows | None = None
     ) -> StatementResult:
-        account, stats = self._account(sql), AiStats()
-        self.activity.state, self.activity.query = "active", sql
+        shown = without_password(sql)
+        account, stats = self._account(shown), AiStats()
+        self.activity.state, self.activity.query = "active", shown
         self.activity.query_start_s = self._server.clock.wall()
         self.activity.query_id = account.query_id
         try:

@@ -178,9 +178,13 @@ class FrontPart:
             return await relay_door(settings, self.generation, self.database)
         from tierkv.dbfront.pgwire.server import PgWireServer
 
-        return PgWireServer(
+        door = PgWireServer(
             _pg_config(settings, self.siblings), self.sql, SystemClock(), self.siblings
         )
+        self.records.logins = door.logins
+        with suppress(DirectoryUnavailableError):
+            await self.records.look()
+        return door
 
     async def open_http(self, *, sql_port: int = 0) -> int:
         """Listen for REST clients only; return the port.

@@ -8,6 +8,7 @@ that a view of nodes that start on demand starts them, and that users change nam
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.dbfront.statement.rights_change import (
     changed_rights,
+    check_login,
     check_right,
     with_role,
     wrong_role,
@@ -30,10 +32,13 @@ from tierkv.dbfront.views.admin import SettingRow
 from tierkv.kvcore import audit as audit_log
 from tierkv.kvcore.access import (
     KEY_RECORDS,
+    LOGIN_RECORDS,
     PUBLIC,
     RIGHTS_RECORDS,
+    Rights,
     RoleRights,
     keys_of,
+    login_body,
     rights_of,
 )
 from tierkv.kvcore.audit import AuditLine, Outcome, lines_of
@@ -47,6 +52,7 @@ from tierkv.kvcore.call_limits import (
 )
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import (
+    ConfigError,
     DirectoryUnavailableError,
     NoNodeError,
     RightMissingError,
@@ -166,7 +172,8 @@ class MetaSource:
         subject = command.name if command.limited is None else f"{command.limited} {command.name}"
         audit = AuditWriter(self.meta)
         try:
-            self._refuse_stranger(user)
+            if not (command.password and (command.verb, command.name) == ("ALTER", user)):
+                self._refuse_stranger(user)
             await self._change(command)
         except TierKVError as error:
             denied = isinstance(error, RightMissingError)
@@ -174,8 +181,11 @@ class MetaSource:
             await audit.write(user, command.tag, subject, outcome, detail=error.message)
             raise
         given = ", ".join(f"{option.name} = {option.value}" for option in command.options)
-        if command.right is not None:
-            given = str(command.right)
+        if command.password is not None:
+            given = "password" if command.password else "no login"
+        elif command.right is not None:
+            made = command.verb in ("CREATE", "DROP")
+            given = "" if made else str(command.right)
         elif command.limited is not None and command.verb == "DROP":
             given = "reset"
         await audit.write(user, command.tag, subject, detail=given)
@@ -222,12 +232,17 @@ class MetaSource:
         """Grant, revoke, make or drop; it holds at this front at once, elsewhere in a second."""
         check_right(right)
         known = rights_of(await self.meta.list_records(RIGHTS_RECORDS))
+        login: str | None = "" if command.verb == "DROP" else None
+        if command.password is not None:
+            login = await self._verifier(command, known)
         if command.verb in ("CREATE", "DROP"):
             if (command.name in known.roles) == (command.verb == "CREATE"):
                 if command.tolerant:
                     return
                 raise wrong_role(command, known.roles)
             changed = with_role(known, command.name, exists=command.verb == "CREATE")
+        elif command.verb == "ALTER":
+            changed = {}
         else:
             grants = command.verb == "GRANT"
             changed = {
@@ -236,8 +251,24 @@ class MetaSource:
         for role, rights in changed.items():
             body = "" if rights is None else rights.to_json()
             await self.meta.put_record(ClusterRecord(RIGHTS_RECORDS, role, body))
+        if login is not None:
+            body = login_body(login)
+            await self.meta.put_record(ClusterRecord(LOGIN_RECORDS, command.name, body))
         if self.records is not None:
             await self.records.look()
+
+    async def _verifier(self, command: ClusterCommand, known: Rights) -> str:
+        """Return the verifier of a user's new password; empty if the login is taken away."""
+        from tierkv.dbfront.pgwire.protocol.auth import parse_verifier  # `tierkv sql` has no door.
+
+        check_login(command, known, self.config.settings.front.users)
+        if not command.password:
+            return ""
+        try:
+            made = await asyncio.to_thread(parse_verifier, command.name, command.password)
+        except ConfigError as error:
+            raise SqlError(error.message, sqlstate="22023", hint=error.hint) from None
+        return made.text
 
     def _refuse_stranger(self, user: str) -> None:
         """Refuse a user who may not change the cluster.

@@ -1,7 +1,7 @@
-"""Keeps a front's limits of AI calls, rights and REST keys equal to the meta server's records.
+"""Keeps a front's limits, rights, logins and REST keys equal to the meta server's records.
 
 Used by tierkv/parts/front_part.py. The meta server is asked every second; without an answer the
-front goes on with the limits, rights and keys known so far.
+front goes on with those known so far.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tierkv.kvcore import call_limits
-from tierkv.kvcore.access import KEY_RECORDS, RIGHTS_RECORDS, RightsBook, keys_of, rights_of
+from tierkv.kvcore.access import (
+    KEY_RECORDS,
+    LOGIN_RECORDS,
+    RIGHTS_RECORDS,
+    RightsBook,
+    keys_of,
+    logins_of,
+    rights_of,
+)
 from tierkv.kvcore.call_limits import limits_of
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.metaserver.client import MetaClient, Namespace
@@ -21,7 +29,8 @@ from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.limits.gate import CallGate
 
 if TYPE_CHECKING:
-    from tierkv.dbfront.http.key_ring import KeyRing  # `tierkv sql` opens no REST door.
+    from tierkv.dbfront.http.key_ring import KeyRing  # `tierkv sql` opens no doors.
+    from tierkv.dbfront.pgwire.protocol.auth import Authenticator
 
 _log = logging.getLogger(__name__)
 LOOK_S: Final = 0.8
@@ -32,12 +41,14 @@ class RecordFollower:
 
     Attributes:
         keys: the REST door's; set when the door opens.
+        logins: likewise of the SQL door.
     """
 
     def __init__(
         self, meta: MetaClient, gate: CallGate, book: RightsBook, directory: DirectoryClient
     ) -> None:
         self.keys: KeyRing | None = None
+        self.logins: Authenticator | None = None
         self._directory = directory
         self._namespaces: tuple[Namespace, ...] = ()
         self._meta = meta
@@ -68,6 +79,8 @@ class RecordFollower:
         """
         if self.keys is not None:
             self.keys.stored = keys_of(await self._meta.list_records(KEY_RECORDS))
+        if self.logins is not None:
+            self.logins.stored = logins_of(await self._meta.list_records(LOGIN_RECORDS))
         self._book.rights = rights_of(await self._meta.list_records(RIGHTS_RECORDS))
         limits = limits_of(await self._meta.list_records(call_limits.RECORD_KIND))
         namespaces = await self._meta.list_namespaces()

@@ -25,6 +25,7 @@ from tierkv.kvcore.errors import AuthenticationError, ConfigError, RemoteProtoco
 MECHANISM: Final = "SCRAM-SHA-256"
 _ITERATIONS: Final = 4_096
 _SALT_BYTES: Final = 16
+_KEY_BYTES: Final = hashlib.sha256().digest_size
 _NONCE_BYTES: Final = 18
 _CLIENT_FIRST: Final = re.compile(
     r"(?P<header>[ny],(?:a=[^,]*)?,)(?P<bare>n=[^,]*,r=(?P<nonce>[!-+\--~]{8,256})(?:,[a-z]=[^,]*)*)"
@@ -74,7 +75,10 @@ def parse_verifier(user: str, secret: str) -> ScramVerifier:
         iterations, salt = head.split(":")
         stored, server = keys.split(":")
         parts = [base64.b64decode(part, validate=True) for part in (salt, stored, server)]
-        return ScramVerifier(parts[0], parts[1], parts[2], int(iterations))
+        verifier = ScramVerifier(parts[0], parts[1], parts[2], int(iterations))
+        if verifier.iterations < 1 or {len(part) for part in parts[1:]} != {_KEY_BYTES}:
+            raise ValueError(keys)
+        return verifier
     except (ValueError, binascii.Error):
         raise ConfigError(
             f"pgwire user {user!r} has a malformed SCRAM verifier",
@@ -145,21 +149,33 @@ def _hmac(key: bytes, data: bytes) -> bytes:
 
 
 class Authenticator:
-    """The users of one server."""
+    """The users of one server.
+
+    Attributes:
+        stored: verifier texts of the users made in SQL, by name; replaced as a whole. A user of the
+            configuration has the configuration's password.
+    """
 
     def __init__(self, users: Mapping[str, str]) -> None:
+        self.stored: Mapping[str, str] = {}
         self._verifiers = {user: parse_verifier(user, secret) for user, secret in users.items()}
         self._mock_key = secrets.token_bytes(32)
 
     @property
     def trust(self) -> bool:
         """Return True if clients need no password."""
-        return not self._verifiers
+        return not self._verifiers and not self.stored
 
     def login(self, user: str) -> ScramLogin:
         """Begin the exchange with one client."""
-        verifier = self._verifiers.get(user)
+        verifier = self._verifiers.get(user) or self._made(user)
         return ScramLogin(user, verifier or self._mock(user), known=verifier is not None)
+
+    def _made(self, user: str) -> ScramVerifier | None:
+        try:
+            return parse_verifier(user, self.stored[user]) if user in self.stored else None
+        except ConfigError:
+            return None
 
     def _mock(self, user: str) -> ScramVerifier:
         """Return an unsatisfiable verifier; a constant salt per user prevents probing of names."""

@@ -116,6 +116,7 @@ _SPECS: Final = (
     PgSettingSpec("client_min_messages", "notice"),
     PgSettingSpec("escape_string_warning", "on"),
     PgSettingSpec("backslash_quote", "safe_encoding"),
+    PgSettingSpec("password_encryption", "scram-sha-256", _read_only("password_encryption")),
     PgSettingSpec("row_security", "on"),
     PgSettingSpec("synchronous_commit", "on"),
     PgSettingSpec("check_function_bodies", "on"),
