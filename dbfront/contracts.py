@@ -402,6 +402,19 @@ class StatementDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class TableAccess:
+    """Which schemas of the embedded database a client may use, where users log in.
+
+    Attributes:
+        book: the rights to obey; None: an administrator, who may use all.
+        has_schema: the client's own schema is made at login.
+    """
+
+    book: RightsBook | None
+    has_schema: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ClientInfo:
     """The identity of a client; ``user`` is also the tenant unless the server maps users to
     tenants.

@@ -160,18 +160,21 @@ class RoleRights:
         functions: allowed AI functions, by SQL name.
         models: allowed models.
         member_of: roles whose rights the role has too.
+        tables: privileges by ``schema.table``, or by ``schema.*`` for all tables of a schema.
     """
 
     functions: NameSet = NOTHING
     models: NameSet = NOTHING
     member_of: frozenset[str] = frozenset()
+    tables: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the body of a record."""
         told = asdict(self)
         for one in (told["functions"], told["models"]):
             one["names"] = sorted(one["names"])
-        return json.dumps(told | {"member_of": sorted(self.member_of)})
+        tables = {name: sorted(privileges) for name, privileges in self.tables.items()}
+        return json.dumps(told | {"member_of": sorted(self.member_of), "tables": tables})
 
     @classmethod
     def from_json(cls, text: str) -> RoleRights:
@@ -186,7 +189,11 @@ class RoleRights:
                 NameSet(bool(told[name]["all_but"]), frozenset(map(str, told[name]["names"])))
                 for name in ("functions", "models")
             )
-            return cls(functions, models, frozenset(map(str, told["member_of"])))
+            tables = {
+                str(name): frozenset(map(str, privileges))
+                for name, privileges in told.get("tables", {}).items()
+            }
+            return cls(functions, models, frozenset(map(str, told["member_of"])), tables)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(str(error)) from error
 
@@ -279,6 +286,20 @@ class RightsBook:
     def is_admin(self, user: str) -> bool:
         """Return whether a user administers the cluster."""
         return ADMIN_ROLE in self.roles_of(user)
+
+    def owns_schema(self, user: str, schema: str) -> bool:
+        """Return whether a schema is the user's: it has the name of a role of the user's."""
+        roles = self.roles_of(user)
+        return ADMIN_ROLE in roles or (schema != PUBLIC and schema in {r.lower() for r in roles})
+
+    def table_privileges(self, user: str, schema: str, table: str) -> set[str]:
+        """Return what a user was granted on another user's table."""
+        held: set[str] = set()
+        for role in self.roles_of(user):
+            tables = self.rights.own(role).tables
+            for name in (f"{schema}.{table}", f"{schema}.*"):
+                held |= tables.get(name, frozenset())
+        return held
 
     def check_functions(self, user: str, functions: Iterable[str]) -> None:
         """Refuse a user who may not call a function.

@@ -31,6 +31,7 @@ from typing import Final
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_limits import SubjectKind
 from tierkv.kvcore.errors import SqlError, SqlSyntaxError
+from tierkv.sql.schema_rights import PRIVILEGES, SHARED_SCHEMAS
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
 
 _NAMESPACE: Final = ("KV", "NAMESPACE")
@@ -78,6 +79,7 @@ class RightKind(StrEnum):
     FUNCTION = "function"
     MODEL = "model"
     ROLE = "role"
+    TABLE = "table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +88,23 @@ class GrantedRight:
 
     Attributes:
         kind: what the right is about.
-        names: functions, models or roles, in lower case unless quoted; empty: all.
+        names: functions, models or roles, in lower case unless quoted; empty: all. Of tables
+            ``schema.table`` or ``schema.*``.
         roles: whose rights change.
         position: of the first name, counted in characters from 1.
+        privileges: on tables, some of schema_rights.PRIVILEGES.
     """
 
     kind: RightKind
     names: tuple[str, ...]
     roles: tuple[str, ...]
     position: int = 0
+    privileges: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         listed = ", ".join(self.names) or "all"
-        return f"{self.kind} {listed}"
+        given = "".join(f"{each}, " for each in PRIVILEGES if each in self.privileges)
+        return f"{given[:-2]} on {listed}" if given else f"{self.kind} {listed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +186,12 @@ def _rights_command(tokens: Sequence[Token], keeps_roles: bool) -> ClusterComman
         if named and kind == "FUNCTION" and not (first and _is_ai(first[0])):
             return None  # A function of the database.
         return _Reader(tokens, 1 + len(phrase)).right(RightKind[kind], named=named)
-    on = any(token.upper == "ON" for token in tokens[:40])
-    return None if on or not keeps_roles else _Reader(tokens, 1).right(RightKind.ROLE, named=True)
+    if not keeps_roles:
+        return None
+    on = next((at for at, token in enumerate(tokens[:40]) if token.upper == "ON"), 0)
+    if not on:
+        return _Reader(tokens, 1).right(RightKind.ROLE, named=True)
+    return _Reader(tokens, 1).table_right()
 
 
 def _is_ai(token: Token) -> bool:
@@ -237,6 +247,56 @@ class _Reader:
         self._end()
         right = GrantedRight(kind, names, roles, position)
         return ClusterCommand(verb, ", ".join(roles), right=right)
+
+    def table_right(self) -> ClusterCommand:
+        """Read GRANT privilege ON [TABLE] schema.table or ON ALL TABLES IN SCHEMA schema."""
+        verb = self._tokens[0].upper
+        privileges: set[str] = set()
+        while True:
+            if self._word("ALL"):
+                self._word("PRIVILEGES")
+                privileges.update(PRIVILEGES)
+            else:
+                token = self._next("a privilege")
+                if token.upper not in PRIVILEGES:
+                    self._at -= 1
+                    raise self._wrong(f"expected ALL or one of {', '.join(PRIVILEGES)}")
+                privileges.add(token.upper)
+            if not self._sign(","):
+                break
+        if not self._word("ON"):
+            raise self._wrong("expected ON")
+        whole = self._word("ALL")
+        for word in ("TABLES", "IN", "SCHEMA") if whole else ():
+            if not self._word(word):
+                raise self._wrong("expected ALL TABLES IN SCHEMA")
+        if not whole:
+            self._word("TABLE")
+        position = self._tokens[min(self._at, len(self._tokens) - 1)].start + 1
+        names = [self._table(whole=whole)]
+        while self._sign(","):
+            names.append(self._table(whole=whole))
+        if not self._word("TO" if verb == "GRANT" else "FROM"):
+            raise self._wrong(f"expected {'TO' if verb == 'GRANT' else 'FROM'}")
+        roles = self._names("the name of a role")
+        self._end()
+        right = GrantedRight(RightKind.TABLE, tuple(names), roles, position, frozenset(privileges))
+        return ClusterCommand(verb, ", ".join(roles), right=right)
+
+    def _table(self, *, whole: bool) -> str:
+        schema = self._name("the name of a schema").lower()
+        dotted = not whole and self._sees(".")
+        if schema in SHARED_SCHEMAS or not (whole or dotted):
+            raise SqlError(
+                f"{schema} is not a schema of a user",
+                sqlstate="0A000",
+                position=self._tokens[self._at - 1].start + 1,
+                hint="Write schema.table. Tables of schema main are everybody's and need no GRANT.",
+            )
+        self._sign(".")
+        if whole:
+            return f"{schema}.*"
+        return f"{schema}.{self._name('the name of a table').lower()}"
 
     def role(self, *, user: bool) -> ClusterCommand:
         verb = self._tokens[0].upper

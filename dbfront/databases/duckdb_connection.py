@@ -24,6 +24,7 @@ from tierkv.kvcore.errors import SqlError, TierKVError
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.kept_names import KeptNames
 from tierkv.sql.plan.rewrite import RewrittenSql
+from tierkv.sql.schema_rights import UserNames
 
 if TYPE_CHECKING:
     from tierkv.dbfront.databases.duckdb_engine import DuckDbEngine, EngineChanges
@@ -71,6 +72,7 @@ class DuckDbConnection:
         self._raised = engine.raised
         self.own_functions = False
         self._beside: DuckDbConnection | None = None
+        self._first_path = ""
         self._fetched: RewrittenSql | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="duckdb")
 
@@ -83,6 +85,10 @@ class DuckDbConnection:
     def kept_names(self) -> KeptNames:
         """Return the names that clients must not change."""
         return self._engine.kept_names
+
+    async def user_names(self) -> UserNames:
+        """Return users' schemas, and the views and macros with computed names of tables."""
+        return await asyncio.to_thread(self._engine.user_names)
 
     def new_key_base(self) -> int:
         """Draw an unguessable first form key of a statement.
@@ -166,8 +172,24 @@ class DuckDbConnection:
 
     def _helper(self) -> DuckDbConnection:
         if self._beside is None:
-            self._beside = DuckDbConnection(self._cursor.cursor(), self.number, self._engine)
+            cursor = self._cursor.cursor()
+            if self._first_path:
+                cursor.execute(self._first_path)
+            self._beside = DuckDbConnection(cursor, self.number, self._engine)
         return self._beside
+
+    async def enter_schema(self, schema: str) -> None:
+        """Look names up in a schema first, then in ``main``."""
+        quoted = '"' + schema.replace('"', '""') + '"'
+        path = f"{quoted},main".replace("'", "''")
+        self._first_path = f"SET search_path = '{path}'"
+        await self.command(self._first_path)
+
+    async def make_schema(self, schema: str) -> None:
+        """Create a schema unless it exists."""
+        quoted = '"' + schema.replace('"', '""') + '"'
+        await self.command(f"CREATE SCHEMA IF NOT EXISTS {quoted}")
+        self.engine_changes.schema += 1
 
     async def command(self, text: str) -> EngineResult:
         """Run an internal statement."""

@@ -28,6 +28,7 @@ from tierkv.sql.calls.dialect import Dialect, engine_function
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.kept_names import KeptNames
 from tierkv.sql.plan.stream_plan import WINDOW_FUNCTION
+from tierkv.sql.schema_rights import SHARED_SCHEMAS, UserNames, name_readers
 from tierkv.sql.views import SCHEMA, SESSION_VARIABLE, simulate_ddl, view_ddl
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,14 @@ _UNREAD_LOG = "Failure while replaying WAL"
 _ENGINE_NAMES: Final = (
     "SELECT lower(function_name) FROM duckdb_functions() WHERE internal "
     "UNION SELECT lower(type_name) FROM duckdb_types() WHERE internal"
+)
+_SCHEMAS: Final = "SELECT DISTINCT lower(schema_name) FROM duckdb_schemas()"
+_DEFINITIONS: Final = (
+    "SELECT lower(view_name), sql FROM duckdb_views() WHERE NOT internal "
+    f"AND database_name = current_database() AND schema_name <> '{SCHEMA}' UNION ALL "
+    "SELECT lower(function_name), macro_definition FROM duckdb_functions() WHERE NOT internal "
+    f"AND database_name = current_database() AND schema_name <> '{SCHEMA}' "
+    "AND function_type IN ('macro', 'table_macro')"
 )
 
 _CANCEL: Final = (
@@ -105,6 +114,7 @@ class DuckDbEngine:
         self.books: dict[int, AnswerBook] = {}
         self.windows: dict[int, Window] = {}
         self.changes = EngineChanges()
+        self._user_names: tuple[int, UserNames] | None = None
         self.cancel_session: Callable[[int, int], bool] = lambda number, pid: False
         self.reset_statistics: Callable[[int, str | None], str] = lambda number, what: ""
         self.raised = RaisedErrors()
@@ -132,6 +142,16 @@ class DuckDbEngine:
         number = secret_number()
         cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {number};{_CANCEL}")
         return DuckDbConnection(cursor, number, self)
+
+    def user_names(self) -> UserNames:
+        """Return users' schemas, and what computes names; asks the engine after changes."""
+        state, known = self.changes.schema, self._user_names
+        if known is None or known[0] != state:
+            with closing(self._root.cursor()) as cursor:
+                schemas = frozenset(name for (name,) in cursor.execute(_SCHEMAS).fetchall())
+                readers = name_readers(cursor.execute(_DEFINITIONS).fetchall())
+            known = self._user_names = state, UserNames(schemas - SHARED_SCHEMAS, readers)
+        return known[1]
 
     def close(self) -> None:
         """Close the database; the connections must be closed first."""

@@ -52,7 +52,14 @@ def changed_rights(old: RoleRights, right: GrantedRight, *, grants: bool) -> Rol
     values: dict[RightKind, NameSet] = {
         RightKind.FUNCTION: old.functions, RightKind.MODEL: old.models,
     }  # fmt: skip
-    members = old.member_of
+    members, tables = old.member_of, dict(old.tables)
+    if right.kind is RightKind.TABLE:
+        for name in right.names:
+            before = tables.pop(name, frozenset())
+            after = before | right.privileges if grants else before - right.privileges
+            if after:
+                tables[name] = after
+        return replace(old, tables=tables)
     if right.kind is RightKind.ROLE:
         members = members.union(right.names) if grants else members.difference(right.names)
     elif not right.names:
@@ -61,7 +68,7 @@ def changed_rights(old: RoleRights, right: GrantedRight, *, grants: bool) -> Rol
         held = values[right.kind]
         change = held.with_names if grants else held.without_names
         values[right.kind] = change(right.names)
-    return RoleRights(values[RightKind.FUNCTION], values[RightKind.MODEL], members)
+    return RoleRights(values[RightKind.FUNCTION], values[RightKind.MODEL], members, tables)
 
 
 def with_role(known: Rights, name: str, *, exists: bool) -> dict[str, RoleRights | None]:
@@ -80,7 +87,7 @@ def with_role(known: Rights, name: str, *, exists: bool) -> dict[str, RoleRights
 
 
 def check_login(command: ClusterCommand, known: Rights, configured: Iterable[str]) -> None:
-    """Refuse a password for a user that can't have one.
+    """Refuse a password for a user without need of a password.
 
     Args:
         command: CREATE or ALTER of a user.

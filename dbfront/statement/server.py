@@ -15,6 +15,7 @@ from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.contracts import (
     ClientInfo,
+    TableAccess,
     TextGenerator,
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
@@ -116,7 +117,16 @@ class DuckDbSqlServer:
         pid = next(self._pids)
         session = DuckDbSession(self, self._engine.connect(), client, pid, settings)
         self._sessions[pid] = session
+        try:
+            await session.enter_own_schema()
+        except BaseException:
+            await session.close()
+            raise
         return session
+
+    def table_access(self, client: ClientInfo) -> TableAccess | None:
+        """Return which schemas a client may use; None: nobody logs in."""
+        return None if self._cluster is None else self._cluster.table_access(client)
 
     def _cancel_session(self, number: int, pid: int) -> bool:
         """Cancel a session's statement, from an engine thread; False for an unknown session.

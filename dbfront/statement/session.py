@@ -30,13 +30,21 @@ from tierkv.dbfront.statement.transaction import ClientTransaction, warned
 from tierkv.dbfront.views.admin import to_json
 from tierkv.dbfront.views.statistics import Activity
 from tierkv.kvcore import limits
-from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError, UserError
+from tierkv.kvcore.errors import (
+    CancelledByUserError,
+    RightMissingError,
+    SqlError,
+    TierKVError,
+    UserError,
+)
 from tierkv.sql.cluster_command import cluster_command, in_transaction, without_password
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.kept_names import refuse_kept
 from tierkv.sql.plan.parameters import parameter_types
 from tierkv.sql.plan.plan import Explain, SqlStatement, StatementPlan
+from tierkv.sql.schema_rights import SHARED_SCHEMAS, foreign_tables, made_schema, table_refused
 from tierkv.sql.settings import SettingCommand, setting_command, setting_spec
+from tierkv.sql.text.lexer import Token, name_value, tokenize
 from tierkv.sql.text.statement import StatementKind, classify, makes_function, split_statements
 from tierkv.sql.views import view_variable
 
@@ -117,6 +125,7 @@ class DuckDbSession:
         types = parameter_types(sql)
         tokens = sql.tokens()
         refuse_kept(tokens, self._connection.kept_names)
+        await self._check_tables(sql, tokens, runs=False)
         command = setting_command(tokens)
         if command is not None:
             shown = (Column(command.name, "VARCHAR"),) if command.verb == "SHOW" else None
@@ -251,6 +260,7 @@ class DuckDbSession:
     ) -> StatementResult:
         tokens = sql.tokens()
         refuse_kept(tokens, self._connection.kept_names)
+        await self._check_tables(sql, tokens)
         kind = classify(tokens)
         if kind in (StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK):
             account.planned(kind.value, holds_calls=False)
@@ -277,7 +287,10 @@ class DuckDbSession:
         inside = self._transaction.status == "T"
         self._connection.own_functions |= makes_function(tokens, temporary=not inside)
         with self._transaction.running(sql, kind, changed=may_change(tokens)):
-            return await run_statement(sql, params, context)
+            result = await run_statement(sql, params, context)
+        if kind is StatementKind.RESET:  # As in PostgreSQL, the path begins with the own schema.
+            await self.enter_own_schema()
+        return result
 
     def _context(
         self, stats: AiStats, account: StatementEntry, sink: StatementRows | None
@@ -325,11 +338,54 @@ class DuckDbSession:
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> int:
         self._transaction.check_usable()
+        into = f"INSERT INTO {table} VALUES (1)"
+        await self._check_tables(into, tokenize(into))
         async with self._transaction.for_statement():
             await self._transaction.copied(table, columns, rows)
             count = await self._connection.copy_in(table, columns, rows)
         self._transaction.ran(StatementKind.COPY, changed=True)
         return count
+
+    async def enter_own_schema(self) -> None:
+        """Where users log in: look names up in the schema of the user first, if it exists."""
+        access, user = self._server.table_access(self.client), self.client.user
+        if access is None or user.lower() in SHARED_SCHEMAS:
+            return
+        if user.lower() not in (await self._connection.user_names()).schemas:
+            if not access.has_schema:
+                return
+            await self._connection.make_schema(user)
+        await self._connection.enter_schema(user)
+        self._transaction.names_changed()
+
+    async def _check_tables(self, sql: str, tokens: list[Token], *, runs: bool = True) -> None:
+        """Refuse other users' tables, where users log in.
+
+        Args:
+            sql: one statement.
+            tokens: its tokens.
+            runs: False: the client asks for columns only; any right on a table is enough.
+
+        Raises:
+            RightMissingError: a table was not granted to the user, or a schema is another user's.
+        """
+        access, user = self._server.table_access(self.client), self.client.user
+        if access is None or (book := access.book) is None:
+            return
+        made = made_schema(tokens)
+        if made is not None and not book.owns_schema(user, name_value(made).lower()):
+            raise RightMissingError(
+                f"permission denied to create schema {name_value(made)}",
+                position=made.start + 1,
+                hint=f'A schema belongs to the user or role of its name: CREATE SCHEMA "{user}".',
+            )
+        names = await self._connection.user_names()
+        others = {schema for schema in names.schemas if not book.owns_schema(user, schema)}
+        for use in foreign_tables(sql, tokens, others, names.readers):
+            held = book.table_privileges(user, use.schema, use.table)
+            granted = held >= use.privileges or (bool(held) and not runs)
+            if not use.privileges or not granted:
+                raise table_refused(use, user)
 
     async def _columns(self, plan: StatementPlan) -> tuple[Column, ...] | None:
         if plan.explain is not Explain.NO:

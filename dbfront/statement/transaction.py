@@ -177,6 +177,10 @@ class ClientTransaction:
         pid = self._pid if apart or self._own_names else 0
         return schema, pid, self._own_names, apart
 
+    def names_changed(self) -> None:
+        """Note that names mean other tables in this session than before."""
+        self._own_names += 1
+
     def fail(self) -> None:
         """Record a failed statement inside the client's transaction."""
         if self.status == "T":

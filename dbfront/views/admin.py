@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain, starmap
 from typing import Final, Protocol
 
-from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.contracts import ClientInfo, TableAccess
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.views.kvcache import (
     Baseline,
@@ -37,6 +37,7 @@ from tierkv.scheduler.events import CandidateCost
 from tierkv.scheduler.limits.gate import LimitLeft
 from tierkv.scheduler.routing_stats import Decision, ErrorSummary, NodeCosts, RoutingView
 from tierkv.sql.cluster_command import ClusterCommand
+from tierkv.sql.schema_rights import PRIVILEGES
 from tierkv.sql.views import Row, timestamp
 
 ROUTING_VIEWS = frozenset({"routing_log", "routing_errors", "node_costs"})
@@ -168,7 +169,8 @@ class ClusterSource(Protocol):
        for his own; ``audit_log`` likewise returns all lines to an admin only.
     5. ``owners`` returns the names under which a client's visible rows stand: the user and the
        user's namespace; None for an admin, to whom all rows are visible. ``rights`` returns the
-       rights of all roles to an admin, otherwise the rights of the client's roles.
+       rights of all roles to an admin, otherwise the rights of the client's roles. ``table_access``
+       tells which schemas a client may use; None while nobody logs in.
     6. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
     """
 
@@ -194,6 +196,8 @@ class ClusterSource(Protocol):
     def owners(self, client: ClientInfo) -> tuple[str, str] | None: ...
 
     def rights(self, client: ClientInfo) -> Mapping[str, RoleRights]: ...
+
+    def table_access(self, client: ClientInfo) -> TableAccess | None: ...
 
     async def change_cluster(self, user: str, command: ClusterCommand) -> None: ...
 
@@ -395,6 +399,9 @@ def _role(role: str, rights: RoleRights) -> Iterator[Row]:
     ):
         if names:
             yield {"role_name": role, "right_kind": kind, "granted": names}
+    for table, privileges in sorted(rights.tables.items()):
+        held = ", ".join(each for each in PRIVILEGES if each in privileges)
+        yield {"role_name": role, "right_kind": "table", "granted": f"{held} on {table}"}
 
 
 _OWNED: Final = {

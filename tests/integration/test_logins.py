@@ -138,6 +138,165 @@ def test_no_password_is_shown_anywhere(cluster: WithLogins) -> None:
     assert logs and not any("Zeitgeist" in text for text in (*seen, *logs))
 
 
+ANN, BOB = ("ann", "a"), ("bob", "b")
+
+
+@pytest.fixture
+def notes(cluster: WithLogins) -> Iterator[WithLogins]:
+    """Two users, and a table of one of them."""
+    for user, password in (ANN, BOB):
+        cluster.run(BOSS, f"CREATE USER {user} PASSWORD '{password}'")
+    cluster.run(ANN, "CREATE TABLE notes (id int PRIMARY KEY, body text)")
+    cluster.run(ANN, "INSERT INTO notes VALUES (1, 'mine')")
+    yield cluster
+    cluster.run(BOSS, "DROP SCHEMA IF EXISTS ann CASCADE")
+    cluster.run(BOSS, "DROP SCHEMA IF EXISTS bob CASCADE")
+    for user, _ in (ANN, BOB):
+        cluster.run(BOSS, f"DROP USER {user}")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT * FROM ann.notes",
+        'SELECT count(*) FROM main."Ann".notes',
+        "SELECT ai_generate(body) FROM ann.notes",
+        "WITH a AS (SELECT 1), b AS (SELECT * FROM ann.notes) SELECT * FROM a, b",
+        "SELECT 1 WHERE EXISTS (SELECT FROM ann.notes)",
+        "SELECT * FROM query('SELECT * FROM ann.notes')",
+        "SELECT * FROM query('SELECT * FROM a' || 'nn.notes')",
+        "SELECT * FROM query_table('ann.notes')",
+        "SELECT * FROM pragma_storage_info('ann.notes')",
+        "EXPLAIN ANALYZE SELECT * FROM ann.notes",
+        "DECLARE c CURSOR WITH HOLD FOR SELECT * FROM ann.notes",
+        "PREPARE p AS SELECT * FROM ann.notes",
+        "CREATE VIEW mine AS SELECT * FROM ann.notes",
+        "CREATE TABLE mine AS SELECT * FROM ann.notes",
+        "CREATE MACRO mine() AS TABLE SELECT * FROM ann.notes",
+        "INSERT INTO ann.notes VALUES (2, 'x')",
+        "UPDATE ann.notes SET body = ''",
+        "DELETE FROM ann.notes",
+        "TRUNCATE ann.notes",
+        "ALTER TABLE ann.notes RENAME TO taken",
+        "CREATE INDEX i ON ann.notes (body)",
+        "DROP TABLE ann.notes",
+        "DROP SCHEMA ann CASCADE",
+        "CREATE SCHEMA ann",
+        "CREATE SCHEMA somebodys",
+        "CREATE TABLE ann.more (a int)",
+        "SET search_path = ann, public",
+        "SELECT set_config('search_path', 'ann', false)",
+        "GRANT SELECT ON ann.notes TO bob",
+    ],
+)
+def test_another_users_table_is_out_of_reach(notes: WithLogins, statement: str) -> None:
+    assert notes.state(BOB, statement) == "42501"
+    assert notes.run(ANN, "SELECT * FROM notes") == [(1, "mine")]
+
+
+def test_a_table_is_granted_privilege_by_privilege(notes: WithLogins) -> None:
+    notes.run(ANN, "GRANT SELECT, INSERT ON ann.notes TO bob")
+    assert notes.run(BOB, "SELECT body FROM ann.notes") == [("mine",)]
+    notes.run(BOB, "INSERT INTO ann.notes SELECT id + 1, body FROM ann.notes")
+    assert notes.run(BOB, "SELECT ann.x FROM (SELECT 1 AS x) AS ann") == [(1,)]
+    for refused in (
+        "UPDATE ann.notes SET body = ''", "DELETE FROM ann.notes", "DROP TABLE ann.notes",
+        "INSERT INTO ann.notes VALUES (1, '') ON CONFLICT DO UPDATE SET body = ''",
+    ):  # fmt: skip
+        assert notes.state(BOB, refused) == "42501"
+    shown = notes.run(BOB, "SELECT granted FROM tierkv.rights WHERE right_kind = 'table'")
+    assert shown == [("SELECT, INSERT on ann.notes",)]
+    notes.run(ANN, "REVOKE INSERT ON TABLE ann.notes FROM bob")
+    assert notes.state(BOB, "INSERT INTO ann.notes VALUES (9, '')") == "42501"
+    notes.run(ANN, "REVOKE ALL PRIVILEGES ON ann.notes FROM bob")
+    assert notes.state(BOB, "SELECT * FROM ann.notes") == "42501"
+    notes.run(BOSS, "GRANT SELECT ON ALL TABLES IN SCHEMA ann TO PUBLIC")
+    assert len(notes.run(BOB, "SELECT * FROM ann.notes")) == 2
+    notes.run(BOSS, "REVOKE SELECT ON ALL TABLES IN SCHEMA ann FROM PUBLIC")
+
+
+def test_rows_are_copied_only_where_they_may(notes: WithLogins) -> None:
+    def copy_in(login: tuple[str, str]) -> str:
+        user, password = login
+        try:
+            with (
+                psycopg.connect(
+                    host="127.0.0.1", port=notes.pg_port, user=user, password=password,
+                    dbname="main",
+                ) as session,
+                session.cursor().copy("COPY ann.notes FROM STDIN") as copy,
+            ):  # fmt: skip
+                copy.write_row((5, "copied"))
+        except psycopg.Error as error:
+            return error.sqlstate or "?"
+        return ""
+
+    assert copy_in(BOB) == "42501"
+    assert copy_in(ANN) == ""
+    notes.run(ANN, "DELETE FROM notes WHERE id = 5")
+    notes.run(ANN, "GRANT INSERT ON ann.notes TO bob")
+    assert copy_in(BOB) == ""
+
+
+def test_names_mean_the_own_schema_first_also_after_a_reset(notes: WithLogins) -> None:
+    notes.run(BOSS, "CREATE TABLE everybodys AS SELECT 7 AS a")
+    notes.run(BOB, "CREATE TABLE notes AS SELECT 'bobs' AS body")
+    with psycopg.connect(
+        host="127.0.0.1", port=notes.pg_port, user="bob", password="b", dbname="main",
+        autocommit=True,
+    ) as session:  # fmt: skip
+        for before in ("SELECT 1", "RESET search_path", "DISCARD ALL", "SET search_path = DEFAULT"):
+            session.execute(before)
+            assert session.execute("SELECT body FROM notes").fetchall() == [("bobs",)], before
+            assert session.execute("SELECT a FROM everybodys").fetchall() == [(7,)]
+    assert notes.run(ANN, "SELECT body FROM notes") == [("mine",)]
+    notes.run(BOSS, "DROP TABLE everybodys")
+
+
+def test_no_macro_or_view_made_by_others_reaches_a_table(notes: WithLogins) -> None:
+    notes.run(BOSS, "CREATE MACRO rows_of(name) AS TABLE SELECT * FROM query_table(name)")
+    for statement in (
+        "SELECT * FROM rows_of('ann.notes')",
+        "SELECT * FROM rows_of('ann.' || 'notes')",
+        "CREATE TEMP MACRO mine(name) AS TABLE SELECT * FROM rows_of(name)",
+        "CREATE TEMP MACRO mine(name) AS TABLE SELECT * FROM query_table(name)",
+    ):
+        assert notes.state(BOB, statement) == "42501", statement
+    notes.run(BOSS, "DROP MACRO TABLE rows_of")
+
+
+def test_ai_calls_stream_from_a_table_of_the_own_schema(notes: WithLogins) -> None:
+    explained = notes.run(ANN, "EXPLAIN SELECT ai_generate(body) FROM notes")
+    assert any("stream" in line.lower() for (line,) in explained), explained
+
+
+def test_a_roles_schema_is_its_members(notes: WithLogins) -> None:
+    notes.run(BOSS, "CREATE ROLE team")
+    notes.run(BOSS, "CREATE SCHEMA team")
+    assert notes.state(BOB, "CREATE TABLE team.plans (a int)") == "42501"
+    notes.run(BOSS, "GRANT team TO bob")
+    notes.run(BOB, "CREATE TABLE team.plans (a int)")
+    assert notes.state(ANN, "SELECT * FROM team.plans") == "42501"
+    notes.run(BOB, "GRANT SELECT ON team.plans TO ann")
+    assert notes.run(ANN, "SELECT * FROM team.plans") == []
+    notes.run(BOSS, "DROP SCHEMA team CASCADE")
+    notes.run(BOSS, "DROP ROLE team")
+
+
+@pytest.mark.parametrize(
+    ("statement", "state"),
+    [
+        ("GRANT SELECT ON notes TO bob", "0A000"),
+        ("GRANT SELECT ON main.notes TO bob", "0A000"),
+        ("GRANT FLY ON ann.notes TO bob", "42601"),
+        ("GRANT SELECT ON ALL TABLES ann TO bob", "42601"),
+        ("GRANT SELECT ON ann.notes bob", "42601"),
+    ],
+)
+def test_what_can_not_be_granted_is_said(notes: WithLogins, statement: str, state: str) -> None:
+    assert notes.state(ANN, statement) == state
+
+
 def test_logins_outlive_a_restart_of_the_front(cluster: WithLogins) -> None:
     cluster.run(BOSS, "CREATE USER eve PASSWORD 'e'")
     cluster.kill("front")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tierkv.config import LoadedConfig, list_entries
-from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.contracts import ClientInfo, TableAccess
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
@@ -73,7 +73,7 @@ from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.gate import Caller, LimitLeft
 from tierkv.settings import name_list
-from tierkv.sql.cluster_command import ClusterCommand, GrantedRight
+from tierkv.sql.cluster_command import ClusterCommand, GrantedRight, RightKind
 from tierkv.sql.text.suggest import did_you_mean
 
 _REPORT_WITHIN_S: Final = 1.0
@@ -172,7 +172,7 @@ class MetaSource:
         subject = command.name if command.limited is None else f"{command.limited} {command.name}"
         audit = AuditWriter(self.meta)
         try:
-            if not (command.password and (command.verb, command.name) == ("ALTER", user)):
+            if not self._is_own(user, command):
                 self._refuse_stranger(user)
             await self._change(command)
         except TierKVError as error:
@@ -231,6 +231,12 @@ class MetaSource:
     async def _change_rights(self, right: GrantedRight, command: ClusterCommand) -> None:
         """Grant, revoke, make or drop; it holds at this front at once, elsewhere in a second."""
         check_right(right)
+        if right.kind is RightKind.TABLE and not self.config.settings.front.users:
+            raise SqlError(
+                "tables have no owners here, because nobody logs in",
+                sqlstate="55000",
+                hint="Set front.users and front.admins first.",
+            )
         known = rights_of(await self.meta.list_records(RIGHTS_RECORDS))
         login: str | None = "" if command.verb == "DROP" else None
         if command.password is not None:
@@ -270,6 +276,13 @@ class MetaSource:
             raise SqlError(error.message, sqlstate="22023", hint=error.hint) from None
         return made.text
 
+    def _is_own(self, user: str, command: ClusterCommand) -> bool:
+        """Return whether a change is about the user's own password or tables."""
+        if command.right is not None and command.right.kind is RightKind.TABLE:
+            schemas = [name.partition(".")[0] for name in command.right.names]
+            return all(self.generation.rights.owns_schema(user, schema) for schema in schemas)
+        return bool(command.password) and (command.verb, command.name) == ("ALTER", user)
+
     def _refuse_stranger(self, user: str) -> None:
         """Refuse a user who may not change the cluster.
 
@@ -295,6 +308,16 @@ class MetaSource:
             return None
         namespace = self.generation.gate.namespace_of.get(client.user, client.user)
         return client.user, namespace
+
+    def table_access(self, client: ClientInfo) -> TableAccess | None:
+        """Return which schemas a client may use; see ClusterSource."""
+        front = self.config.settings.front
+        if not front.users or front.postgres:
+            return None
+        logins = self.records.logins if self.records is not None else None
+        made = logins is not None and client.user in logins.stored
+        admin = self._may_administer(client.user)
+        return TableAccess(None if admin else self.generation.rights, has_schema=made)
 
     def rights(self, client: ClientInfo) -> dict[str, RoleRights]:
         """Return the visible rights by role; see ClusterSource."""
