@@ -45,7 +45,8 @@ _PARSED: Final = frozenset(
     | {StatementKind.MERGE, StatementKind.CREATE_TABLE_AS}
 )
 _READS_NAMES: Final = re.compile(
-    r"query|query_table|json_execute_serialized_sql|pragma_storage_info|nextval|currval|setval"
+    r"query|query_table|json_execute_serialized_sql|json_serialize_plan|pragma_storage_info"
+    r"|nextval|currval|setval"
 )
 """Functions that use what a text names; names and types of columns are no secret."""
 _PATHS: Final = frozenset({"schema", "search_path"})

@@ -120,6 +120,21 @@ def check_login(command: ClusterCommand, known: Rights, configured: Iterable[str
         raise wrong_role(command, known.roles)
 
 
+def check_new_role(name: str, known: Iterable[str]) -> None:
+    """Refuse a role with the name of another role in other letters: both would own one schema.
+
+    Raises:
+        SqlError: 42710.
+    """
+    same = [role for role in known if role != name and role.lower() == name.lower()]
+    if same:
+        raise SqlError(
+            f'role "{same[0]}" has the same name in other letters',
+            sqlstate="42710",
+            hint="Schemas of both would be the same. Use another name.",
+        )
+
+
 def wrong_role(command: ClusterCommand, known: Iterable[str]) -> SqlError:
     """Return the error of CREATE ROLE or DROP ROLE if the role exists or not."""
     if command.verb == "CREATE":

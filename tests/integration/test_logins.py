@@ -116,6 +116,7 @@ def test_who_is_no_administrator_changes_the_own_password_only(cluster: WithLogi
         ("CREATE USER eve PASSWORD secret", "42601"),
         ("CREATE USER eve PASSWORD 's' VALID", "42601"),
         ("CREATE USER boss PASSWORD 's'", "42710"),
+        ("CREATE USER \"Boss\" PASSWORD 's'", "42710"),
         ("ALTER USER boss PASSWORD 's'", "55000"),
         ("ALTER USER nobody PASSWORD 's'", "42704"),
         ("CREATE USER tierkv_admin PASSWORD 's'", "42939"),

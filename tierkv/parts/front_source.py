@@ -24,6 +24,7 @@ from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.dbfront.statement.rights_change import (
     changed_rights,
     check_login,
+    check_new_role,
     check_right,
     with_role,
     wrong_role,
@@ -242,6 +243,8 @@ class MetaSource:
         if command.password is not None:
             login = await self._verifier(command, known)
         if command.verb in ("CREATE", "DROP"):
+            if command.verb == "CREATE":
+                check_new_role(command.name, {*known.roles, *self.config.settings.front.users})
             if (command.name in known.roles) == (command.verb == "CREATE"):
                 if command.tolerant:
                     return
