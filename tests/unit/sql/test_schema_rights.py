@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import re
+from collections.abc import Iterator
+
 import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.differential.grammar import Dialect, Grammar
+from tests.differential.shapes import queries as odd_queries
+from tests.differential.shapes import writes as odd_writes
 from tierkv.kvcore.errors import SqlError
 from tierkv.sql.schema_rights import foreign_tables, made_schema, name_readers
 from tierkv.sql.text.lexer import name_value, tokenize
@@ -157,10 +164,41 @@ def queries() -> st.SearchStrategy[str]:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as opened:
+        opened.execute("CREATE SCHEMA ann; CREATE TABLE ann.t (x INT); CREATE TABLE sales (x INT)")
+        yield opened
+
+
 @settings(max_examples=150, deadline=None)
 @given(queries())
-def test_no_query_hides_a_table(sql: str) -> None:
-    with duckdb.connect() as engine:
-        engine.execute("CREATE SCHEMA ann; CREATE TABLE ann.t (x INT); CREATE TABLE sales (x INT)")
-        engine.execute(sql)  # It is one that the engine runs.
+def test_no_query_hides_a_table(engine: duckdb.DuckDBPyConnection, sql: str) -> None:
+    engine.execute(sql)  # It is one that the engine runs.
     assert set(uses(sql)) <= {("ann.t", "SELECT"), ("ann.t", OWNER)} and uses(sql)
+
+
+def odd_statements() -> list[str]:
+    """The statements with which the doors are compared: odd ones, and random ones."""
+    steps = odd_queries(Dialect.DUCKDB) + odd_writes(Dialect.DUCKDB)
+    for seed in range(60):
+        steps += Grammar(random.Random(seed), Dialect.DUCKDB).script()
+    return [step.sql for step in steps]
+
+
+_TABLE = re.compile(
+    r"\b(FROM|JOIN|INTO|UPDATE|USING)(\s+)(t|u|w|docs|topics)\b(?!\s*\()(?=[\s,)]|$)", re.I
+)
+
+
+def test_odd_statements_name_their_tables_and_no_others() -> None:
+    moved = 0
+    for sql in odd_statements():
+        for alias in ("t", "w", "d", "docs", "a", "x"):
+            assert foreign_tables(sql, tokenize(sql), frozenset({alias})) == [], sql
+        there, count = _TABLE.subn(r"\1\2ann.\3", sql)
+        if count:
+            moved += 1
+            found = foreign_tables(there, tokenize(there), frozenset({"ann"}))
+            assert len(found) == count and all(use.privileges for use in found), there
+    assert moved > 200
