@@ -104,6 +104,8 @@ class CallLimits:
         max_in_flight: calls at a time, at each worker of a front; 0: no limit.
         smooth: calls leave evenly spaced instead of in bursts, and REST calls wait for their turn
             instead of being refused.
+        weight: share of the turns of waiting calls, relative to tenants with another weight; 0: as
+            the tenant's namespace, or 1.
     """
 
     requests: CallRate | None = None
@@ -113,6 +115,7 @@ class CallLimits:
     max_priority: int | None = None
     max_in_flight: int = 0
     smooth: bool = False
+    weight: int = 0
 
     def to_json(self) -> str:
         """Return the text of a record."""

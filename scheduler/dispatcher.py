@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from uuid import uuid4
@@ -95,6 +95,7 @@ class Dispatcher:
         directory: locations of blocks, and the hash keys of tenants.
         planner: plans the calls of a statement; each call is submitted later, in its turn.
         exchange: tells other fronts of this front's work; None without shared state.
+        weight_of: returns a tenant's share of the turns of waiting calls.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Dispatcher:
                 nodes' heartbeats only.
         """
         self.view = view
+        self.weight_of: Callable[[str], float] = lambda tenant: 1.0
         self.config = config or SchedulerConfig()
         self.state = SchedulerState(self.config)
         self.stats = RoutingStats(self.config.decisions_logged)
@@ -242,6 +244,7 @@ class Dispatcher:
         job = Job(request, _wanted(request, model))
         now = self._clock.now()
         layout = self._layout(job.wanted)
+        tenant = tenant_of(request.tenant)
         arrived = RequestArrived(
             request.request_id,
             job.wanted,
@@ -253,7 +256,8 @@ class Dispatcher:
             splittable=request.blend is None and not request.reads_out,
             priority=request.priority,
             preferred_node=preferred_node,
-            tenant=tenant_of(request.tenant),
+            tenant=tenant,
+            weight=self.weight_of(tenant),
         )
         self._jobs[request.request_id] = job
         try:

@@ -118,6 +118,7 @@ class RequestArrived:
         priority: a lower priority goes earlier among waiting requests.
         preferred_node: the node where the statement's plan has the prefix; None: no preference.
         tenant: whose turn the request takes among waiting requests.
+        weight: the tenant's share of the turns, relative to other tenants; above 0.
     """
 
     request_id: RequestId
@@ -129,6 +130,7 @@ class RequestArrived:
     priority: int = 0
     preferred_node: PreferredNode | None = None
     tenant: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

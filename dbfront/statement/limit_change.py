@@ -40,6 +40,10 @@ def _priority(text: str) -> int | None:
     return None if text.lower() == NO_LIMIT else Whole(-100, 100).from_text(text)
 
 
+def _weight(text: str) -> int:
+    return 0 if text.lower() == NO_LIMIT else Whole(1, 1_000).from_text(text)
+
+
 OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
     "requests": _rate,
     "prompt_tokens": _rate,
@@ -48,5 +52,6 @@ OPTIONS: Final[Mapping[str, Callable[[str], Any]]] = {
     "max_priority": _priority,
     "max_in_flight": _count,
     "smooth": Flag().from_text,
+    "weight": _weight,
 }
 """By name in SQL and on the command line: how to read the text."""

@@ -3,10 +3,11 @@
 Pure; a part of SchedulerState, mutated only through SchedulerState. Every waiting request has a
 turn, and earlier turns go first. The turn is the time of arrival; a request of priority ``p``
 counts as arrived ``p`` times ``priority_step_s`` later. The second of a tenant's waiting requests
-has its turn at the begin of a fair share: after the mean time between turns, times the number of
-waiting tenants (as start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996, with the clock
-as virtual time); and so on. A tenant with a thousand waiting requests thus delays the request of
-another tenant by a few. No request waits forever: a turn is a time.
+has its turn at the begin of a fair share: after the mean time between turns, times the weights of
+all waiting tenants, divided by the tenant's own weight (as start-time fair queueing: Goyal, Vin,
+Cheng, SIGCOMM 1996, with the clock as virtual time); and so on. A tenant with a thousand waiting
+requests thus delays the request of another tenant by a few. No request waits forever: a turn is a
+time.
 """
 
 from __future__ import annotations
@@ -155,10 +156,12 @@ class _Turns:
     """The turns of one tenant's waiting requests of one priority.
 
     Attributes:
+        weight: share of the turns, relative to other tenants.
         waiting: number of these requests.
         next_s: earliest turn of the next one.
     """
 
+    weight: float = 1.0
     waiting: int = 0
     next_s: float = -math.inf
 
@@ -177,6 +180,7 @@ class WaitQueue:
         self.by_node: dict[NodeId, Ranked] = {}
         self.awaited_tokens: dict[NodeId, int] = {}
         self._turns: dict[tuple[str, int], _Turns] = {}
+        self._weights = 0.0
         self._size = 0
 
     def __len__(self) -> int:
@@ -195,15 +199,23 @@ class WaitQueue:
     def add(self, request: RequestRecord, now: float) -> None:
         """Add a request; ``awaits`` names the node to wait for, None means any node."""
         lane = self.lane(request)
+        rank = self._next_rank(request)
+        turns = self._turns_of(request)
         if not request.has_turn:
-            request.rank, request.has_turn = self._next_rank(request), True
-            turns = self._turns.setdefault(_turns_key(request), _Turns())
+            request.rank, request.has_turn = rank, True
             alone_s = max(request.service_s / lane.servers, lane.turn_s(now))
-            turns.next_s = request.rank[0] + len(self._turns) * alone_s
-        self._turns.setdefault(_turns_key(request), _Turns()).waiting += 1
+            turns.next_s = rank[0] + self._weights / turns.weight * alone_s
+        turns.waiting += 1
         lane.add(request, now)
         self._size += 1
         self._await(request)
+
+    def _turns_of(self, request: RequestRecord) -> _Turns:
+        """Return the turns of the request's tenant, with the weight of now."""
+        turns = self._turns.setdefault(_turns_key(request), _Turns(weight=0.0))
+        self._weights += request.arrived.weight - turns.weight
+        turns.weight = request.arrived.weight
+        return turns
 
     def _next_rank(self, request: RequestRecord) -> tuple[float, int]:
         """Return the rank of a request, waiting or about to wait."""
@@ -236,6 +248,7 @@ class WaitQueue:
         turns.waiting -= 1
         if not turns.waiting:
             del self._turns[_turns_key(request)]
+            self._weights = self._weights - turns.weight if self._turns else 0.0
         self._forget(request)
         request.awaits, request.awaited_tokens = None, 0
 
@@ -315,6 +328,8 @@ class WaitQueue:
             assert len(ranked) and all(request.awaits == node_id for request in ranked)
             assert self.awaited_tokens[node_id] == sum(r.awaited_tokens for r in ranked)
         assert sum(turns.waiting for turns in self._turns.values()) == self._size
+        weights = sum(turns.weight for turns in self._turns.values())
+        assert math.isclose(weights, self._weights, abs_tol=1e-6)
         assert sum(map(len, self.by_node.values())) == sum(
             request.awaits is not None for request in waiting
         )

@@ -165,6 +165,13 @@ class CallGate:
         allowed = [limit.max_priority for _, limit in self._of(caller)]
         return max([asked, *(most for most in allowed if most is not None)])
 
+    def weight(self, tenant: str) -> float:
+        """Return a tenant's share of turns: the tenant's own weight, or the namespace's, or 1."""
+        if not self.limits:
+            return 1.0
+        weights = (limit.weight for _, limit in self._of(Caller(tenant)))
+        return float(next(filter(None, weights), 1))
+
     @asynccontextmanager
     async def admitted(
         self, caller: Caller, *, prompt_tokens: int, most_tokens: int
@@ -435,6 +442,8 @@ class CallGate:
                 rows.append(LimitLeft(subject, "max_in_flight", str(most), most - taken))
             if limit.max_priority is not None:
                 rows.append(LimitLeft(subject, "max_priority", str(limit.max_priority), None))
+            if limit.weight:
+                rows.append(LimitLeft(subject, "weight", str(limit.weight), None))
         return [replace(row, refused=self.refused.get((row.subject, row.limit), 0)) for row in rows]
 
 

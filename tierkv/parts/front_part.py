@@ -118,6 +118,7 @@ class FrontPart:
             default_model=settings.default_model or None,
             gate=_gate(settings, self.siblings),
         )
+        self.dispatcher.weight_of = self.generation.gate.weight
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.generation.reducers.append(self.statements.take)

@@ -101,6 +101,20 @@ def test_tenants_take_turns() -> None:
     ]
 
 
+def test_turns_are_shared_by_weight() -> None:
+    script = Script(make_info("c1"), config=ONE)
+    script.arrive("running", tenant="other")
+    for number in range(12):
+        script.arrive(f"heavy-{number}", tenant="heavy", weight=3.0)
+        script.arrive(f"light-{number}", tenant="light")
+    order, last = [], "running"
+    for _ in range(12):
+        ((last, _, _),) = dispatched(finish(script, last))
+        order.append(last.partition("-")[0])
+        script.state.queue.check_invariants()
+    assert order.count("heavy") == 9 and "light" in order[:4]
+
+
 def test_a_tenant_whose_requests_are_gone_owes_nothing() -> None:
     script = Script(make_info("c1"), config=ONE)
     script.arrive("running")
