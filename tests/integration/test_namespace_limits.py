@@ -140,9 +140,10 @@ def test_a_new_version_frees_the_old_ones_kv_and_answers_stay_the_same(cluster: 
     old = wait_for(lambda: cluster.used("blocks", "ver"), what="KV of r1 is in the pool")
     cluster.sql("ver", "ALTER KV NAMESPACE ver SET VERSION 'r2'")
     wait_for(lambda: cluster.used("blocks", "ver") == 0, what="r1 is freed")
-    assert cluster.used("evicted_for_version", "ver") == old
+    # More may have arrived since the look; what arrives late is refused.
+    assert (cluster.used("evicted_for_version", "ver") or 0) >= old
     assert cluster.sql("ver", ASK) == expected
-    wait_for(lambda: cluster.used("blocks", "ver") == old, what="KV of r2 is in the pool")
+    wait_for(lambda: (cluster.used("blocks", "ver") or 0) >= old, what="KV of r2 is in the pool")
     assert cluster.sql("ver", ASK) == expected
     shown = cluster.query(
         "SELECT version, eviction, disk_blocks FROM tierkv.namespaces WHERE name = 'ver'"
