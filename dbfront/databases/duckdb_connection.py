@@ -8,6 +8,7 @@ transactions of dbfront/statement/ run statements here.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tierkv.dbfront.databases.duckdb_engine import DuckDbEngine, EngineChanges
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 Window = Sequence[Sequence[str | None]]
 """Columns of text, all of equal length."""
@@ -88,7 +90,8 @@ class DuckDbConnection:
 
     async def user_names(self) -> UserNames:
         """Return users' schemas, and the views and macros with computed names of tables."""
-        return await asyncio.to_thread(self._engine.user_names)
+        known = self._engine.known_names()
+        return await asyncio.to_thread(self._engine.user_names) if known is None else known
 
     def new_key_base(self) -> int:
         """Draw an unguessable first form key of a statement.
@@ -185,11 +188,15 @@ class DuckDbConnection:
         self._first_path = f"SET search_path = '{path}'"
         await self.command(self._first_path)
 
-    async def make_schema(self, schema: str) -> None:
-        """Create a schema unless it exists."""
+    async def make_schema(self, schema: str) -> bool:
+        """Create a schema unless it exists; return whether it exists then."""
         quoted = '"' + schema.replace('"', '""') + '"'
-        await self.command(f"CREATE SCHEMA IF NOT EXISTS {quoted}")
+        try:
+            await self.command(f"CREATE SCHEMA IF NOT EXISTS {quoted}")
+        except SqlError as error:  # Another session makes it, or the disk is full.
+            _log.warning("schema %s was not made: %s", schema, error.message)
         self.engine_changes.schema += 1
+        return schema.lower() in (await self.user_names()).schemas
 
     async def command(self, text: str) -> EngineResult:
         """Run an internal statement."""

@@ -143,15 +143,20 @@ class DuckDbEngine:
         cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {number};{_CANCEL}")
         return DuckDbConnection(cursor, number, self)
 
+    def known_names(self) -> UserNames | None:
+        """Return what ``user_names`` returned last; None after changes."""
+        known = self._user_names
+        return known[1] if known is not None and known[0] == self.changes.schema else None
+
     def user_names(self) -> UserNames:
-        """Return users' schemas, and what computes names; asks the engine after changes."""
-        state, known = self.changes.schema, self._user_names
-        if known is None or known[0] != state:
-            with closing(self._root.cursor()) as cursor:
-                schemas = frozenset(name for (name,) in cursor.execute(_SCHEMAS).fetchall())
-                readers = name_readers(cursor.execute(_DEFINITIONS).fetchall())
-            known = self._user_names = state, UserNames(schemas - SHARED_SCHEMAS, readers)
-        return known[1]
+        """Ask the engine for users' schemas, and for what computes names; not on the event loop."""
+        state = self.changes.schema
+        with closing(self._root.cursor()) as cursor:
+            schemas = frozenset(name for (name,) in cursor.execute(_SCHEMAS).fetchall())
+            readers = name_readers(cursor.execute(_DEFINITIONS).fetchall())
+        names = UserNames(schemas - SHARED_SCHEMAS, readers)
+        self._user_names = state, names
+        return names
 
     def close(self) -> None:
         """Close the database; the connections must be closed first."""

@@ -351,10 +351,11 @@ class DuckDbSession:
         access, user = self._server.table_access(self.client), self.client.user
         if access is None or user.lower() in SHARED_SCHEMAS:
             return
-        if user.lower() not in (await self._connection.user_names()).schemas:
-            if not access.has_schema:
-                return
-            await self._connection.make_schema(user)
+        there = user.lower() in (await self._connection.user_names()).schemas
+        if not there and access.has_schema:
+            there = await self._connection.make_schema(user)
+        if not there:
+            return
         await self._connection.enter_schema(user)
         self._transaction.names_changed()
 
