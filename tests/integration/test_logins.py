@@ -298,6 +298,12 @@ def test_what_can_not_be_granted_is_said(notes: WithLogins, statement: str, stat
     assert notes.state(ANN, statement) == state
 
 
+def test_failed_logins_are_in_the_audit_log(cluster: WithLogins) -> None:
+    assert cluster.state(("boss", "guess")) == cluster.state(("mallory", "guess")) == REFUSED
+    logged = "SELECT DISTINCT who FROM tierkv.audit_log WHERE action = 'login' ORDER BY who"
+    wait_for(lambda: cluster.run(BOSS, logged) == [("boss",), ("unknown user",)], what="both lines")
+
+
 def test_logins_outlive_a_restart_of_the_front(cluster: WithLogins) -> None:
     cluster.run(BOSS, "CREATE USER eve PASSWORD 'e'")
     cluster.kill("front")

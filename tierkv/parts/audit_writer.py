@@ -68,7 +68,18 @@ class AuditWriter:
         for (user, right), count in list(denied.items()):
             await self._refused(user, right, "permission denied", count)
 
-    async def _refused(self, who: str, subject: str, why: str, count: int) -> None:
+    async def write_failed_logins(self, failed: Mapping[str, int]) -> None:
+        """Append how often logins failed since the last line of the same user.
+
+        Args:
+            failed: all of this process so far, by user.
+        """
+        for user, count in list(failed.items()):
+            await self._refused(user, "SQL", "wrong password", count, action="login")
+
+    async def _refused(
+        self, who: str, subject: str, why: str, count: int, *, action: str = "AI call"
+    ) -> None:
         """Append a line unless the last one of the same kind is too young."""
         now, key = self._clock.now(), (who, subject, why)
         told, at = self._told.get(key, (0, float("-inf")))
@@ -76,4 +87,4 @@ class AuditWriter:
             return
         self._told[key] = (count, now)
         times = count - told
-        await self.write(who, "AI call", subject, Outcome.REFUSED, detail=why, times=times)
+        await self.write(who, action, subject, Outcome.REFUSED, detail=why, times=times)

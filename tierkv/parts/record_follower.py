@@ -99,6 +99,8 @@ class RecordFollower:
                 await self.look()
                 await self._audit.write_refusals(self._gate.refused)
                 await self._audit.write_denials(self._book.denied)
+                if self.logins is not None:
+                    await self._audit.write_failed_logins(self.logins.failed)
             except DirectoryUnavailableError:
                 continue
             except Exception:  # noqa: BLE001 - outermost loop: the look must outlive any bug

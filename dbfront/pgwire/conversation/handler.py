@@ -220,6 +220,7 @@ class ClientHandler:
             try:
                 answer = login.final(proof)
             except AuthenticationError:
+                self._lobby.authenticator.note_failure(user)
                 await asyncio.sleep(self._lobby.config.failed_login_delay_s)
                 raise
             self._stream.write(replies.authentication_sasl_final(answer))

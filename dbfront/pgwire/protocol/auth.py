@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +26,7 @@ from tierkv.kvcore.errors import AuthenticationError, ConfigError, RemoteProtoco
 MECHANISM: Final = "SCRAM-SHA-256"
 _ITERATIONS: Final = 4_096
 _SALT_BYTES: Final = 16
+_UNKNOWN: Final = "unknown user"
 _KEY_BYTES: Final = hashlib.sha256().digest_size
 _NONCE_BYTES: Final = 18
 _CLIENT_FIRST: Final = re.compile(
@@ -154,10 +156,12 @@ class Authenticator:
     Attributes:
         stored: verifier texts of the users made in SQL, by name; replaced as a whole. A user of the
             configuration has the configuration's password.
+        failed: logins refused so far by user, for the audit log; unknown users count as one.
     """
 
     def __init__(self, users: Mapping[str, str]) -> None:
         self.stored: Mapping[str, str] = {}
+        self.failed: Counter[str] = Counter()
         self._verifiers = {user: parse_verifier(user, secret) for user, secret in users.items()}
         self._mock_key = secrets.token_bytes(32)
 
@@ -170,6 +174,10 @@ class Authenticator:
         """Begin the exchange with one client."""
         verifier = self._verifiers.get(user) or self._made(user)
         return ScramLogin(user, verifier or self._mock(user), known=verifier is not None)
+
+    def note_failure(self, user: str) -> None:
+        """Count a refused login."""
+        self.failed[user if user in self._verifiers or user in self.stored else _UNKNOWN] += 1
 
     def _made(self, user: str) -> ScramVerifier | None:
         try:
