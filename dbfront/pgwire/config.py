@@ -28,7 +28,7 @@ class PgWireConfig:
             only.
         needs_users: REST clients need a key, so without ``users`` every login is refused.
         max_connections: maximum number of sessions; further sessions are refused with 53300.
-        max_connections_per_user: the same for one user, if ``users`` has several; 0: four fifths of
+        max_connections_per_user: the same for one user, if there are several; 0: four fifths of
             ``max_connections``.
         session_settings: defaults of PostgreSQL's settings, for example ``statement_timeout``.
         auth_timeout_s: maximum time until login; the connection is then closed (PostgreSQL's
@@ -59,14 +59,11 @@ class PgWireConfig:
         """Return True if TLS is configured."""
         return bool(self.tls_cert_file)
 
-    @property
-    def share_of_user(self) -> int:
-        """Return the maximum number of sessions of one user."""
+    def share_of_user(self, *, several: bool) -> int:
+        """Return the maximum number of sessions of one user; ``several`` users may log in."""
         if self.max_connections_per_user:
             return self.max_connections_per_user
-        return (
-            max(1, self.max_connections * 4 // 5) if len(self.users) > 1 else self.max_connections
-        )
+        return max(1, self.max_connections * 4 // 5) if several else self.max_connections
 
     def check(self) -> None:
         """Refuse settings that could not work or would not be safe.

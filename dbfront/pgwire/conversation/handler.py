@@ -179,7 +179,8 @@ class ClientHandler:
         return await self._welcome(client)
 
     def _check_share(self, user: str) -> None:
-        share = self._lobby.config.share_of_user
+        several = self._lobby.authenticator.has_several
+        share = self._lobby.config.share_of_user(several=several)
         if sum(each._user == user for each in self._lobby.handlers.values()) >= share:
             raise TooManyConnectionsError(
                 f'too many connections for role "{user}"',

@@ -170,6 +170,11 @@ class Authenticator:
         """Return True if clients need no password."""
         return not self._verifiers and not self.stored
 
+    @property
+    def has_several(self) -> bool:
+        """Return True if there are two users or more."""
+        return len(self._verifiers) + len(self.stored) > 1
+
     def login(self, user: str) -> ScramLogin:
         """Begin the exchange with one client."""
         verifier = self._verifiers.get(user) or self._made(user)
