@@ -19,6 +19,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -288,9 +289,15 @@ class RightsBook:
         return ADMIN_ROLE in self.roles_of(user)
 
     def owns_schema(self, user: str, schema: str) -> bool:
-        """Return whether a schema is the user's: it has the name of a role of the user's."""
+        """Return whether a schema is the user's: the schema has the name of a role of the user."""
+        return not self.foreign_schemas(user, {schema})
+
+    def foreign_schemas(self, user: str, schemas: AbstractSet[str]) -> AbstractSet[str]:
+        """Return the schemas of other users and roles among some, all in lower case."""
         roles = self.roles_of(user)
-        return ADMIN_ROLE in roles or (schema != PUBLIC and schema in {r.lower() for r in roles})
+        if ADMIN_ROLE in roles:
+            return frozenset()
+        return schemas - {role.lower() for role in roles if role != PUBLIC}
 
     def table_privileges(self, user: str, schema: str, table: str) -> set[str]:
         """Return what a user was granted on another user's table."""

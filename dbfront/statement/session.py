@@ -381,7 +381,7 @@ class DuckDbSession:
                 hint=f'A schema belongs to the user or role of its name: CREATE SCHEMA "{user}".',
             )
         names = await self._connection.user_names()
-        others = {schema for schema in names.schemas if not book.owns_schema(user, schema)}
+        others = book.foreign_schemas(user, names.schemas)
         for use in foreign_tables(sql, tokens, others, names.readers):
             held = book.table_privileges(user, use.schema, use.table)
             granted = held >= use.privileges or (bool(held) and not runs)
