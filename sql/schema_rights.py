@@ -266,7 +266,8 @@ def _is_plain(function: str, inside: list[Token], foreign: Set[str], readers: Se
         return False
     if any(_mentions(each, foreign) for each in inside):
         return False
-    texts = [string_value(each) for each in inside if function == "query"]
+    runs = function in ("query", "json_serialize_plan")
+    texts = [string_value(each) for each in inside if runs]
     return all(_computed(tokenize(text), foreign, readers) is None for text in texts)
 
 

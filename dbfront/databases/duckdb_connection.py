@@ -183,16 +183,14 @@ class DuckDbConnection:
 
     async def enter_schema(self, schema: str) -> None:
         """Look names up in a schema first, then in ``main``."""
-        quoted = '"' + schema.replace('"', '""') + '"'
-        path = f"{quoted},main".replace("'", "''")
+        path = f"{_quoted(schema)},main".replace("'", "''")
         self._first_path = f"SET search_path = '{path}'"
         await self.command(self._first_path)
 
     async def make_schema(self, schema: str) -> bool:
         """Create a schema unless it exists; return whether it exists then."""
-        quoted = '"' + schema.replace('"', '""') + '"'
         try:
-            await self.command(f"CREATE SCHEMA IF NOT EXISTS {quoted}")
+            await self.command(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)}")
         except SqlError as error:  # Another session makes it, or the disk is full.
             _log.warning("schema %s was not made: %s", schema, error.message)
         self.engine_changes.schema += 1

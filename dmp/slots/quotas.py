@@ -30,6 +30,7 @@ class Quotas:
 
     Attributes:
         removed: sealed slots that are gone and were not named to the node yet.
+        _outdated: number and generation of slots of older versions, the newest last.
     """
 
     def __init__(

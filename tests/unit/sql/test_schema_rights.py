@@ -96,6 +96,7 @@ def test_columns_texts_and_own_tables_are_none_of_them(sql: str) -> None:
         "SELECT * FROM query_table('ANN.t')",
         "SELECT * FROM query_table(['t', 'ann.u'])",
         "SELECT * FROM query_table(getvariable('t'))",
+        "SELECT json_serialize_plan('FROM query_table(''an'' || ''n.t'')')",
         "SELECT json_execute_serialized_sql('{}')",
         "CALL pragma_storage_info('ann.t')",
         "SELECT nextval('ann.s')",
