@@ -140,7 +140,7 @@ class Work:
 
 
 class Peak(NamedTuple):
-    """Maximum of our work at a node between two refreshes: requests, tokens, and bytes by tier."""
+    """Maximum of our work at a node in some span: requests, tokens, and bytes by tier."""
 
     in_flight: int
     waiting_tokens: int
@@ -148,9 +148,10 @@ class Peak(NamedTuple):
 
 
 NOTHING = Peak(0, 0, _NO_BYTES)
-LOOKS_COMPARED = 3
-"""Age of a heartbeat in refreshes, at most: a report travels by the meta server. Our work of that
-time must not be counted as work of other fronts."""
+PEAKS_KEPT, PEAK_S = 3, 0.9
+"""A heartbeat is compared with our maximum over three spans of at least ``PEAK_S`` seconds. Nodes
+report once a second and the report travels by the meta server, so it may be two seconds old however
+often the list is refreshed. Our work of that time must not be counted as work of other fronts."""
 
 
 def max_of(peaks: Iterable[Peak]) -> Peak:
@@ -224,7 +225,8 @@ class NodeRecord:
     _work: dict[RequestId, tuple[Work, float]] = field(default_factory=dict)
     _compute_s: float = 0.0
     _bytes: tuple[float, float, float] = _NO_BYTES
-    _peaks: deque[Peak] = field(default_factory=lambda: deque([NOTHING], maxlen=LOOKS_COMPARED))
+    _peaks: deque[Peak] = field(default_factory=lambda: deque([NOTHING], maxlen=PEAKS_KEPT))
+    _peak_began_s: float = -math.inf
 
     @property
     def outstanding(self) -> int:
@@ -257,7 +259,9 @@ class NodeRecord:
             max(0.0, load.l3_queued_bytes - ours[1]),
             max(0.0, load.l4_queued_bytes - ours[2]),
         )
-        self._peaks.append(self._now())
+        if now - self._peak_began_s >= PEAK_S:
+            self._peaks.append(self._now())
+            self._peak_began_s = now
         self.correction.fade(now)
         self._note()
 
@@ -279,7 +283,7 @@ class NodeRecord:
         self._note()
 
     def _raise_peak(self) -> None:
-        """Raise the maximum since the last refresh to the present work."""
+        """Raise the maximum of the current span to the present work."""
         peak = self._peaks[-1]
         if self._bytes != _NO_BYTES:
             self._peaks[-1] = max_of((peak, self._now()))
