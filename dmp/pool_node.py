@@ -33,11 +33,13 @@ class RangeRead:
         location: slot of the block.
         index: number of the range.
         destination: writable, C-contiguous, exactly ``range_bytes`` long.
+        ahead: nobody waits for the bytes yet: other transfers go first.
     """
 
     location: Location
     index: int
     destination: memoryview
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,6 +306,13 @@ class PoolFullError(CacheError):
     grpc_status = "ABORTED"
 
 
+class ThrottledError(CacheError):
+    """A namespace has used its rate at a pool node."""
+
+    code = "throttled"
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class ChecksumError(CacheError):
     """Bytes read are not the bytes written."""
 

@@ -240,6 +240,9 @@ class NamespaceUsage:
         disk_used_bytes: bytes of its blocks on disk, if its disk capacity or version is set.
         disk_blocks: their number.
         evicted_from_disk: own blocks on disk that made room for own blocks.
+        read_bytes: bytes read from the node's memory.
+        write_bytes: bytes written there.
+        throttled: transfers and blocks that the node refused because a rate was used.
     """
 
     name: str
@@ -254,6 +257,9 @@ class NamespaceUsage:
     disk_used_bytes: int = 0
     disk_blocks: int = 0
     evicted_from_disk: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    throttled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,12 @@ class KvLimits:
             removed.
         disk_capacity_bytes: bytes of blocks on the disks of all pool nodes, shared out in the same
             way. 0: no limit.
+        read_bytes_per_s: bytes read from all pool nodes, on average, shared out in the same way.
+            0: no limit.
+        write_bytes_per_s: the same of bytes written.
+        requests_per_s: the same of requests that move bytes.
+        weight: share of a busy pool node's transfers relative to others; 0.0: 1, as others have.
+        media: ``memory`` or ``disk`` if blocks stay in only one of them; empty: both.
     """
 
     capacity_bytes: int = 0
@@ -179,6 +185,11 @@ class KvLimits:
     eviction: str = ""
     version: str = ""
     disk_capacity_bytes: int = 0
+    read_bytes_per_s: int = 0
+    write_bytes_per_s: int = 0
+    requests_per_s: float = 0.0
+    weight: float = 0.0
+    media: str = ""
 
 
 @dataclass(frozen=True, slots=True)

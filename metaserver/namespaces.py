@@ -36,6 +36,7 @@ from tierkv.policies.select import NAMESPACE_POLICIES
 _SECRET_BYTES = 32
 _MAX_TENANTS = 10_000
 _LONGEST_TTL_S = 10 * 365 * 86_400.0
+_MOST_AMOUNT = 1 << 62
 _NAME = re.compile(limits.NAME_PATTERN)
 _SHARED_DOMAIN = "shared {}"
 _VERSION = " version {}"
@@ -319,12 +320,19 @@ def _with_limits(changed: Namespace, known: dict[str, Namespace]) -> Namespace:
     if changed.limits is None:
         before = known.get(changed.name)
         return replace(changed, limits=before.limits if before is not None else KvLimits())
-    sizes = (changed.limits.capacity_bytes, changed.limits.disk_capacity_bytes)
-    if min(sizes) < 0 or not 0.0 <= changed.limits.ttl_s <= _LONGEST_TTL_S:
+    kept = changed.limits
+    amounts = (
+        *(kept.capacity_bytes, kept.disk_capacity_bytes),
+        *(kept.read_bytes_per_s, kept.write_bytes_per_s, kept.requests_per_s, kept.weight),
+    )
+    fits = all(0 <= amount < _MOST_AMOUNT for amount in amounts)
+    if not fits or not 0.0 <= kept.ttl_s <= _LONGEST_TTL_S:
         raise UserError(
-            "a namespace's capacity and time to live can't be negative, and a time is at most ten "
-            "years"
+            "a namespace's capacities, rates, weight and time to live can't be negative, and a "
+            "time is at most ten years"
         )
+    if kept.media not in ("", "memory", "disk"):
+        raise UserError(f"there is no medium {kept.media[:40]!r}", hint="Use memory, disk or both.")
     if changed.limits.eviction not in ("", *NAMESPACE_POLICIES):
         raise UserError(
             f"there is no eviction policy {changed.limits.eviction[:40]!r}",

@@ -22,7 +22,7 @@ from tierkv.compute.tiers.load_figures import LoadFigures
 from tierkv.dmp.pool_node import PoolNode, RangeRead
 from tierkv.kvcore.block import Location, Tier
 from tierkv.kvcore.clock import Clock
-from tierkv.kvcore.errors import LayoutError, TransportError
+from tierkv.kvcore.errors import LayoutError, ThrottledError, TransportError
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.layout import FRAME_ALIGNMENT, KvCodec
 
@@ -71,6 +71,7 @@ class LoadJob:
         good: leading blocks complete as far as loaded; final once ``ended`` is set.
         tiers: tier of each leading block's copy.
         codec: how the blocks' ranges are stored.
+        ahead: nobody waits for the blocks yet.
         ended: set when no thread writes into the pages any more.
         given_up: the load is no longer wanted; the loader stops before the next layer.
     """
@@ -81,6 +82,7 @@ class LoadJob:
     good: int
     tiers: list[Tier]
     codec: KvCodec
+    ahead: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     given_up: bool = False
     lost_nodes: set[NodeId] = field(default_factory=set)
@@ -94,11 +96,12 @@ def make_job(
     layers: int,
     *,
     codec: KvCodec,
+    ahead: bool = False,
 ) -> LoadJob:
     """Prepare a load of one block per page."""
     events = [threading.Event() for _ in range(layers)]
     tiers = [copies[0].tier for copies in sources]
-    return LoadJob(tuple(pages), list(sources), events, len(pages), tiers, codec)
+    return LoadJob(tuple(pages), list(sources), events, len(pages), tiers, codec, ahead)
 
 
 class _Turns:
@@ -275,7 +278,7 @@ class Loader:
             began = self._clock.now()
             with self._absorb() as attempt:
                 found = node.promote([key for key in keys if key is not None])
-            if isinstance(attempt.error, TransportError):
+            if isinstance(attempt.error, TransportError | ThrottledError):
                 job.lost_nodes.add(node.node_id)
             size = sum(at.length for at in found if at is not None)
             self._figures.promoted(size, self._clock.now() - began)
@@ -298,7 +301,7 @@ class Loader:
             valid = [False] * len(some)
             with self._absorb() as attempt:
                 valid = node.hold(locations, ttl_s=_HOLD_TTL_S)
-            if isinstance(attempt.error, TransportError):
+            if isinstance(attempt.error, TransportError | ThrottledError):
                 job.lost_nodes.add(node.node_id)
             for block, ok in zip(some, valid, strict=True):
                 if not ok:
@@ -369,14 +372,14 @@ class Loader:
         if source.node.node_id in job.lost_nodes:
             return False
         reads = [
-            RangeRead(_place(job.sources[block][0]), layer, ranges[block])
+            RangeRead(_place(job.sources[block][0]), layer, ranges[block], job.ahead)
             for layer, ranges in targets.items()
             for block in blocks
         ]
         began = self._clock.now()
         with self._absorb() as attempt:
             source.node.read_ranges(reads)
-        if isinstance(attempt.error, TransportError):
+        if isinstance(attempt.error, TransportError | ThrottledError):
             job.lost_nodes.add(source.node.node_id)
         if source.key is None:  # Else the promotion was measured instead.
             size = sum(len(read.destination) for read in reads)
@@ -401,12 +404,15 @@ class Loader:
             place = _place(source)
             with self._absorb() as attempt:
                 source.node.read_ranges(
-                    [RangeRead(place, layer, ranges[block]) for layer, ranges in targets.items()]
+                    [
+                        RangeRead(place, layer, ranges[block], job.ahead)
+                        for layer, ranges in targets.items()
+                    ]
                 )
             if attempt.ok:
                 job.tiers[block] = source.tier
                 return True
-            if isinstance(attempt.error, TransportError):
+            if isinstance(attempt.error, TransportError | ThrottledError):
                 job.lost_nodes.add(source.node.node_id)
         return False
 

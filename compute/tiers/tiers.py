@@ -280,6 +280,7 @@ class Tiers:
         *,
         arrived: Callable[[], None],
         ended: Callable[[LoadJob], None],
+        ahead: bool = False,
     ) -> LoadJob:
         """Start loading blocks of a request into pages; the callbacks run in a worker thread.
 
@@ -289,10 +290,11 @@ class Tiers:
             sources: per block, copies to try.
             arrived: called after each layer.
             ended: called once, when no thread writes into the pages any more.
+            ahead: nobody waits for the blocks yet: pool nodes serve others first.
         """
         # Blocks found for a request whose KV can't be stored here do not have this codec's size.
         codec = self.codec_of(request) or KvCodec.NONE
-        job = make_job(pages, sources, self._layout.layers, codec=codec)
+        job = make_job(pages, sources, self._layout.layers, codec=codec, ahead=ahead)
         self._workers.submit(self._load, job, arrived, ended)
         return job
 

@@ -96,6 +96,7 @@ class Prefetches:
             found[:blocks],
             arrived=lambda: None,
             ended=lambda job: self._inbox.post(lambda: self._loaded(prefetch, pages, job)),
+            ahead=True,
         )
 
     def _loaded(self, prefetch: _Prefetch, pages: list[int], job: LoadJob) -> None:

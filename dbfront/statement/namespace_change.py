@@ -50,6 +50,11 @@ class NamespaceChange:
     eviction: str | None = None
     version: str | None = None
     disk_capacity_bytes: int | None = None
+    read_bytes_per_s: int | None = None
+    write_bytes_per_s: int | None = None
+    requests_per_s: float | None = None
+    weight: float | None = None
+    media: str | None = None
 
     def applied_to(self, namespace: Namespace) -> Namespace:
         """Return the namespace with the changes applied.
@@ -217,6 +222,62 @@ def read_policy(text: str | None) -> str | None:
     return text
 
 
+def read_bandwidth(text: str | None) -> int | None:
+    """Return the bytes per second of a text such as ``200MB/s``; ``0`` is no limit; None of None.
+
+    Raises:
+        UserError: the text is no rate.
+    """
+    try:
+        return None if text is None else read_size(text.strip().removesuffix("/s"))
+    except UserError as error:
+        raise UserError(
+            f"{text!r} is no bandwidth", hint="Write '200MB/s' or '1GiB/s'; 0: no limit."
+        ) from error
+
+
+def read_iops(text: str | None) -> float | None:
+    """Return the requests per second of a text such as ``5000``; None of None.
+
+    Raises:
+        UserError: the text is no number, or is negative.
+    """
+    return None if text is None else _number(text.strip().removesuffix("/s"), "iops", 0.0, 1e12)
+
+
+def read_weight(text: str | None) -> float | None:
+    """Return a share of transfers relative to others, from 0.01 to 1000; None of None.
+
+    Raises:
+        UserError: the text is no such number.
+    """
+    return None if text is None else _number(text, "weight", 0.01, 1_000.0)
+
+
+def _number(text: str, name: str, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not least <= value <= most:
+        raise UserError(f"{name} = {text!r} must be a number from {least:g} to {most:g}")
+    return value
+
+
+def read_media(text: str | None) -> str | None:
+    """Return where blocks stay; empty for memory and disk; None of None.
+
+    Raises:
+        UserError: the text names neither.
+    """
+    if text not in (None, "memory", "disk", "both"):
+        raise UserError(
+            f"there is no medium {text!r}",
+            hint=did_you_mean(text, ("memory", "disk", "both")) or "Use memory, disk or both.",
+        )
+    return "" if text == "both" else text
+
+
 def _version(text: str) -> str:
     if not re.fullmatch(limits.NAME_PATTERN, text):
         raise ValueError("must be 1 to 128 letters, digits and _ . : - /, such as r2")
@@ -233,6 +294,11 @@ OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "gradual": ("gradual", Flag().from_text),
     "capacity": ("capacity_bytes", read_size),
     "disk_capacity": ("disk_capacity_bytes", read_size),
+    "read_bandwidth": ("read_bytes_per_s", read_bandwidth),
+    "write_bandwidth": ("write_bytes_per_s", read_bandwidth),
+    "iops": ("requests_per_s", read_iops),
+    "weight": ("weight", read_weight),
+    "media": ("media", read_media),
     "ttl": ("ttl_s", read_duration),
     "on_full": ("evicts", _evicts),
     "eviction": ("eviction", read_policy),

@@ -354,7 +354,7 @@ def _model(model: ModelInfo) -> Row:
 _USED = ("used_bytes", "blocks", "refused_blocks", "disk_used_bytes", "disk_blocks")
 _EVICTED = (
     "evicted_for_quota", "evicted_for_memory", "evicted_for_ttl", "evicted_for_version",
-    "evicted_from_disk",
+    "evicted_from_disk", "read_bytes", "write_bytes", "throttled",
 )  # fmt: skip
 
 
@@ -385,6 +385,11 @@ def _namespace(namespace: Namespace, nodes: Sequence[DirectoryNode]) -> Row:
         "on_full": "evict" if kept.evicts else "refuse",
         "eviction": kept.eviction or None,
         "version": kept.version or None,
+        "read_bytes_per_s": kept.read_bytes_per_s or None,
+        "write_bytes_per_s": kept.write_bytes_per_s or None,
+        "requests_per_s": kept.requests_per_s or None,
+        "weight": kept.weight or None,
+        "media": kept.media or None,
         **sums,
     }
 

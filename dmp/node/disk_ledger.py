@@ -14,12 +14,19 @@ from dataclasses import replace
 from typing import Final
 
 from tierkv.dmp.node.lower_tier import LowerTier
-from tierkv.dmp.slots.accounts import EVERYONE, Accounts, NamespaceAccount, Quota
+from tierkv.dmp.slots.accounts import EVERYONE, IN_MEMORY, Accounts, NamespaceAccount, Quota
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey
 
+_NO_BLOCK: Final = 1
+"""A capacity in which no block fits."""
 _DELETED_AT_ONCE: Final = 256
 """Copies deleted before the demoter looks for blocks to copy again."""
+
+
+def _allowed(quota: Quota) -> int:
+    """Return the bytes that a namespace may have below; 0: no limit."""
+    return _NO_BLOCK if quota.media == IN_MEMORY else quota.disk_capacity_bytes
 
 
 class DiskLedger:
@@ -44,10 +51,12 @@ class DiskLedger:
 
     def set(self, quotas: Sequence[Quota]) -> None:
         """Have ``delete_some`` take new quotas."""
-        counted = (quota for quota in quotas if quota.disk_capacity_bytes or quota.version)
+        counted = (
+            each for each in quotas if each.disk_capacity_bytes or each.version or each.media
+        )
         with self._lock:
             self._wanted = tuple(
-                replace(quota, capacity_bytes=quota.disk_capacity_bytes) for quota in counted
+                replace(quota, capacity_bytes=_allowed(quota), media="") for quota in counted
             )
 
     def takes(self, block: BlockSpec) -> bool:

@@ -6,6 +6,7 @@ A part of DmpNode, called from any thread; dmp/node/state.py explains the lock.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,7 +16,9 @@ import xxhash
 from tierkv.dmp.config import MAX_HOLD_S
 from tierkv.dmp.node.puts import range_span
 from tierkv.dmp.node.state import NodeState
+from tierkv.dmp.node.turn_order import Kind
 from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.slots.accounts import EVERYONE
 from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import DescribedBlock, Ref, as_ref
 from tierkv.kvcore.block import Location
@@ -69,6 +72,15 @@ class Gets:
                 DescribedBlock(state.location(slot), slot.block.ranges) if slot else None
                 for slot in slots
             ]
+
+    def account_of(self, ref: Ref) -> int:
+        """Return the number of the account of a slot; everyone's if the slot is gone."""
+        state = self._state
+        if not state.quotas:
+            return EVERYONE
+        with state.lock:
+            slot = state.table.get(ref[2], ref[3])
+        return EVERYONE if slot is None else slot.account
 
     def begin_read(self, refs: Sequence[Ref]) -> ReadTicket:
         """Pin ranges of sealed slots to read their ``views``; ``end_read`` must follow.
@@ -155,15 +167,25 @@ class Gets:
                     state.table.leases.carry_out(part, state.clock.now())
 
     def touch(self, locations: Sequence[Location], *, read_bytes: int) -> None:
-        """Count reads that a process of this host made directly in the mapped segment."""
+        """Count reads that a process made directly in the segment.
+
+        They are charged to their namespaces afterwards, because nobody could have them wait.
+        """
         state = self._state
+        moved: Counter[int] = Counter()
         with state.lock:
             table = state.table
             table.now = state.clock.now()
             state.read_bytes += read_bytes
             for place in locations:
                 if state.is_mine(place):
-                    table.touch(place.slot, place.generation)
+                    slot = table.touch(place.slot, place.generation)
+                    if state.quotas and slot is not None and slot.account:
+                        moved[slot.account] += slot.length
+        whole = sum(place.length for place in locations)
+        for account, size in moved.items():
+            # Parts of blocks may have been read: each block counts with its part of all bytes.
+            state.turns.charge(account, Kind.READ, size * read_bytes // max(1, whole))
 
     def suspect(self, refs: Sequence[RangeRef]) -> list[bool]:
         """Check ranges that a reader found bad; quarantine a slot whose bytes really are bad.

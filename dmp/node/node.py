@@ -20,6 +20,7 @@ from tierkv.dmp.node.reports import Reports
 from tierkv.dmp.node.scrubber import Scrubber
 from tierkv.dmp.node.state import NodeState, shape_of
 from tierkv.dmp.node.tiering import Demoter, Promoter
+from tierkv.dmp.node.turns import Turns
 from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import open_segment
 from tierkv.dmp.segment.slots import SlotState
@@ -96,6 +97,11 @@ class DmpNode:
     def segment(self) -> Segment:
         """The open segment, for an RDMA server that registers the segment with a network device."""
         return self._state.segment
+
+    @property
+    def turns(self) -> Turns:
+        """The order of the node's transfers, for the server."""
+        return self._state.turns
 
     @property
     def running(self) -> bool:
@@ -194,16 +200,19 @@ class DmpNode:
         with state.lock:
             state.quotas = tuple(quotas)
             if state.running:
-                state.table.quotas.set(quotas, state.clock.now())
-                state.tell(state.clear_removed())
+                state.obey(quotas)
         if self.demoter is not None:
             self.demoter.set_quotas(quotas)
 
     def tick(self) -> None:
         """End expired reservations and holds; called by a thread of the node and by tests."""
         with self._state.lock:
-            if self._state.running:
-                self._state.expire()
+            if not self._state.running:
+                return
+            self._state.expire()
+            some_due = self._state.table.quotas.some_due_below
+        if some_due and self.demoter is not None:
+            self.demoter.wake()
 
     def _remove_outdated(self) -> bool:
         """Remove some blocks of older versions of namespaces; return whether any went."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from tierkv.dmp.config import MAX_RESERVE_S
 from tierkv.dmp.node.state import NodeState
+from tierkv.dmp.node.turn_order import Kind
 from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.slots.accounts import EVERYONE
 from tierkv.dmp.slots.slot_table import NO_DEADLINE
 from tierkv.dmp.wire.messages import RangeRef, Sealing, check_put
 from tierkv.dmp.wire.range_codec import ANY_SIZE, WHOLE, Ref, as_ref
@@ -83,9 +85,14 @@ class Puts:
         self, put: BlockSpec, deadline: float, removed: list[BlockEvent], owner: str, must: bool
     ) -> Location | None:
         state = self._state
+        account = state.table.accounts.of(put.owner.tenant) if state.quotas else EVERYONE
+        if not must and not state.turns.may_write(account):
+            return None
         slot = self._take_slot(put, deadline, removed, owner, must)
         if slot is None:
             return None
+        if not must:
+            state.turns.charge(account, Kind.WRITE, slot.length)
         state.segment.headers.write(slot)
         return state.location(slot)
 
@@ -111,6 +118,14 @@ class Puts:
             return None
         segment.set_extent_size(slot.extent.index, slot.extent.slot_bytes)
         return slot
+
+    def account_of(self, put: BlockSpec) -> int:
+        """Return the number of the account of a block to be stored."""
+        state = self._state
+        if not state.quotas:
+            return EVERYONE
+        with state.lock:
+            return state.table.accounts.of(put.owner.tenant)
 
     def begin_put(self, puts: Sequence[BlockSpec]) -> PutTicket:
         """Reserve whole blocks to fill their ``views``; ``end_put`` or ``abort_put`` must follow.

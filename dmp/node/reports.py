@@ -14,6 +14,7 @@ from typing import Final
 from tierkv.dmp.node.disk_ledger import DiskLedger
 from tierkv.dmp.node.lower_tier import LowerTier, resting
 from tierkv.dmp.node.state import NodeState
+from tierkv.dmp.node.turn_order import Moved
 from tierkv.dmp.pool_node import NO_DISK, PoolNodeStats
 from tierkv.dmp.segment.slots import SlotState
 from tierkv.dmp.slots.accounts import NamespaceAccount
@@ -133,6 +134,7 @@ class Reports:
             accounts = list(self._state.table.accounts)
         below = () if self.ledger is None else self.ledger.accounts()
         on_disk = {account.quota.name: account for account in below}
+        moved = self._state.turns.moved()
         return tuple(
             NamespaceUsage(
                 name=account.quota.name,
@@ -147,6 +149,7 @@ class Reports:
                 disk_used_bytes=disk.used_bytes,
                 disk_blocks=disk.blocks,
                 evicted_from_disk=disk.evicted_for_quota,
+                **moved.get(account.quota.name, Moved())._asdict(),
             )
             for account in accounts
             for disk in (on_disk.get(account.quota.name) or NamespaceAccount(account.quota),)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.turns import Turns
 from tierkv.dmp.segment.geometry import Geometry
 from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import scan_segment
@@ -79,6 +80,7 @@ class NodeState:
         write_bytes: payload bytes sealed.
         damage: slots found bad in this life.
         quotas: what namespaces may keep.
+        turns: the order of transfers; has its own lock, taken after ``lock``.
     """
 
     def __init__(self, config: DmpConfig, reporter: BlockReporter, clock: Clock) -> None:
@@ -96,6 +98,7 @@ class NodeState:
         self._table: SlotTable | None = None
         self._segment: Segment | None = None
         self.quotas: tuple[Quota, ...] = ()
+        self.turns = Turns(clock, pinned_bytes=config.capacity_bytes // 2)
 
     @property
     def running(self) -> bool:
@@ -147,8 +150,7 @@ class NodeState:
             self.sealed_order = scan.last_order
             self.draining = False
             self._table, self._segment = table, segment
-            table.quotas.set(self.quotas, self.clock.now())
-            self.tell(self.clear_removed())
+            self.obey(self.quotas)
         segment.backing.start(owns=True)
         segment.backing.prepare(table.extents.upcoming(self.config.extents_ahead))
         return table.store.counts[SlotState.SEALED]
@@ -172,6 +174,13 @@ class NodeState:
         for slot in self.table.expire(self.clock.now()):
             self.segment.headers.set_state(slot.index, SlotState.FREE)
         self.tell(self.clear_removed())
+
+    def obey(self, quotas: Sequence[Quota]) -> None:
+        """Have the table and the transfers keep to quotas. Lock held."""
+        self.table.quotas.set(quotas, self.clock.now())
+        self.tell(self.clear_removed())
+        accounts = self.table.accounts.by_number.items()
+        self.turns.set_quotas({number: account.quota for number, account in accounts})
 
     def clear_removed(self) -> list[BlockEvent]:
         """Clear the headers of blocks that a quota removed; return what to report. Lock held."""

@@ -85,7 +85,10 @@ class Demoter:
         self.wake()
 
     def demote_one(self, *, limit_bytes: int) -> bool:
-        """Copy the next block if more than ``limit_bytes`` are exposed; False if no block is due.
+        """Copy the next block; False if no block is due.
+
+        Due are blocks that stay on disks only, and others while more than ``limit_bytes`` are
+        exposed.
 
         Raises:
             CacheError: the lower tier did not store the block.
@@ -93,7 +96,9 @@ class Demoter:
         state = self._state
         with state.lock:
             table = state.table
-            slot = table.next_dirty() if table.exposed_bytes > limit_bytes else None
+            slot = table.quotas.next_due_below()
+            if slot is None and table.exposed_bytes > limit_bytes:
+                slot = table.next_dirty()
             if slot is None:
                 return False
             table.pin(slot)

@@ -4,8 +4,9 @@ Run in a thread per connection by dmp/server/server.py, over a connected Wire. R
 pipelined; replies keep the order of the requests. A refused request gets an ERROR frame, its
 payload is skipped, and the connection stays usable. A peer that breaks the frame rules gets an
 ERROR frame and is dropped. The reservations and holds of a dead client are freed when its last
-connection closes. Bytes move straight between the socket and pinned slots; for a slow reader the
-node keeps only pins in memory, and the number of pinned bytes is bounded.
+connection closes. Bytes move straight between the socket and pinned slots, in the order of
+dmp/node/turns.py; for a slow reader the node keeps only pins in memory, and the number of pinned
+bytes is bounded.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tierkv.dmp.node.node import DmpNode
+from tierkv.dmp.node.turn_order import Kind, Turn
 from tierkv.dmp.server.rdma_door import RdmaGuest
+from tierkv.dmp.slots.accounts import EVERYONE
 from tierkv.dmp.wire import messages as m
-from tierkv.dmp.wire.frame import FrameHeader, FrameReader, FrameType, pack_header
+from tierkv.dmp.wire.frame import FrameHeader, FrameReader, FrameType, is_ahead, pack_header
 from tierkv.dmp.wire.range_codec import Ref, pack_stored, pack_sums, unpack_ranges, unpack_sums
 from tierkv.dmp.wire.socket_io import Wire, discard
 from tierkv.kvcore import limits
@@ -30,8 +33,8 @@ from tierkv.kvcore.errors import (
     AuthenticationError,
     CacheError,
     RemoteProtocolError,
+    ThrottledError,
     TierKVError,
-    TransportError,
 )
 from tierkv.kvwire.token import accepts
 
@@ -66,60 +69,31 @@ class Clients:
                 free(client_id)
 
 
-class ByteBudget:
-    """A bound on bytes pinned by concurrent transfers; further transfers wait for room."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._used = 0
-        self._waiting = 0
-        self._freed = threading.Condition(threading.Lock())
-
-    def take(self, size: int, *, timeout_s: float) -> bool:
-        """Wait for room for ``size`` bytes; return False if no room was found in time.
-
-        A transfer may be larger than the whole budget; then the transfer runs alone.
-        """
-        with self._freed:
-            if not self._fits(size) and not self._wait_for(size, timeout_s):
-                return False
-            self._used += size
-            return True
-
-    def _wait_for(self, size: int, timeout_s: float) -> bool:
-        self._waiting += 1
-        try:
-            return self._freed.wait_for(lambda: self._fits(size), timeout_s)
-        finally:
-            self._waiting -= 1
-
-    def give_back(self, size: int) -> None:
-        """End a transfer."""
-        with self._freed:
-            self._used -= size
-            if self._waiting:
-                self._freed.notify_all()
-
-    def _fits(self, size: int) -> bool:
-        return self._used + size <= self._limit or not self._used
-
-
 class _ByteFrames:
     """Handlers of one connection."""
 
-    def __init__(self, wire: Wire, reader: FrameReader, node: DmpNode, budget: ByteBudget) -> None:
+    def __init__(self, wire: Wire, reader: FrameReader, node: DmpNode) -> None:
         self._wire = wire
         self._reader = reader
         self._node = node
-        self._budget = budget
+        self._slow = False
+
+    def _begin(self, account: int, kind: Kind, size: int, *, charges: bool = True) -> Turn:
+        """Wait for the turn to move bytes; a slow peer's bytes keep no place from others."""
+        turn = Turn(account, kind, size, counts=not self._slow, charges=charges)
+        self._node.turns.take(turn, timeout_s=self._wire.timeout_s)
+        return turn
+
+    def _end(self, turn: Turn) -> None:
+        self._slow = self._node.turns.end(turn)
 
     def read(self, header: FrameHeader, refs: Sequence[Ref]) -> None:
         """Send ranges straight from their slots."""
         total = sum([ref[5] for ref in refs])
         if total > limits.MAX_FRAME_BYTES:
             raise RemoteProtocolError("more is asked for than fits a frame")
-        if not self._budget.take(total, timeout_s=self._wire.timeout_s):
-            raise TransportError("too many bytes are being read at once")
+        kind = Kind.AHEAD if is_ahead(header.request_id) else Kind.READ
+        turn = self._begin(self._node.gets.account_of(refs[0]), kind, total)
         try:
             ticket = self._node.gets.begin_read(refs)
             try:
@@ -133,18 +107,24 @@ class _ByteFrames:
             finally:
                 self._node.gets.end_read(ticket)
         finally:
-            self._budget.give_back(total)
+            self._end(turn)
 
     def write(self, header: FrameHeader, head: bytearray) -> bytes:
         """Receive ranges straight into their slots."""
         refs = unpack_ranges(head)
         if sum([ref[5] for ref in refs]) != header.payload_bytes:
             raise RemoteProtocolError("a WRITE frame's payload is as long as its ranges")
-        ticket = self._node.puts.begin_write(refs)
+        account = self._node.gets.account_of(refs[0])
+        # The bytes were charged when the slots were reserved.
+        turn = self._begin(account, Kind.WRITE, header.payload_bytes, charges=False)
         try:
-            self._reader.take(ticket.views)
+            ticket = self._node.puts.begin_write(refs)
+            try:
+                self._reader.take(ticket.views)
+            finally:
+                self._node.puts.end_write(ticket)
         finally:
-            self._node.puts.end_write(ticket)
+            self._end(turn)
         return b""
 
     def put(self, header: FrameHeader, head: bytearray) -> bytes:
@@ -152,6 +132,18 @@ class _ByteFrames:
         ask = m.Put.unpack(head)
         if ask.data_bytes + ask.sums_bytes != header.payload_bytes:
             raise RemoteProtocolError("a PUT frame's payload is as long as its blocks")
+        account = self._node.puts.account_of(ask.puts[0]) if ask.puts else EVERYONE
+        try:
+            turn = self._begin(account, Kind.WRITE, ask.data_bytes)
+        except ThrottledError:
+            self._reader.skip()
+            return m.MaybeRefs([None] * len(ask.puts)).pack()
+        try:
+            return self._store(ask)
+        finally:
+            self._end(turn)
+
+    def _store(self, ask: m.Put) -> bytes:
         ticket = self._node.puts.begin_put(ask.puts)
         try:
             sums = bytearray(ask.sums_bytes)
@@ -196,7 +188,6 @@ class Session:
         wire: Wire,
         node: DmpNode,
         clients: Clients,
-        budget: ByteBudget,
         *,
         rdma: RdmaGuest | None = None,
         trusted: Callable[[], None] = lambda: None,
@@ -208,7 +199,7 @@ class Session:
         self._client_id = ""
         self._rdma = rdma
         self._reader = FrameReader(wire)
-        self._bytes = _ByteFrames(wire, self._reader, node, budget)
+        self._bytes = _ByteFrames(wire, self._reader, node)
         self._handlers: dict[FrameType, Callable[[bytearray], bytes]] = {
             FrameType.HELLO: self._hello,
             FrameType.LOOKUP: self._lookup,

@@ -15,7 +15,7 @@ import time
 from typing import Final
 
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.server.client_connection import ByteBudget, Clients, Session
+from tierkv.dmp.server.client_connection import Clients, Session
 from tierkv.dmp.server.rdma_door import RdmaDoor
 from tierkv.dmp.wire.socket_io import TlsWire, Wire
 from tierkv.kvcore.errors import ConfigError
@@ -50,7 +50,6 @@ class DmpServer:
         self._sessions: dict[socket.socket, threading.Thread] = {}
         self._strangers: set[socket.socket] = set()
         self._clients = Clients()
-        self._budget = ByteBudget(node.config.capacity_bytes // 2)
         self._tls: ServerTls | None = None
         self._rdma: RdmaDoor | None = None
         self._stopping = False
@@ -154,7 +153,6 @@ class DmpServer:
                     wire,
                     self._node,
                     self._clients,
-                    self._budget,
                     rdma=rdma,
                     trusted=lambda: self._no_stranger(sock),
                 )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 from tierkv.dmp.config import SLOT_ALIGN
@@ -27,7 +28,15 @@ assert MOST_ACCOUNTS < SLOT_ALIGN
 """An account's number fits below a slot size, so that both make one number, the lane."""
 
 
+IN_MEMORY, ON_DISK = "memory", "disk"
+"""The media of a namespace that keeps blocks in one of them only."""
+
+REST_AFTER_S: Final = 10.0
+"""A namespace with disks only leaves an unused block in memory for so long: a reader who had the
+block brought up finds it."""
+
 _REMEMBERED_TENANTS: Final = 65_536
+_name = attrgetter("name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,11 @@ class Quota:
             node's.
         version: blocks of another version are removed, and no longer stored; empty: there is none.
         disk_capacity_bytes: most bytes of blocks in the lower tier; 0: no limit.
+        read_bytes_per_s: bytes that may be read on average; 0: no limit.
+        write_bytes_per_s: bytes that may be written on average; 0: no limit.
+        requests_per_s: requests that move bytes, on average; 0: no limit.
+        weight: share of the node's transfers while others wait, relative to other namespaces.
+        media: ``memory`` or ``disk`` if blocks stay in only one of them; empty: both.
     """
 
     name: str
@@ -55,6 +69,22 @@ class Quota:
     eviction: str = ""
     version: str = ""
     disk_capacity_bytes: int = 0
+    read_bytes_per_s: float = 0.0
+    write_bytes_per_s: float = 0.0
+    requests_per_s: float = 0.0
+    weight: float = 1.0
+    media: str = ""
+
+    @property
+    def memory_ttl_s(self) -> float:
+        """Seconds after which an unused block leaves memory; 0: never."""
+        return REST_AFTER_S if self.media == ON_DISK else self.ttl_s
+
+    def without_rates(self) -> Quota:
+        """Return the quota without what only transfers heed."""
+        return replace(
+            self, read_bytes_per_s=0.0, write_bytes_per_s=0.0, requests_per_s=0.0, weight=1.0
+        )
 
     def has_policy_of(self, other: Quota) -> bool:
         """Return whether the policy made for another quota serves this one."""
@@ -171,6 +201,11 @@ class Accounts:
             return account.used_bytes / account.quota.capacity_bytes
 
         return sorted((EVERYONE, *self.by_number), key=lambda n: (-pressure(n), n))
+
+    def differ_in_rates_only(self, quotas: Sequence[Quota]) -> bool:
+        """Return whether new quotas leave every slot where it is."""
+        now = [account.quota.without_rates() for account in self.by_number.values()]
+        return sorted(now, key=_name) == sorted((q.without_rates() for q in quotas), key=_name)
 
     def replace(self, quotas: Sequence[Quota]) -> None:
         """Take new quotas; ``Quotas.set`` then moves the slots between accounts.

@@ -216,7 +216,7 @@ class Evictor:
         self._store = store
         self._extents = extents
         self._order = order
-        self._has_lower_tier = has_lower_tier
+        self.has_lower_tier = has_lower_tier
         self._families: _Families | None = None
 
     def victims(
@@ -244,7 +244,7 @@ class Evictor:
         nothing is lost.
         """
         leaf = self._order.next(lane, self._store, now)
-        if leaf is not None and self._has_lower_tier and not leaf.clean:
+        if leaf is not None and self.has_lower_tier and not leaf.clean:
             oldest = self._order.oldest(lane, self._store)
             if oldest is not None and oldest.clean:
                 return oldest

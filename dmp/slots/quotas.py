@@ -6,12 +6,13 @@ except victims of a reservation, are collected in ``removed`` for the node.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
 from tierkv.dmp.segment.slots import ExtentTable, Slot, SlotState
-from tierkv.dmp.slots.accounts import EVERYONE, Accounts, Quota, TtlWheel
+from tierkv.dmp.slots.accounts import EVERYONE, ON_DISK, Accounts, Quota, TtlWheel
 from tierkv.dmp.slots.eviction import Admission, EvictionOrder, Evictor, evictable
 from tierkv.dmp.slots.slot_store import SlotStore
 from tierkv.kvcore.ids import BlockKey
@@ -31,6 +32,7 @@ class Quotas:
     Attributes:
         removed: sealed slots that are gone and were not named to the node yet.
         _outdated: number and generation of slots of older versions, the newest last.
+        _due_below: number and generation of slots that need a copy in the lower tier now.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Quotas:
         self._offer = offer
         self._ttl = TtlWheel(store.get)
         self._outdated: list[tuple[int, int]] = []
+        self._due_below: deque[tuple[int, int]] = deque()
         self._by_pressure: list[int] = []
         self._order_lasts = 0
 
@@ -68,6 +71,9 @@ class Quotas:
         place.
         """
         if not len(self._accounts) and not quotas:
+            return
+        if self._accounts.differ_in_rates_only(quotas):
+            self._accounts.replace(quotas)
             return
         self._outdated.clear()
         before = {number: each.quota for number, each in self._accounts.by_number.items()}
@@ -109,7 +115,7 @@ class Quotas:
         return {
             number
             for number, account in self._accounts.by_number.items()
-            if number not in before or before[number].ttl_s != account.quota.ttl_s
+            if number not in before or before[number].memory_ttl_s != account.quota.memory_ttl_s
         }
 
     def take_removed(self) -> list[Slot]:
@@ -216,8 +222,8 @@ class Quotas:
             return
         if self._accounts.place(slot.block.owner.tenant)[1]:
             self._outdated.append((slot.index, slot.generation))
-        elif account.quota.ttl_s:
-            self._ttl.expect(slot, max(slot.used_at, now) + account.quota.ttl_s)
+        elif account.quota.memory_ttl_s:
+            self._ttl.expect(slot, max(slot.used_at, now) + account.quota.memory_ttl_s)
 
     def remove_outdated(self) -> bool:
         """Remove some blocks of older versions, children first; return whether any went."""
@@ -238,17 +244,41 @@ class Quotas:
         return len(self.removed) > before
 
     def expire(self, now: float) -> None:
-        """Remove the leaves that were not used for their namespace's time."""
+        """Remove the leaves that were not used for their namespace's time.
+
+        Blocks that stay on disks only need a copy there first (``next_due_below``).
+        """
         for slot in self._ttl.due(now):
             account = self._accounts.by_number.get(slot.account)
-            if account is None or not account.quota.ttl_s or slot.state is not SlotState.SEALED:
+            ttl_s = 0.0 if account is None else account.quota.memory_ttl_s
+            if account is None or not ttl_s or slot.state is not SlotState.SEALED:
                 continue
-            ends = slot.used_at + account.quota.ttl_s
+            ends = slot.used_at + ttl_s
+            rests = account.quota.media == ON_DISK
             if slot.known and ends > now:
                 self._ttl.expect(slot, ends)
+            elif rests and self._evictor.has_lower_tier and not slot.clean:
+                self._due_below.append((slot.index, slot.generation))
+                self._ttl.expect(slot, now)
             elif slot.block.key in self._order.leaves.children or not evictable(slot):
                 self._ttl.expect(slot, now)  # Its children go first, and its readers.
             else:
-                account.evicted_for_ttl += 1
+                account.evicted_for_ttl += not rests
                 self._evict(slot)
                 self.removed.append(slot)
+
+    @property
+    def some_due_below(self) -> bool:
+        """Whether blocks wait for a copy in the lower tier, to leave memory."""
+        return bool(self._due_below)
+
+    def next_due_below(self) -> Slot | None:
+        """Return a block that needs a copy in the lower tier, to leave memory; None: there is none.
+
+        A block that gets none, because the lower tier is full, is asked for again a second later.
+        """
+        while self._due_below:
+            slot = self._store.get(*self._due_below.popleft())
+            if slot is not None and slot.state is SlotState.SEALED and not slot.clean:
+                return slot
+        return None

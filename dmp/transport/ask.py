@@ -17,7 +17,14 @@ from typing import Final
 
 import xxhash
 
-from tierkv.dmp.wire.frame import MAGIC, PROTOCOL_VERSION, FrameHeader, FrameType, pack_header
+from tierkv.dmp.wire.frame import (
+    AHEAD,
+    MAGIC,
+    PROTOCOL_VERSION,
+    FrameHeader,
+    FrameType,
+    pack_header,
+)
 from tierkv.dmp.wire.messages import Put
 from tierkv.dmp.wire.range_codec import ONE_RANGE_BYTES, Ref, pack_ranges, pack_sums, unpack_sums
 from tierkv.dmp.wire.socket_io import Buffer, Wire
@@ -98,15 +105,17 @@ class Ask:
         kind: frame type.
         head: packed message.
         payload: buffers that follow the head.
+        flags: bits set in the request id.
         reply: head of the reply, once received.
     """
 
-    __slots__ = ("head", "kind", "payload", "reply")
+    __slots__ = ("flags", "head", "kind", "payload", "reply")
 
     def __init__(self, kind: FrameType, head: bytes, payload: Sequence[Buffer] = ()) -> None:
         self.kind = kind
         self.head = head
         self.payload = payload
+        self.flags = 0
         self.reply = bytearray()
 
     def send(self, wire: Wire, request_id: int) -> None:
@@ -193,8 +202,11 @@ class ReadAsk(Ask):
 
     __slots__ = ("_size", "_views", "bad")
 
-    def __init__(self, refs: Sequence[Ref], views: Sequence[memoryview]) -> None:
+    def __init__(
+        self, refs: Sequence[Ref], views: Sequence[memoryview], *, ahead: bool = False
+    ) -> None:
         super().__init__(FrameType.READ, pack_ranges(refs))
+        self.flags = AHEAD if ahead else 0
         self.bad: list[int] = []
         self._views = views
         self._size = sum([ref[5] for ref in refs])

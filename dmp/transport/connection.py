@@ -15,7 +15,7 @@ from typing import Final
 
 from tierkv.dmp.transport.ask import Ask, SingleRead
 from tierkv.dmp.wire import messages as m
-from tierkv.dmp.wire.frame import FrameHeader, FrameType, parse_header
+from tierkv.dmp.wire.frame import AHEAD, FrameHeader, FrameType, parse_header
 from tierkv.dmp.wire.range_codec import Ref
 from tierkv.dmp.wire.socket_io import TlsWire, Wire
 from tierkv.dmp.zone_traffic import OtherZone
@@ -28,6 +28,7 @@ from tierkv.kvcore.errors import (
     PoolFullError,
     RemoteProtocolError,
     StaleEpochError,
+    ThrottledError,
     TransportError,
 )
 from tierkv.kvcore.ids import NodeId
@@ -43,8 +44,10 @@ _BY_CODE: Final[dict[str, type[CacheError]]] = {
         LeaseExpiredError,
         PoolFullError,
         StaleEpochError,
+        ThrottledError,
     )
 }
+_MOST_REQUESTS: Final = AHEAD - 1
 _WINDOW: Final = 4
 """Frames in flight. All their requests together (READ: 4 x 10 KiB) fit the smallest socket buffers,
 so that sending a request never blocks on replies that wait for this side."""
@@ -187,13 +190,20 @@ class PeerConnection:
         if refused is not None:
             raise refused
 
-    def read_one(self, ref: Ref, view: memoryview) -> bool:
+    def read_one(self, ref: Ref, view: memoryview, *, ahead: bool = False) -> bool:
         """Read one range into ``view``; False if the bytes do not match the received checksum.
+
+        Args:
+            ref: the range.
+            view: as long as the range.
+            ahead: nobody waits for the bytes yet.
 
         Raises:
             CacheError: the refusal, or TransportError.
         """
-        self._request_id = request_id = (self._request_id + 1) & 0xFFFFFFFF
+        self._request_id = request_id = (self._request_id + 1) & _MOST_REQUESTS
+        if ahead:
+            request_id |= AHEAD
         single = self._single
         try:
             got = single.read(request_id, ref, view)
@@ -225,9 +235,10 @@ class PeerConnection:
         self._wire.close()
 
     def _send(self, ask: Ask) -> int:
-        self._request_id = (self._request_id + 1) & 0xFFFFFFFF
-        ask.send(self._wire, self._request_id)
-        return self._request_id
+        self._request_id = (self._request_id + 1) & _MOST_REQUESTS
+        request_id = self._request_id | ask.flags
+        ask.send(self._wire, request_id)
+        return request_id
 
     def _receive(self, request_id: int, ask: Ask) -> CacheError | None:
         raw = bytearray(HEADER_BYTES)

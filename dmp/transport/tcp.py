@@ -102,7 +102,8 @@ class TcpPoolNode(NodeControl):
             views.append(view)
             refs.append(_ref(location, read.index, len(view)))
         parts = list(_by_bytes([ref[5] for ref in refs]))
-        asks = [ReadAsk(refs[part], views[part]) for part in parts]
+        ahead = reads[0].ahead
+        asks = [ReadAsk(refs[part], views[part], ahead=ahead) for part in parts]
         self._pool.run(lambda connection: connection.exchange(asks))
         received(self.other_zone, sum(map(len, views)))
         bad = [part.start + i for part, ask in zip(parts, asks, strict=True) for i in ask.bad]
@@ -115,7 +116,7 @@ class TcpPoolNode(NodeControl):
         location = self.mine(read.location)
         view = as_bytes(read.destination)
         ref = _ref(location, read.index, len(view))
-        if not self._pool.run(lambda connection: connection.read_one(ref, view)):
+        if not self._pool.run(lambda connection: connection.read_one(ref, view, ahead=read.ahead)):
             self.suspect([RangeRef(location, read.index)])
             raise ChecksumError(f"a range from {self.node_id} has a wrong checksum")
         received(self.other_zone, len(view))

@@ -63,6 +63,16 @@ class FrameType(IntEnum):
     ERROR = 65
 
 
+AHEAD: Final = 1 << 31
+"""Set in the request id of a READ for which nobody waits yet: other transfers go first. Nodes of
+older releases do not look at it."""
+
+
+def is_ahead(request_id: int) -> bool:
+    """Return whether a request is one for which nobody waits yet."""
+    return bool(request_id & AHEAD)
+
+
 _FRAMES: Final = FrameFormat(
     "data-plane",
     MAGIC,

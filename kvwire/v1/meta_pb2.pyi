@@ -995,6 +995,11 @@ class KvLimits(_message.Message):
     EVICTION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     DISK_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    WRITE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     capacity_bytes: _builtins.int
     """over all pool nodes; 0: no limit"""
     ttl_s: _builtins.float
@@ -1007,6 +1012,15 @@ class KvLimits(_message.Message):
     """blocks of another version are removed"""
     disk_capacity_bytes: _builtins.int
     """on the disks of all pool nodes; 0: no limit"""
+    read_bytes_per_s: _builtins.int
+    """from the memory of all pool nodes; 0: no limit"""
+    write_bytes_per_s: _builtins.int
+    requests_per_s: _builtins.float
+    """that move bytes; 0: no limit"""
+    weight: _builtins.float
+    """share of busy nodes' transfers; 0: 1, as others have"""
+    media: _builtins.str
+    """memory or disk; empty: both"""
     def __init__(
         self,
         *,
@@ -1016,10 +1030,15 @@ class KvLimits(_message.Message):
         eviction: _builtins.str = ...,
         version: _builtins.str = ...,
         disk_capacity_bytes: _builtins.int = ...,
+        read_bytes_per_s: _builtins.int = ...,
+        write_bytes_per_s: _builtins.int = ...,
+        requests_per_s: _builtins.float = ...,
+        weight: _builtins.float = ...,
+        media: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "disk_capacity_bytes", b"disk_capacity_bytes", "eviction", b"eviction", "evicts", b"evicts", "ttl_s", b"ttl_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "disk_capacity_bytes", b"disk_capacity_bytes", "eviction", b"eviction", "evicts", b"evicts", "media", b"media", "read_bytes_per_s", b"read_bytes_per_s", "requests_per_s", b"requests_per_s", "ttl_s", b"ttl_s", "version", b"version", "weight", b"weight", "write_bytes_per_s", b"write_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -427,13 +427,17 @@ async def test_a_namespaces_policy_comes_back_and_is_granted(meta: MetaClient) -
 
 
 async def test_limits_stay_unless_a_change_names_some(meta: MetaClient) -> None:
-    kept = KvLimits(5 << 20, 0.5, False, "arc", "r2", 7 << 30)
+    kept = KvLimits(5 << 20, 0.5, False, "arc", "r2", 7 << 30, 9, 10, 0.5, 2.0, "disk")
     await meta.put_namespace(Namespace("team", limits=kept))
     changed = await meta.put_namespace(Namespace("team", cache_enabled=False))
     assert (changed.limits, changed.cache_enabled) == (kept, False)
     assert (await meta.put_namespace(Namespace("team", limits=KvLimits()))).limits is None
     with pytest.raises(UserError, match="can't be negative"):
         await meta.put_namespace(Namespace("team", limits=KvLimits(ttl_s=-1.0)))
+    with pytest.raises(UserError, match="can't be negative"):
+        await meta.put_namespace(Namespace("team", limits=KvLimits(weight=float("nan"))))
+    with pytest.raises(UserError, match="no medium 'tape'"):
+        await meta.put_namespace(Namespace("team", limits=KvLimits(media="tape")))
     with pytest.raises(UserError, match="no eviction policy 'clock'"):
         await meta.put_namespace(Namespace("team", limits=KvLimits(eviction="clock")))
     with pytest.raises(UserError, match="is not a version name"):

@@ -211,10 +211,10 @@ def test_a_stop_waits_for_nobody_who_waits_for_a_greedy_peer(make_rig: MakeRig) 
     ask = frame(FrameType.READ, one_range(place, size=len(data)))
     with greeted(rig.server.address) as patient, greeted(rig.server.address) as greedy:
         greedy.sendall(ask)
-        while not rig.server._budget._used:  # pytest-timeout is the deadline
+        while not rig.node.turns.pinned_bytes:  # pytest-timeout is the deadline
             threading.Event().wait(0.01)
         patient.sendall(ask)
-        while not rig.server._budget._waiting:
+        while not rig.node.turns.waiting:
             threading.Event().wait(0.01)
         began = time.monotonic()
         rig.server.stop()

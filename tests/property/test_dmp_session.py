@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fix_dmp import Rig, block_key, make_put
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.server.client_connection import ByteBudget, Clients, Session
+from tierkv.dmp.server.client_connection import Clients, Session
 from tierkv.dmp.wire import messages as m
 from tierkv.dmp.wire.frame import FrameType, pack_header
 from tierkv.dmp.wire.range_codec import pack_ranges
@@ -34,7 +34,7 @@ def serve(node: DmpNode, raw: bytes) -> None:
         client = socket.create_connection(listener.getsockname())
         server, _ = listener.accept()
     wire = Wire(server, timeout_s=5.0)
-    session = Session(wire, node, Clients(), ByteBudget(1 << 20))
+    session = Session(wire, node, Clients())
     client.settimeout(10.0)
 
     def run() -> None:

@@ -92,6 +92,26 @@ DiskCapacityOption = Annotated[
     str | None,
     typer.Option(help="Most KV on the disks of all pool nodes, such as 40GiB; 0: no limit."),
 ]
+ReadBandwidthOption = Annotated[
+    str | None,
+    typer.Option(help="Most bytes read from all pool nodes, such as 200MB/s; 0: no limit."),
+]
+WriteBandwidthOption = Annotated[
+    str | None,
+    typer.Option(help="Most bytes written to all pool nodes, such as 100MB/s; 0: no limit."),
+]
+IopsOption = Annotated[
+    str | None,
+    typer.Option(help="Most requests per second that move bytes, such as 5000; 0: no limit."),
+]
+WeightOption = Annotated[
+    str | None,
+    typer.Option(help="Share of a busy pool node's transfers relative to others, such as 4."),
+]
+MediaOption = Annotated[
+    str | None,
+    typer.Option(help="Where KV stays: memory, disk or both."),
+]
 RayOption = Annotated[
     str | None,
     typer.Option(

@@ -29,13 +29,18 @@ from tierkv.commands.options import (
     DiskCapacityOption,
     EvictionOption,
     GradualOption,
+    IopsOption,
+    MediaOption,
     OnFull,
     OnFullOption,
+    ReadBandwidthOption,
     SelectorOption,
     SetOption,
     Switch,
     TtlOption,
     VersionOption,
+    WeightOption,
+    WriteBandwidthOption,
     is_on,
     load,
 )
@@ -154,6 +159,11 @@ def namespace_set(
     on_full: OnFullOption = None,
     eviction: EvictionOption = None,
     version: VersionOption = None,
+    media: MediaOption = None,
+    read_bandwidth: ReadBandwidthOption = None,
+    write_bandwidth: WriteBandwidthOption = None,
+    iops: IopsOption = None,
+    weight: WeightOption = None,
     output: Annotated[OutputFormat, typer.Option("--format")] = OutputFormat.TABLE,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -165,14 +175,9 @@ def namespace_set(
     Example: tierkv namespace set default --blend on --recompute-ratio 0.2
     Example: tierkv namespace set red --tenant ann --tenant bob --capacity 4GiB --ttl 12h
     """
-    from tierkv.dbfront.statement.namespace_change import (
-        NamespaceChange,
-        read_duration,
-        read_policy,
-        read_size,
-    )
+    from tierkv.dbfront.statement import namespace_change as options
 
-    change = NamespaceChange(
+    change = options.NamespaceChange(
         tenants=None if tenant is None else tuple(filter(None, tenant)),
         cache=is_on(cache),
         blend=is_on(blend),
@@ -180,12 +185,17 @@ def namespace_set(
         selector=selector,
         gradual=is_on(gradual),
         kv_codec=kv_codec,
-        capacity_bytes=read_size(capacity),
-        ttl_s=read_duration(ttl),
+        capacity_bytes=options.read_size(capacity),
+        ttl_s=options.read_duration(ttl),
         evicts=None if on_full is None else on_full is OnFull.EVICT,
-        eviction=read_policy(eviction),
+        eviction=options.read_policy(eviction),
         version=version,
-        disk_capacity_bytes=read_size(disk_capacity),
+        disk_capacity_bytes=options.read_size(disk_capacity),
+        read_bytes_per_s=options.read_bandwidth(read_bandwidth),
+        write_bytes_per_s=options.read_bandwidth(write_bandwidth),
+        requests_per_s=options.read_iops(iops),
+        weight=options.read_weight(weight),
+        media=options.read_media(media),
     )
     asyncio.run(set_namespace(load(config, settings).settings, name, change, output))
 
@@ -215,6 +225,11 @@ NAMESPACE_COLUMNS = (
     Column("on_full", "VARCHAR"),
     Column("eviction", "VARCHAR"),
     Column("version", "VARCHAR"),
+    Column("media", "VARCHAR"),
+    Column("read_bandwidth", "VARCHAR"),
+    Column("write_bandwidth", "VARCHAR"),
+    Column("iops", "DOUBLE"),
+    Column("weight", "DOUBLE"),
 )
 
 
@@ -293,7 +308,16 @@ def _namespace_row(namespace: Namespace) -> tuple[Any, ...]:
         "evict" if kept.evicts else "refuse",
         kept.eviction or None,
         kept.version or None,
+        kept.media or None,
+        _rate(kept.read_bytes_per_s),
+        _rate(kept.write_bytes_per_s),
+        kept.requests_per_s or None,
+        kept.weight or None,
     )
+
+
+def _rate(bytes_per_s: int) -> str | None:
+    return f"{_size(bytes_per_s)}/s" if bytes_per_s else None
 
 
 def _size(size_bytes: int) -> str | None:

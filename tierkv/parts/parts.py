@@ -336,13 +336,22 @@ def quotas_of(
             max(1, int(total * share)) if total else 0
             for total in (kept.capacity_bytes, kept.disk_capacity_bytes)
         )
-        members = frozenset(namespace.members)
-        found.append(
-            Quota(
-                namespace.name, members, capacity, kept.ttl_s, kept.evicts,
-                kept.eviction, kept.version, disk,
-            )
-        )  # fmt: skip
+        quota = Quota(
+            namespace.name,
+            frozenset(namespace.members),
+            capacity,
+            kept.ttl_s,
+            kept.evicts,
+            kept.eviction,
+            kept.version,
+            disk,
+            read_bytes_per_s=kept.read_bytes_per_s * share,
+            write_bytes_per_s=kept.write_bytes_per_s * share,
+            requests_per_s=kept.requests_per_s * share,
+            weight=kept.weight or 1.0,
+            media=kept.media,
+        )
+        found.append(quota)
     if len(found) > limits.MAX_LIMITED_NAMESPACES:
         _log.error(
             "%d namespaces have limits, a pool node keeps %d of them",

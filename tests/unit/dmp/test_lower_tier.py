@@ -10,10 +10,11 @@ import pytest
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.slots.accounts import Quota
+from tierkv.dmp.slots.accounts import REST_AFTER_S, Quota
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
+from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
 from tierkv.kvcore.ids import scope_of_version
 from tierkv.kvcore.node import TierStats
@@ -342,3 +343,52 @@ def test_a_namespace_keeps_to_its_part_of_the_disk_and_loses_its_own_copies(
     assert pool.reserve([make_put("r99", tenant="ann")]) == [None]
     store(pool, "r99", tenant=scope_of_version("ann", "r2"))
     wait_until(lambda: lower.find(block_key("r99")) is not None)
+
+
+def test_a_namespace_in_memory_only_has_no_copies_below(make_rig: MakeRig, disk) -> None:
+    rig = make_rig(open_lower=disk, demote_above=0.0)
+    pool, lower = InprocPoolNode(rig.node), rig.node._lower
+    assert lower is not None
+    store(pool, "r0", tenant="ann")
+    wait_until(lambda: lower.find(block_key("r0")) is not None)
+    rig.node.set_quotas([Quota("red", frozenset({"ann"}), media="memory")])
+    wait_until(lambda: lower.find(block_key("r0")) is None)
+    store(pool, "r1", tenant="ann")
+    store(pool, "x1", tenant="dan")
+    wait_until(lambda: lower.find(block_key("x1")) is not None)
+    assert [block.owner.tenant for block in lower.blocks()] == ["dan"]
+    assert all(pool.lookup([block_key("r0"), block_key("r1")]))
+
+
+def test_a_namespace_on_disk_only_leaves_memory_and_comes_back(make_rig: MakeRig, disk) -> None:
+    clock = ManualClock()
+    rig = make_rig(open_lower=disk, demote_above=1.0, clock=clock)
+    pool, lower = InprocPoolNode(rig.node), rig.node._lower
+    assert lower is not None
+    rig.node.set_quotas([Quota("red", frozenset({"ann"}), media="disk")])
+    for name, parent in (("r0", None), ("r1", "r0"), ("r2", "r1")):
+        store(pool, name, parent, tenant="ann")
+    store(pool, "x1", tenant="dan")
+    names = [block_key(name) for name in ("r0", "r1", "r2")]
+
+    def later() -> None:
+        for _ in range(4):  # Copies first, then children before parents.
+            clock.advance(REST_AFTER_S)
+            rig.node.tick()
+
+    later()
+    wait_until(lambda: all(lower.find(key) is not None for key in names))
+    later()
+    assert pool.lookup([*names, block_key("x1")])[:3] == [None, None, None]
+    assert pool.lookup([block_key("x1")]) != [None]
+    places = pool.promote(names)
+    assert all(places)
+    assert [fetch(pool, place)[0] for place in places if place] == [
+        make_range(name, 0) for name in ("r0", "r1", "r2")
+    ]
+    rig.node.tick()
+    assert all(pool.lookup(names)), "a reader has time"
+    later()
+    assert pool.lookup(names) == [None, None, None]
+    usage = rig.node.reports.report().namespaces[0]
+    assert (usage.used_bytes, usage.evicted_for_ttl, usage.disk_blocks) == (0, 0, 3)

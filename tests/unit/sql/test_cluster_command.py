@@ -82,6 +82,23 @@ def test_one_option_needs_no_parentheses() -> None:
     assert changed.limits == KvLimits(1 << 20, version="r2", disk_capacity_bytes=1 << 30)
 
 
+def test_rates_weight_and_medium() -> None:
+    command = read(
+        "CREATE KV NAMESPACE x WITH (read_bandwidth = '200MB/s', write_bandwidth = '1GiB', "
+        "iops = 5000, weight = 2.5, media = disk)"
+    )
+    assert command is not None
+    made = change_of(command.options).applied_to(Namespace("x"))
+    assert made.limits == KvLimits(
+        read_bytes_per_s=200_000_000, write_bytes_per_s=1 << 30, requests_per_s=5000.0,
+        weight=2.5, media="disk",
+    )  # fmt: skip
+    command = read("ALTER KV NAMESPACE x SET (media = both, iops = 0, read_bandwidth = 0)")
+    assert command is not None
+    changed = change_of(command.options).applied_to(made)
+    assert changed.limits == KvLimits(write_bytes_per_s=1 << 30, weight=2.5)
+
+
 @pytest.mark.parametrize(
     ("option", "says", "hint"),
     [
@@ -92,6 +109,11 @@ def test_one_option_needs_no_parentheses() -> None:
         ("eviction = fifo2", "there is no eviction policy 'fifo2'", "fifo"),
         ("version = 'r 2'", "version = 'r 2' must be 1 to 128 letters", ""),
         ("disk_capacity = lots", "'lots' is no size", "4GiB"),
+        ("read_bandwidth = fast", "'fast' is no bandwidth", "200MB/s"),
+        ("iops = many", "iops = 'many' must be a number from 0", ""),
+        ("weight = 0", "weight = '0' must be a number from 0.01 to 1000", ""),
+        ("weight = 'nan'", "weight = 'nan' must be a number", ""),
+        ("media = memroy", "there is no medium 'memroy'", "memory"),
         ("on_full = burst", "on_full = 'burst' must be evict or refuse", ""),
         ("recompute_ratio = high", "recompute_ratio = 'high' is not a number", ""),
     ],

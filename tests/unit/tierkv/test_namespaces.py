@@ -44,6 +44,16 @@ def shown(result: Result) -> list[dict[str, object]]:
     return rows
 
 
+def test_rates_weight_and_medium_are_set_and_listed(address: str) -> None:
+    rates = ("--read-bandwidth", "200MiB/s", "--write-bandwidth", "1GiB", "--iops", "5000")
+    more = ("--weight", "4", "--media", "memory", "--format", "json")
+    (made,) = shown(typed(address, "set", "red", *rates, *more))
+    assert (made["read_bandwidth"], made["write_bandwidth"]) == ("200.0MiB/s", "1.0GiB/s")
+    assert (made["iops"], made["weight"], made["media"]) == (5000, 4, "memory")
+    result = typed(address, "set", "red", "--weight", "0")
+    assert "weight = '0' must be a number from 0.01" in str(result.exception)
+
+
 def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
     (made,) = shown(typed(address, "set", "default", "--blend", "on", "--format", "json"))
     assert made == {
@@ -61,6 +71,11 @@ def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
         "on_full": "evict",
         "eviction": None,
         "version": None,
+        "media": None,
+        "read_bandwidth": None,
+        "write_bandwidth": None,
+        "iops": None,
+        "weight": None,
     }
     (changed,) = shown(
         typed(

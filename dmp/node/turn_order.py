@@ -1,0 +1,309 @@
+"""Turns of transfers at a pool node: by class, by the weights of namespaces, within their rates.
+
+```
+next turn   the first class with a transfer that may go; in the class, the smallest start tag
+start tag   max(now in virtual bytes, end tag of the account's last transfer)
+end tag     start tag + bytes / weight        now in virtual bytes: start tag of the last turn given
+may go      now >= full_at - 1 s, for each rate of the account
+full_at     max(full_at, now) + amount / rate, once the transfer has its turn
+```
+
+Few transfers move bytes at a time (``window_bytes``); all others wait here, so that their order
+counts. Sockets of equal threads would give each connection the same share, and a namespace more for
+each connection that it opens. Start tags share the bytes by weight as a deficit round robin does,
+for frames of any size, and without a list of rounds. A connection whose peer is slow, for example
+behind a slow network, does not count in the window: it would keep the place from others while its
+bytes wait in the kernel.
+
+A transfer that would wait for its rate for more than ``PATIENCE_S`` is refused at once: computing
+KV is then quicker than waiting. What moves without this node, over shared memory or one-sided RDMA,
+is charged afterwards; the account's next transfers through the node wait for it.
+
+Pure; dmp/node/turns.py puts a lock and threads around it. Refs: start-time fair queueing (Goyal,
+Vin, Cheng 1996); the generic cell rate algorithm (ITU-T I.371, annex A).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from tierkv.dmp.slots.accounts import Quota
+
+PATIENCE_S: Final = 1.0
+BURST_S: Final = 1.0
+"""A bucket holds what its rate allows in this time."""
+WINDOW_BYTES: Final = 16 << 20
+"""Four frames of a usual client: enough for the processors of a node and for a fast network."""
+_STALL_S: Final = 0.05
+_STALL_BYTES_PER_S: Final = 100e6
+"""A transfer slower than this, after a first wait, belongs to a slow peer."""
+
+
+class Kind(IntEnum):
+    """Class of a transfer: a lower number goes first.
+
+    Attributes:
+        READ: a call waits for the bytes.
+        AHEAD: a read before anybody asked.
+        WRITE: KV to be kept.
+    """
+
+    READ = 0
+    AHEAD = 1
+    WRITE = 2
+
+
+class Rate(IntEnum):
+    """What is limited: bytes read, bytes written, requests."""
+
+    READ_BYTES = 0
+    WRITE_BYTES = 1
+    REQUESTS = 2
+
+
+def _rates(quota: Quota) -> tuple[float, float, float]:
+    """Return the rates in the order of ``Rate``."""
+    return quota.read_bytes_per_s, quota.write_bytes_per_s, quota.requests_per_s
+
+
+@dataclass(slots=True)
+class Share:
+    """An account's part of a node's transfers, and what it moved.
+
+    Attributes:
+        quota: gives the weight and the rates.
+        read_bytes: bytes read, over any path.
+        write_bytes: bytes that were let in.
+        throttled: transfers and blocks refused because of a rate.
+    """
+
+    quota: Quota
+    read_bytes: int = 0
+    write_bytes: int = 0
+    throttled: int = 0
+    _full_at: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+    def obey(self, quota: Quota) -> None:
+        """Take a new quota: a new rate begins with a full bucket."""
+        for rate, (before, after) in enumerate(zip(_rates(self.quota), _rates(quota), strict=True)):
+            if before != after:
+                self._full_at[rate] = 0.0
+        self.quota = quota
+
+    def ready_at(self, kind: Kind) -> float:
+        """Return when the buckets allow the next transfer of a class; 0.0 for at any time."""
+        full = self._full_at
+        bytes_at = full[Rate.WRITE_BYTES if kind is Kind.WRITE else Rate.READ_BYTES]
+        return max(bytes_at, full[Rate.REQUESTS]) - BURST_S
+
+    def charge(self, kind: Kind, size: int, now: float) -> None:
+        """Take a transfer from the buckets, into debt if need be."""
+        quota = self.quota
+        if kind is Kind.WRITE:
+            self.write_bytes += size
+            self._take(Rate.WRITE_BYTES, quota.write_bytes_per_s, size, now)
+        else:
+            self.read_bytes += size
+            self._take(Rate.READ_BYTES, quota.read_bytes_per_s, size, now)
+        self._take(Rate.REQUESTS, quota.requests_per_s, 1, now)
+
+    def _take(self, rate: Rate, per_s: float, amount: int, now: float) -> None:
+        full = self._full_at
+        full[rate] = max(full[rate], now) + amount / per_s if per_s else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A transfer that waits, or has its turn.
+
+    Attributes:
+        account: whose bytes move.
+        kind: class of the transfer.
+        size: bytes.
+        counts: whether the transfer counts in the window; not one of a slow peer.
+        charges: whether the account's buckets are charged: not for bytes charged before.
+        tag: start tag.
+        granted_s: when the transfer got its turn; negative while it waits.
+        woken: set when the transfer gets its turn, if a thread waits for it.
+    """
+
+    account: int
+    kind: Kind
+    size: int
+    counts: bool = True
+    charges: bool = True
+    tag: float = 0.0
+    granted_s: float = -1.0
+    woken: threading.Event | None = None
+
+
+class Moved(NamedTuple):
+    """What a namespace moved, and how often its rates refused a transfer or a block."""
+
+    read_bytes: int = 0
+    write_bytes: int = 0
+    throttled: int = 0
+
+
+class TurnOrder:
+    """Which transfer goes next. Pure; times are seconds of any clock.
+
+    Attributes:
+        shares: by number of the account; others have weight 1 and no rate.
+        waiting: transfers that wait.
+        pinned: bytes of the reads that have their turn.
+    """
+
+    def __init__(self, *, pinned_bytes: int, window_bytes: int = WINDOW_BYTES) -> None:
+        """Begin with nothing to move.
+
+        Args:
+            pinned_bytes: bound on the bytes of all reads; a larger read runs alone.
+            window_bytes: bound on the bytes that move at a time, but for slow peers.
+        """
+        self.shares: dict[int, Share] = {}
+        self.waiting = 0
+        self._pinned_most, self.pinned = pinned_bytes, 0
+        self._window_most, self._window = window_bytes, 0
+        self._lanes: tuple[dict[int, deque[Turn]], ...] = tuple({} for _ in Kind)
+        self._ends: dict[int, float] = {}
+        self._virtual = 0.0
+        self._moving: dict[Turn, None] = {}
+
+    def set_quotas(self, quotas: Mapping[int, Quota]) -> None:
+        """Take new weights and rates; counts, and buckets with the same rate, are kept."""
+        for number in list(self.shares):
+            if number not in quotas or quotas[number].name != self.shares[number].quota.name:
+                del self.shares[number]
+                self._ends.pop(number, None)
+        for number, quota in quotas.items():
+            if number in self.shares:
+                self.shares[number].obey(quota)
+            else:
+                self.shares[number] = Share(quota)
+
+    def wait_s(self, turn: Turn, now: float) -> float:
+        """Return how long the buckets alone would have a new transfer wait, at least."""
+        share = self.shares.get(turn.account)
+        if share is None or not turn.charges:
+            return 0.0
+        wait_s = max(0.0, share.ready_at(turn.kind) - now)
+        lane = self._lanes[turn.kind].get(turn.account, ())
+        quota = share.quota
+        per_s = quota.write_bytes_per_s if turn.kind is Kind.WRITE else quota.read_bytes_per_s
+        if per_s:
+            wait_s += sum(before.size for before in lane) / per_s
+        if quota.requests_per_s:
+            wait_s += len(lane) / quota.requests_per_s
+        return wait_s
+
+    def ask(self, turn: Turn, now: float) -> bool:
+        """Add a transfer; return whether it has its turn at once."""
+        turn.tag = max(self._virtual, self._ends.get(turn.account, 0.0))
+        self._ends[turn.account] = turn.tag + turn.size / self._weight(turn.account)
+        fits = not self.waiting and self._has_memory(turn) and self._has_place(turn, now)
+        if fits and self._is_ready(turn, now):
+            self._grant(turn, now)
+            return True
+        self._lanes[turn.kind].setdefault(turn.account, deque()).append(turn)
+        self.waiting += 1
+        return False
+
+    def give_turns(self, now: float) -> list[Turn]:
+        """Return the waiting transfers that have their turn now."""
+        given: list[Turn] = []
+        while self.waiting:
+            turn = self._next(now)
+            if turn is None:
+                break
+            self._leave(turn)
+            self._grant(turn, now)
+            given.append(turn)
+        return given
+
+    def give_up(self, turn: Turn) -> None:
+        """Remove a waiting transfer."""
+        self._leave(turn)
+
+    def look_again_s(self, turn: Turn, now: float) -> float:
+        """Return after how long a waiting transfer has its turn, or may look again.
+
+        Only the first of an account looks for places that slow peers keep.
+        """
+        share = self.shares.get(turn.account) if turn.charges else None
+        if share is not None and share.ready_at(turn.kind) > now:
+            return share.ready_at(turn.kind) - now
+        return _STALL_S if self._lanes[turn.kind][turn.account][0] is turn else 1.0
+
+    def end(self, turn: Turn, now: float) -> bool:
+        """End a transfer that had its turn; return whether its peer was slow."""
+        slow = self._stalls(turn, now)
+        if turn in self._moving:
+            del self._moving[turn]
+            self._window -= turn.size
+        if turn.kind is not Kind.WRITE:
+            self.pinned -= turn.size
+        return slow
+
+    def _weight(self, account: int) -> float:
+        share = self.shares.get(account)
+        return share.quota.weight if share is not None else 1.0
+
+    def _is_ready(self, turn: Turn, now: float) -> bool:
+        share = self.shares.get(turn.account) if turn.charges else None
+        return share is None or now >= share.ready_at(turn.kind)
+
+    def _next(self, now: float) -> Turn | None:
+        """Return the next transfer, if there is a place; reads without memory let writes pass."""
+        for lanes in self._lanes:
+            ready = [lane[0] for lane in lanes.values() if self._is_ready(lane[0], now)]
+            turn = min(ready, key=lambda turn: turn.tag) if ready else None
+            if turn is not None and self._has_memory(turn):
+                return turn if self._has_place(turn, now) else None
+        return None
+
+    def _has_memory(self, turn: Turn) -> bool:
+        pins = turn.kind is not Kind.WRITE and self.pinned > 0
+        return not pins or self.pinned + turn.size <= self._pinned_most
+
+    def _has_place(self, turn: Turn, now: float) -> bool:
+        if not turn.counts or not self._window:
+            return True
+        if self._window + turn.size > self._window_most:
+            self._leave_out_slow(now)
+        return not self._window or self._window + turn.size <= self._window_most
+
+    def _leave_out_slow(self, now: float) -> None:
+        """Take transfers of slow peers out of the window."""
+        for turn in list(self._moving):
+            if self._stalls(turn, now):
+                del self._moving[turn]
+                self._window -= turn.size
+
+    def _stalls(self, turn: Turn, now: float) -> bool:
+        return now - turn.granted_s > _STALL_S + turn.size / _STALL_BYTES_PER_S
+
+    def _leave(self, turn: Turn) -> None:
+        lanes = self._lanes[turn.kind]
+        lane = lanes[turn.account]
+        lane.remove(turn)  # Nearly always the first.
+        if not lane:
+            del lanes[turn.account]
+        self.waiting -= 1
+
+    def _grant(self, turn: Turn, now: float) -> None:
+        turn.granted_s = now
+        self._virtual = max(self._virtual, turn.tag)
+        share = self.shares.get(turn.account)
+        if share is not None and turn.charges:
+            share.charge(turn.kind, turn.size, now)
+        if turn.kind is not Kind.WRITE:
+            self.pinned += turn.size
+        if turn.counts:
+            self._moving[turn] = None
+            self._window += turn.size

@@ -1,0 +1,126 @@
+"""Transfers wait for their turn at a pool node: the threads around dmp/node/turn_order.py.
+
+Used by dmp/server/client_connection.py, which waits, and by dmp/node/, which charges or refuses
+without a wait. The lock is taken after the node's lock, never before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from tierkv.dmp.node.turn_order import PATIENCE_S, WINDOW_BYTES, Kind, Moved, Turn, TurnOrder
+from tierkv.dmp.slots.accounts import EVERYONE, Quota
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import ThrottledError, TransportError
+
+
+class Turns:
+    """The order of a node's transfers, for threads."""
+
+    def __init__(
+        self, clock: Clock, *, pinned_bytes: int, window_bytes: int = WINDOW_BYTES
+    ) -> None:
+        self._clock = clock
+        self._order = TurnOrder(pinned_bytes=pinned_bytes, window_bytes=window_bytes)
+        self._lock = threading.Lock()
+
+    def set_quotas(self, quotas: Mapping[int, Quota]) -> None:
+        """Take the weights and rates of all accounts."""
+        with self._lock:
+            self._order.set_quotas(quotas)
+            self._wake(self._clock.now())
+
+    def take(self, turn: Turn, *, timeout_s: float) -> None:
+        """Wait for the turn of a transfer; ``end`` must follow.
+
+        Raises:
+            ThrottledError: the account's rates would have the transfer wait for too long.
+            TransportError: no turn came in time.
+        """
+        with self._lock:
+            now = self._clock.now()
+            self._refuse_long(turn, now)
+            if self._order.ask(turn, now):
+                return
+            turn.woken = threading.Event()
+        self._wait(turn, turn.woken, now + timeout_s)
+
+    def end(self, turn: Turn) -> bool:
+        """End a transfer that had its turn; return whether its peer was slow."""
+        with self._lock:
+            now = self._clock.now()
+            slow = self._order.end(turn, now)
+            if self._order.waiting:
+                self._wake(now)
+        return slow
+
+    def _refuse_long(self, turn: Turn, now: float) -> None:
+        """Refuse a transfer that would wait for its rates for too long. Lock held."""
+        if turn.account not in self._order.shares:
+            return
+        wait_s = self._order.wait_s(turn, now)
+        if wait_s > PATIENCE_S:
+            share = self._order.shares[turn.account]
+            share.throttled += 1
+            raise ThrottledError(
+                f"namespace {share.quota.name} has used its rate at this node for {wait_s:.1f} s"
+            )
+
+    def _wait(self, turn: Turn, woken: threading.Event, until: float) -> None:
+        while True:
+            with self._lock:
+                now = self._clock.now()
+                self._wake(now)
+                if turn.granted_s >= 0:
+                    return
+                if now >= until:
+                    self._order.give_up(turn)
+                    self._wake(now)
+                    raise TransportError("too many bytes are being moved at once")
+                wait_s = min(self._order.look_again_s(turn, now), until - now)
+            woken.wait(wait_s)
+
+    def _wake(self, now: float) -> None:
+        """Wake the transfers that have their turn now. Lock held."""
+        for turn in self._order.give_turns(now):
+            if turn.woken is not None:
+                turn.woken.set()
+
+    def charge(self, account: int, kind: Kind, size: int) -> None:
+        """Charge bytes that moved without a turn."""
+        if account == EVERYONE:
+            return
+        with self._lock:
+            share = self._order.shares.get(account)
+            if share is not None:
+                share.charge(kind, size, self._clock.now())
+
+    def may_write(self, account: int) -> bool:
+        """Return whether a block may be written, or count a refusal: the rate is used."""
+        if account == EVERYONE:
+            return True
+        with self._lock:
+            share = self._order.shares.get(account)
+            if share is None or self._clock.now() >= share.ready_at(Kind.WRITE):
+                return True
+            share.throttled += 1
+            return False
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the reads that have their turn."""
+        return self._order.pinned
+
+    @property
+    def waiting(self) -> int:
+        """Transfers that wait for their turn."""
+        return self._order.waiting
+
+    def moved(self) -> dict[str, Moved]:
+        """Return what each namespace with limits moved."""
+        with self._lock:
+            return {
+                share.quota.name: Moved(share.read_bytes, share.write_bytes, share.throttled)
+                for share in self._order.shares.values()
+            }

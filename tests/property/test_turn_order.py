@@ -1,0 +1,156 @@
+"""Turns of transfers: bytes by weight, rates, classes and bounds, for any order of events."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierkv.dmp.node.turn_order import BURST_S, Kind, Turn, TurnOrder
+from tierkv.dmp.slots.accounts import Quota
+
+MIB = 1 << 20
+WINDOW = 4 * MIB
+SIZES = st.integers(1, 6 * MIB)
+
+
+def order_of(quotas: dict[int, Quota], *, pinned_bytes: int = 64 * MIB) -> TurnOrder:
+    order = TurnOrder(pinned_bytes=pinned_bytes, window_bytes=WINDOW)
+    order.set_quotas(quotas)
+    return order
+
+
+def quota(number: int, **changes: Any) -> Quota:
+    return Quota(f"n{number}", frozenset({f"t{number}"}), **changes)
+
+
+@given(
+    st.lists(st.floats(0.1, 50.0), min_size=2, max_size=4),
+    st.lists(SIZES, min_size=20, max_size=80),
+)
+def test_bytes_are_shared_by_weight_within_one_transfer(
+    weights: list[float], sizes: list[int]
+) -> None:
+    order = order_of({n: quota(n, weight=weight) for n, weight in enumerate(weights, 1)})
+    blocker = Turn(0, Kind.READ, WINDOW)
+    assert order.ask(blocker, 0.0)
+    for number in order.shares:
+        for size in sizes:
+            assert not order.ask(Turn(number, Kind.READ, size), 0.0)
+    order.end(blocker, 0.0)
+    moved, left = dict.fromkeys(order.shares, 0), dict.fromkeys(order.shares, len(sizes))
+    largest = max(sizes)
+    while min(left.values()):
+        # One at a time: a transfer as large as the window would share it with others.
+        turn = order._next(0.0)
+        assert turn is not None
+        order._leave(turn)
+        order._grant(turn, 0.0)
+        order.end(turn, 0.0)
+        moved[turn.account] += turn.size
+        left[turn.account] -= 1
+        for a, b in combinations(order.shares, 2):
+            # Goyal, Vin, Cheng 1996, theorem 1.
+            apart = abs(moved[a] / weights[a - 1] - moved[b] / weights[b - 1])
+            assert apart <= largest / weights[a - 1] + largest / weights[b - 1] + 1.0
+
+
+@given(
+    st.floats(1e5, 1e8),
+    st.floats(1.0, 1e4),
+    st.lists(st.tuples(SIZES, st.floats(0.0, 3.0)), min_size=1, max_size=60),
+)
+def test_no_second_begins_more_than_its_rates_allow(
+    bytes_per_s: float, requests_per_s: float, events: list[tuple[int, float]]
+) -> None:
+    order = order_of({1: quota(1, read_bytes_per_s=bytes_per_s, requests_per_s=requests_per_s)})
+    now, given_turns, largest = 0.0, [], 0
+    for size, pause in events:
+        now += pause
+        largest = max(largest, size)
+        turn = Turn(1, Kind.READ, size)
+        found = [turn] if order.ask(turn, now) else order.give_turns(now)
+        for each in found:
+            given_turns.append((each.size, now))
+            order.end(each, now)
+    for start, (_, began) in enumerate(given_turns):
+        for stop in range(start, len(given_turns)):
+            took_s = given_turns[stop][1] - began
+            moved = sum(size for size, _ in given_turns[start : stop + 1])
+            assert moved <= bytes_per_s * (took_s + BURST_S) * (1 + 1e-9) + largest
+            assert stop + 1 - start <= requests_per_s * (took_s + BURST_S) * (1 + 1e-9) + 1
+
+
+@given(st.data())
+def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
+    data: st.DataObject,
+) -> None:
+    pinned = data.draw(st.sampled_from([5 * MIB, 64 * MIB]))
+    order = order_of({1: quota(1, weight=3.0), 2: quota(2)}, pinned_bytes=pinned)
+    now = 0.0
+    moving: list[Turn] = []
+    waiting: list[Turn] = []
+    for _ in range(data.draw(st.integers(1, 60))):
+        now += data.draw(st.sampled_from([0.0, 0.001, 0.2]))
+        action = data.draw(st.sampled_from(["ask", "end", "give_up"]))
+        if action == "ask":
+            turn = Turn(
+                data.draw(st.integers(0, 3)),
+                data.draw(st.sampled_from(list(Kind))),
+                data.draw(SIZES),
+                counts=data.draw(st.booleans()),
+            )
+            (moving if order.ask(turn, now) else waiting).append(turn)
+        elif action == "end" and moving:
+            order.end(moving.pop(data.draw(st.integers(0, len(moving) - 1))), now)
+        elif action == "give_up" and waiting:
+            order.give_up(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))))
+        for turn in order.give_turns(now):
+            waiting.remove(turn)
+            moving.append(turn)
+        reads = [turn.size for turn in moving if turn.kind is not Kind.WRITE]
+        assert order.pinned == sum(reads)
+        assert order.pinned <= pinned or len(reads) == 1
+        fast = [turn.size for turn in moving if turn in order._moving]
+        assert order._window == sum(fast)
+        assert order._window <= WINDOW or len(fast) == 1
+        assert order.waiting == len(waiting)
+    while waiting:
+        for turn in moving:
+            order.end(turn, now)
+        given_now = order.give_turns(now)
+        first = given_now[0]
+        assert first.kind == min(turn.kind for turn in waiting), "a higher class waits"
+        moving = given_now
+        waiting = [turn for turn in waiting if turn not in given_now]
+
+
+def test_a_slow_peer_keeps_no_place_from_others_and_a_throttled_one_none_either() -> None:
+    order = order_of({1: quota(1, read_bytes_per_s=1000.0)})
+    slow = Turn(2, Kind.READ, WINDOW)
+    assert order.ask(slow, 0.0)
+    other = Turn(3, Kind.READ, WINDOW)
+    assert not order.ask(other, 0.0)
+    assert order.give_turns(0.01) == []
+    assert order.give_turns(1.0) == [other]
+    assert order.end(slow, 1.0), "its next transfers do not count"
+    assert not order.end(other, 1.0)
+    assert order.ask(Turn(1, Kind.READ, 5000), 1.0)
+    throttled, free = Turn(1, Kind.READ, 1), Turn(3, Kind.READ, 1)
+    assert order.wait_s(throttled, 1.0) == 4.0
+    assert not order.ask(throttled, 1.0)
+    assert not order.ask(free, 1.0)
+    assert order.give_turns(1.0) == [free]
+    assert order.give_turns(4.9) == []
+    assert order.give_turns(5.0) == [throttled]
+
+
+def test_reads_that_wait_for_memory_let_writes_pass() -> None:
+    order = order_of({}, pinned_bytes=10)
+    assert order.ask(Turn(0, Kind.READ, 10), 0.0)
+    read, write = Turn(0, Kind.READ, 1), Turn(0, Kind.WRITE, 1)
+    assert not order.ask(read, 0.0)
+    assert not order.ask(write, 0.0)
+    assert order.give_turns(0.0) == [write]
