@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _switch(report, _QUICK_BLOCKS if options.quick else _BLOCKS)
     _ledger(report, 2_000 if options.quick else 20_000)
     _policies(report, tenants(options.seed, 400 if options.quick else 4_000))
-    finish(report, options)
+    finish(report, options.format)
 
 
 def _table(slots: int) -> SlotTable:

@@ -28,8 +28,8 @@ beside      counts of ``Beside``
 A plan counts the costs of loads and steps. It knows neither the step in progress, which has to end
 first, nor the threads of other loads, which share the processor. Both grow with what stands beside
 the prompt. The coefficients come from recursive least squares of relative errors with fading
-weight. They begin at those that believe the plan, and are held there by a prior, so that a few
-first tokens correct mostly the overhead. Used by compute/tiers/load_log.py.
+weight. The first coefficients believe the plan, and a prior holds them there, so a few first
+tokens correct mostly the overhead. Used by compute/tiers/load_log.py.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class RangeRead:
         location: slot of the block.
         index: number of the range.
         destination: writable, C-contiguous, exactly ``range_bytes`` long.
-        ahead: nobody waits for the bytes yet: other transfers go first.
+        ahead: the bytes are not awaited yet; transfers of awaited bytes go first.
     """
 
     location: Location

@@ -1,7 +1,7 @@
 """Memory layout of one block's KV: the same in L1 transfer buffers, pool slots and on disk.
 
-Payload is layer-major, ``[layer][k|v][block_tokens][kv_heads][head_dim]``, so one layer of one
-block is one contiguous range that can be moved, checksummed and loaded alone. Keys are stored after
+Payload is layer-major, ``[layer][k|v][block_tokens][kv_heads][head_dim]``, so each layer of a
+block is a contiguous range, moved, checksummed and loaded alone. Keys are stored after
 rope (exact-prefix reuse never moves keys). Below L1 a codec may shrink each range. The layout fixes
 the encoded size, so slots are reserved before encoding; for entropy-coded ranges the layout only
 gives an upper bound.

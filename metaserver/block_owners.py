@@ -3,8 +3,8 @@
 Called by metaserver/several_meta.py. Every block has two owners: the servers with the highest
 scores of the block's key (rendezvous hashing: D. Thaler and C. Ravishankar, "Using name-based
 mappings to increase hit rates", 1998). All nodes compute the same owners from the same list of
-servers, without asking. Blocks of one chain are spread by their own keys, not by their prompt's
-first block, so that a system prompt that everybody shares does not end on one server.
+servers, without asking. Blocks of a chain are spread by the keys of the blocks, not by the first
+block of the prompt: a shared system prompt does not end on a single server.
 
 An owner that is asked for its blocks of a chain, in chain order, answers with the longest prefix of
 these. The first block missing at any owner ends the prefix of the whole chain. Views join likewise;

@@ -174,8 +174,8 @@ class KvLimits:
         read_bytes_per_s: bytes read from all pool nodes, on average, shared out in the same way.
             0: no limit.
         write_bytes_per_s: the same of bytes written.
-        requests_per_s: the same of requests that move bytes.
-        weight: share of a busy pool node's transfers relative to others; 0.0: 1, as others have.
+        requests_per_s: transfers from and to all pool nodes, on average. 0.0: no limit.
+        weight: share of a busy pool node's transfers; 0.0: the default, 1.
         media: ``memory`` or ``disk`` if blocks stay in only one of them; empty: both.
     """
 

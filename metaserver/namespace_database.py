@@ -45,10 +45,10 @@ class NamespaceDatabase(Protocol):
     1. ``open`` makes missing tables and raises ConfigError, with a cure, if the database can't be
        used.
     2. ``secret`` returns the stored secret; the first caller ever stores ``fresh``.
-    3. ``write`` calls ``check`` with all that is stored in a transaction that excludes other
-       writers, stores the row that ``check`` returns, and returns all that is stored, durable on
-       return. What ``check`` raises leaves the database unchanged. A database that refuses (full,
-       lost) is DirectoryUnavailableError.
+    3. ``write`` calls ``check`` with everything stored, in a transaction without further writers,
+       stores the returned row, and returns everything stored, durable on return. An error of
+       ``check`` leaves the database unchanged. A refusal of the database (full, lost) is
+       DirectoryUnavailableError.
     4. ``write_record`` makes or replaces a record, ``remove`` and ``remove_record`` remove what has
        the name, if anything has; otherwise as ``write``.
     5. ``follow`` calls ``changed`` with all that is stored, from a thread of the database, after a

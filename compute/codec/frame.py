@@ -1,7 +1,7 @@
 """The head of an entropy-coded range: a description of the bytes, checked before use.
 
-Written and read by compute/codec/entropy.py; pure. One frame holds one layer of one block, so
-layers still move alone. Every fault in a head is a LayoutError, which means "miss".
+Written and read by compute/codec/entropy.py; pure. A frame holds a layer of a block, so layers
+still move alone. Every fault in a head is a LayoutError, which means "miss".
 """
 
 from __future__ import annotations

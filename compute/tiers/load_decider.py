@@ -74,7 +74,7 @@ def _promote(source: Source, figures: LoadFigures, absorb: Absorb, clock: Clock)
 def _read(
     source: Source, places: list[Location], figures: LoadFigures, absorb: Absorb, clock: Clock
 ) -> None:
-    """Read one layer of some blocks into memory that nobody looks at."""
+    """Read a layer of a few blocks into unused memory."""
     sizes = [figures.layer_bytes(at) for at in places]
     buffer = memoryview(bytearray(sum(sizes)))
     reads, at = [], 0

@@ -290,7 +290,7 @@ class Tiers:
             sources: per block, copies to try.
             arrived: called after each layer.
             ended: called once, when no thread writes into the pages any more.
-            ahead: nobody waits for the blocks yet: pool nodes serve others first.
+            ahead: the blocks are not awaited yet; pool nodes serve awaited blocks first.
         """
         # Blocks found for a request whose KV can't be stored here do not have this codec's size.
         codec = self.codec_of(request) or KvCodec.NONE

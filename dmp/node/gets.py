@@ -16,7 +16,7 @@ import xxhash
 from tierkv.dmp.config import MAX_HOLD_S
 from tierkv.dmp.node.puts import range_span
 from tierkv.dmp.node.state import NodeState
-from tierkv.dmp.node.turn_order import Kind
+from tierkv.dmp.node.turn_order import TransferKind
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.accounts import EVERYONE
 from tierkv.dmp.wire.messages import RangeRef
@@ -167,10 +167,7 @@ class Gets:
                     state.table.leases.carry_out(part, state.clock.now())
 
     def touch(self, locations: Sequence[Location], *, read_bytes: int) -> None:
-        """Count reads that a process made directly in the segment.
-
-        They are charged to their namespaces afterwards, because nobody could have them wait.
-        """
+        """Count a process's own reads in the segment, and charge their namespaces afterwards."""
         state = self._state
         moved: Counter[int] = Counter()
         with state.lock:
@@ -179,13 +176,14 @@ class Gets:
             state.read_bytes += read_bytes
             for place in locations:
                 if state.is_mine(place):
-                    slot = table.touch(place.slot, place.generation)
-                    if state.quotas and slot is not None and slot.account:
+                    table.touch(place.slot, place.generation)
+                    slot = table.get(place.slot, place.generation) if state.quotas else None
+                    if slot is not None and slot.account:
                         moved[slot.account] += slot.length
         whole = sum(place.length for place in locations)
         for account, size in moved.items():
             # Parts of blocks may have been read: each block counts with its part of all bytes.
-            state.turns.charge(account, Kind.READ, size * read_bytes // max(1, whole))
+            state.turns.charge(account, TransferKind.READ, size * read_bytes // max(1, whole))
 
     def suspect(self, refs: Sequence[RangeRef]) -> list[bool]:
         """Check ranges that a reader found bad; quarantine a slot whose bytes really are bad.

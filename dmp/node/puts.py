@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tierkv.dmp.config import MAX_RESERVE_S
 from tierkv.dmp.node.state import NodeState
-from tierkv.dmp.node.turn_order import Kind
+from tierkv.dmp.node.turn_order import TransferKind
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.accounts import EVERYONE
 from tierkv.dmp.slots.slot_table import NO_DEADLINE
@@ -92,7 +92,7 @@ class Puts:
         if slot is None:
             return None
         if not must:
-            state.turns.charge(account, Kind.WRITE, slot.length)
+            state.turns.charge(account, TransferKind.WRITE, slot.length)
         state.segment.headers.write(slot)
         return state.location(slot)
 

@@ -87,8 +87,8 @@ class Demoter:
     def demote_one(self, *, limit_bytes: int) -> bool:
         """Copy the next block; False if no block is due.
 
-        Due are blocks that stay on disks only, and others while more than ``limit_bytes`` are
-        exposed.
+        Due are blocks of namespaces on disks only, and any block while more than ``limit_bytes``
+        are exposed.
 
         Raises:
             CacheError: the lower tier did not store the block.

@@ -8,16 +8,15 @@ may go      now >= full_at - 1 s, for each rate of the account
 full_at     max(full_at, now) + amount / rate, once the transfer has its turn
 ```
 
-Few transfers move bytes at a time (``window_bytes``); all others wait here, so that their order
-counts. Sockets of equal threads would give each connection the same share, and a namespace more for
-each connection that it opens. Start tags share the bytes by weight as a deficit round robin does,
-for frames of any size, and without a list of rounds. A connection whose peer is slow, for example
-behind a slow network, does not count in the window: it would keep the place from others while its
-bytes wait in the kernel.
+Few transfers move bytes at a time; the rest wait here, so that their order counts. Sockets alone
+would give each connection the same share, and a namespace more for each further connection. Start
+tags share the bytes by weight as a deficit round robin does, for frames of any size, and without a
+list of rounds. The connection of a slow peer, for example behind a slow network, takes no place:
+the place would stay taken while bytes wait in the kernel.
 
-A transfer that would wait for its rate for more than ``PATIENCE_S`` is refused at once: computing
-KV is then quicker than waiting. What moves without this node, over shared memory or one-sided RDMA,
-is charged afterwards; the account's next transfers through the node wait for it.
+A transfer with a wait for its rate of more than ``PATIENCE_S`` is refused at once: computing KV is
+then quicker. Bytes over shared memory or one-sided RDMA move without this node and are charged
+afterwards; the account's next transfers through the node wait.
 
 Pure; dmp/node/turns.py puts a lock and threads around it. Refs: start-time fair queueing (Goyal,
 Vin, Cheng 1996); the generic cell rate algorithm (ITU-T I.371, annex A).
@@ -37,14 +36,19 @@ from tierkv.dmp.slots.accounts import Quota
 PATIENCE_S: Final = 1.0
 BURST_S: Final = 1.0
 """A bucket holds what its rate allows in this time."""
-WINDOW_BYTES: Final = 16 << 20
-"""Four frames of a usual client: enough for the processors of a node and for a fast network."""
+PLACES: Final = 2
+"""Transfers moving at a time, of any size, once a namespace has limits. With more the kernel would
+choose the order; with fewer the network would idle between two."""
+_PLACE_BYTES: Final = 1 << 20
+"""Further small transfers move as well, up to so many bytes for each place together."""
+_MORE_UNSHARED: Final = 8
+"""Times as many places without namespaces with limits: only the classes have an order then."""
 _STALL_S: Final = 0.05
 _STALL_BYTES_PER_S: Final = 100e6
 """A transfer slower than this, after a first wait, belongs to a slow peer."""
 
 
-class Kind(IntEnum):
+class TransferKind(IntEnum):
     """Class of a transfer: a lower number goes first.
 
     Attributes:
@@ -58,27 +62,23 @@ class Kind(IntEnum):
     WRITE = 2
 
 
-class Rate(IntEnum):
-    """What is limited: bytes read, bytes written, requests."""
-
-    READ_BYTES = 0
-    WRITE_BYTES = 1
-    REQUESTS = 2
+_READ_BYTES, _WRITE_BYTES, _REQUESTS = range(3)
+"""What rates limit."""
 
 
 def _rates(quota: Quota) -> tuple[float, float, float]:
-    """Return the rates in the order of ``Rate``."""
+    """Return the rates of bytes read, bytes written, and requests."""
     return quota.read_bytes_per_s, quota.write_bytes_per_s, quota.requests_per_s
 
 
 @dataclass(slots=True)
 class Share:
-    """An account's part of a node's transfers, and what it moved.
+    """An account's part of a node's transfers.
 
     Attributes:
         quota: gives the weight and the rates.
         read_bytes: bytes read, over any path.
-        write_bytes: bytes that were let in.
+        write_bytes: bytes written, over any path.
         throttled: transfers and blocks refused because of a rate.
     """
 
@@ -95,45 +95,51 @@ class Share:
                 self._full_at[rate] = 0.0
         self.quota = quota
 
-    def ready_at(self, kind: Kind) -> float:
+    def ready_at(self, kind: TransferKind) -> float:
         """Return when the buckets allow the next transfer of a class; 0.0 for at any time."""
         full = self._full_at
-        bytes_at = full[Rate.WRITE_BYTES if kind is Kind.WRITE else Rate.READ_BYTES]
-        return max(bytes_at, full[Rate.REQUESTS]) - BURST_S
+        bytes_at = full[_WRITE_BYTES if kind is TransferKind.WRITE else _READ_BYTES]
+        return max(bytes_at, full[_REQUESTS]) - BURST_S
 
-    def charge(self, kind: Kind, size: int, now: float) -> None:
+    def bytes_per_s(self, kind: TransferKind) -> float:
+        """Return the rate of a class's bytes; 0.0: no limit."""
+        if kind is TransferKind.WRITE:
+            return self.quota.write_bytes_per_s
+        return self.quota.read_bytes_per_s
+
+    def charge(self, kind: TransferKind, size: int, now: float) -> None:
         """Take a transfer from the buckets, into debt if need be."""
         quota = self.quota
-        if kind is Kind.WRITE:
+        if kind is TransferKind.WRITE:
             self.write_bytes += size
-            self._take(Rate.WRITE_BYTES, quota.write_bytes_per_s, size, now)
+            self._take(_WRITE_BYTES, quota.write_bytes_per_s, size, now)
         else:
             self.read_bytes += size
-            self._take(Rate.READ_BYTES, quota.read_bytes_per_s, size, now)
-        self._take(Rate.REQUESTS, quota.requests_per_s, 1, now)
+            self._take(_READ_BYTES, quota.read_bytes_per_s, size, now)
+        self._take(_REQUESTS, quota.requests_per_s, 1, now)
 
-    def _take(self, rate: Rate, per_s: float, amount: int, now: float) -> None:
+    def _take(self, rate: int, per_s: float, amount: int, now: float) -> None:
         full = self._full_at
         full[rate] = max(full[rate], now) + amount / per_s if per_s else 0.0
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A transfer that waits, or has its turn.
+    """A transfer, before and during its turn.
 
     Attributes:
-        account: whose bytes move.
+        account: owner of the bytes.
         kind: class of the transfer.
         size: bytes.
-        counts: whether the transfer counts in the window; not one of a slow peer.
+        counts: whether the transfer takes a place; False for a slow peer's.
         charges: whether the account's buckets are charged: not for bytes charged before.
         tag: start tag.
-        granted_s: when the transfer got its turn; negative while it waits.
-        woken: set when the transfer gets its turn, if a thread waits for it.
+        granted_s: begin of the turn; negative before.
+        woken: set at the begin of the turn, for a waiting thread.
     """
 
     account: int
-    kind: Kind
+    kind: TransferKind
     size: int
     counts: bool = True
     charges: bool = True
@@ -143,7 +149,7 @@ class Turn:
 
 
 class Moved(NamedTuple):
-    """What a namespace moved, and how often its rates refused a transfer or a block."""
+    """Bytes of a namespace, and transfers and blocks refused because of its rates."""
 
     read_bytes: int = 0
     write_bytes: int = 0
@@ -154,29 +160,30 @@ class TurnOrder:
     """Which transfer goes next. Pure; times are seconds of any clock.
 
     Attributes:
-        shares: by number of the account; others have weight 1 and no rate.
-        waiting: transfers that wait.
-        pinned: bytes of the reads that have their turn.
+        shares: by number of the account; without a share, weight 1 and no rate.
+        waiting: number of waiting transfers.
+        pinned: bytes of the reads in their turn.
     """
 
-    def __init__(self, *, pinned_bytes: int, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(self, *, pinned_bytes: int, places: int = PLACES) -> None:
         """Begin with nothing to move.
 
         Args:
             pinned_bytes: bound on the bytes of all reads; a larger read runs alone.
-            window_bytes: bound on the bytes that move at a time, but for slow peers.
+            places: large transfers moving at a time, besides slow peers'.
         """
         self.shares: dict[int, Share] = {}
         self.waiting = 0
         self._pinned_most, self.pinned = pinned_bytes, 0
-        self._window_most, self._window = window_bytes, 0
-        self._lanes: tuple[dict[int, deque[Turn]], ...] = tuple({} for _ in Kind)
+        self._places, self._window = places, 0
+        self._most = places * _MORE_UNSHARED
+        self._lanes: tuple[dict[int, deque[Turn]], ...] = tuple({} for _ in TransferKind)
         self._ends: dict[int, float] = {}
         self._virtual = 0.0
         self._moving: dict[Turn, None] = {}
 
     def set_quotas(self, quotas: Mapping[int, Quota]) -> None:
-        """Take new weights and rates; counts, and buckets with the same rate, are kept."""
+        """Take new weights and rates; counts, and buckets with the same rate, stay."""
         for number in list(self.shares):
             if number not in quotas or quotas[number].name != self.shares[number].quota.name:
                 del self.shares[number]
@@ -186,6 +193,7 @@ class TurnOrder:
                 self.shares[number].obey(quota)
             else:
                 self.shares[number] = Share(quota)
+        self._most = self._places * (1 if self.shares else _MORE_UNSHARED)
 
     def wait_s(self, turn: Turn, now: float) -> float:
         """Return how long the buckets alone would have a new transfer wait, at least."""
@@ -195,7 +203,7 @@ class TurnOrder:
         wait_s = max(0.0, share.ready_at(turn.kind) - now)
         lane = self._lanes[turn.kind].get(turn.account, ())
         quota = share.quota
-        per_s = quota.write_bytes_per_s if turn.kind is Kind.WRITE else quota.read_bytes_per_s
+        per_s = share.bytes_per_s(turn.kind)
         if per_s:
             wait_s += sum(before.size for before in lane) / per_s
         if quota.requests_per_s:
@@ -203,7 +211,7 @@ class TurnOrder:
         return wait_s
 
     def ask(self, turn: Turn, now: float) -> bool:
-        """Add a transfer; return whether it has its turn at once."""
+        """Add a transfer; return whether the turn begins at once."""
         turn.tag = max(self._virtual, self._ends.get(turn.account, 0.0))
         self._ends[turn.account] = turn.tag + turn.size / self._weight(turn.account)
         fits = not self.waiting and self._has_memory(turn) and self._has_place(turn, now)
@@ -215,7 +223,7 @@ class TurnOrder:
         return False
 
     def give_turns(self, now: float) -> list[Turn]:
-        """Return the waiting transfers that have their turn now."""
+        """Begin the turns of waiting transfers and return them."""
         given: list[Turn] = []
         while self.waiting:
             turn = self._next(now)
@@ -231,9 +239,9 @@ class TurnOrder:
         self._leave(turn)
 
     def look_again_s(self, turn: Turn, now: float) -> float:
-        """Return after how long a waiting transfer has its turn, or may look again.
+        """Return seconds until a waiting transfer has its turn, or may look again.
 
-        Only the first of an account looks for places that slow peers keep.
+        Only the first of an account looks for places of slow peers.
         """
         share = self.shares.get(turn.account) if turn.charges else None
         if share is not None and share.ready_at(turn.kind) > now:
@@ -241,12 +249,12 @@ class TurnOrder:
         return _STALL_S if self._lanes[turn.kind][turn.account][0] is turn else 1.0
 
     def end(self, turn: Turn, now: float) -> bool:
-        """End a transfer that had its turn; return whether its peer was slow."""
+        """End a transfer's turn; return whether the peer was slow."""
         slow = self._stalls(turn, now)
         if turn in self._moving:
             del self._moving[turn]
             self._window -= turn.size
-        if turn.kind is not Kind.WRITE:
+        if turn.kind is not TransferKind.WRITE:
             self.pinned -= turn.size
         return slow
 
@@ -268,18 +276,21 @@ class TurnOrder:
         return None
 
     def _has_memory(self, turn: Turn) -> bool:
-        pins = turn.kind is not Kind.WRITE and self.pinned > 0
+        pins = turn.kind is not TransferKind.WRITE and self.pinned > 0
         return not pins or self.pinned + turn.size <= self._pinned_most
 
     def _has_place(self, turn: Turn, now: float) -> bool:
-        if not turn.counts or not self._window:
+        if not turn.counts or self._has_free_place(turn):
             return True
-        if self._window + turn.size > self._window_most:
-            self._leave_out_slow(now)
-        return not self._window or self._window + turn.size <= self._window_most
+        self._leave_out_slow(now)
+        return self._has_free_place(turn)
+
+    def _has_free_place(self, turn: Turn) -> bool:
+        most = self._most
+        return len(self._moving) < most or self._window + turn.size <= most * _PLACE_BYTES
 
     def _leave_out_slow(self, now: float) -> None:
-        """Take transfers of slow peers out of the window."""
+        """Free the places of slow peers."""
         for turn in list(self._moving):
             if self._stalls(turn, now):
                 del self._moving[turn]
@@ -302,7 +313,7 @@ class TurnOrder:
         share = self.shares.get(turn.account)
         if share is not None and turn.charges:
             share.charge(turn.kind, turn.size, now)
-        if turn.kind is not Kind.WRITE:
+        if turn.kind is not TransferKind.WRITE:
             self.pinned += turn.size
         if turn.counts:
             self._moving[turn] = None

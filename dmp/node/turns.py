@@ -1,7 +1,7 @@
 """Transfers wait for their turn at a pool node: the threads around dmp/node/turn_order.py.
 
-Used by dmp/server/client_connection.py, which waits, and by dmp/node/, which charges or refuses
-without a wait. The lock is taken after the node's lock, never before.
+Connections wait here (over DmpNode.turns); gets and puts charge or refuse without a wait. The
+lock is taken after the node's lock, never before.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from tierkv.dmp.node.turn_order import PATIENCE_S, WINDOW_BYTES, Kind, Moved, Turn, TurnOrder
+from tierkv.dmp.node.turn_order import PATIENCE_S, PLACES, Moved, TransferKind, Turn, TurnOrder
 from tierkv.dmp.slots.accounts import EVERYONE, Quota
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import ThrottledError, TransportError
@@ -18,11 +18,9 @@ from tierkv.kvcore.errors import ThrottledError, TransportError
 class Turns:
     """The order of a node's transfers, for threads."""
 
-    def __init__(
-        self, clock: Clock, *, pinned_bytes: int, window_bytes: int = WINDOW_BYTES
-    ) -> None:
+    def __init__(self, clock: Clock, *, pinned_bytes: int, places: int = PLACES) -> None:
         self._clock = clock
-        self._order = TurnOrder(pinned_bytes=pinned_bytes, window_bytes=window_bytes)
+        self._order = TurnOrder(pinned_bytes=pinned_bytes, places=places)
         self._lock = threading.Lock()
 
     def set_quotas(self, quotas: Mapping[int, Quota]) -> None:
@@ -47,7 +45,7 @@ class Turns:
         self._wait(turn, turn.woken, now + timeout_s)
 
     def end(self, turn: Turn) -> bool:
-        """End a transfer that had its turn; return whether its peer was slow."""
+        """End a transfer's turn; return whether the peer was slow."""
         with self._lock:
             now = self._clock.now()
             slow = self._order.end(turn, now)
@@ -56,7 +54,7 @@ class Turns:
         return slow
 
     def _refuse_long(self, turn: Turn, now: float) -> None:
-        """Refuse a transfer that would wait for its rates for too long. Lock held."""
+        """Refuse a transfer with too long a wait for its rates. Lock held."""
         if turn.account not in self._order.shares:
             return
         wait_s = self._order.wait_s(turn, now)
@@ -82,13 +80,13 @@ class Turns:
             woken.wait(wait_s)
 
     def _wake(self, now: float) -> None:
-        """Wake the transfers that have their turn now. Lock held."""
+        """Begin turns and wake the waiting threads. Lock held."""
         for turn in self._order.give_turns(now):
             if turn.woken is not None:
                 turn.woken.set()
 
-    def charge(self, account: int, kind: Kind, size: int) -> None:
-        """Charge bytes that moved without a turn."""
+    def charge(self, account: int, kind: TransferKind, size: int) -> None:
+        """Charge bytes moved without a turn."""
         if account == EVERYONE:
             return
         with self._lock:
@@ -102,19 +100,19 @@ class Turns:
             return True
         with self._lock:
             share = self._order.shares.get(account)
-            if share is None or self._clock.now() >= share.ready_at(Kind.WRITE):
+            if share is None or self._clock.now() >= share.ready_at(TransferKind.WRITE):
                 return True
             share.throttled += 1
             return False
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of the reads that have their turn."""
+        """Bytes of the reads in their turn."""
         return self._order.pinned
 
     @property
     def waiting(self) -> int:
-        """Transfers that wait for their turn."""
+        """Number of waiting transfers."""
         return self._order.waiting
 
     def moved(self) -> dict[str, Moved]:

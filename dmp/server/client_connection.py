@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.node.turn_order import Kind, Turn
+from tierkv.dmp.node.turn_order import TransferKind, Turn
 from tierkv.dmp.server.rdma_door import RdmaGuest
 from tierkv.dmp.slots.accounts import EVERYONE
 from tierkv.dmp.wire import messages as m
@@ -78,8 +78,8 @@ class _ByteFrames:
         self._node = node
         self._slow = False
 
-    def _begin(self, account: int, kind: Kind, size: int, *, charges: bool = True) -> Turn:
-        """Wait for the turn to move bytes; a slow peer's bytes keep no place from others."""
+    def _begin(self, account: int, kind: TransferKind, size: int, *, charges: bool = True) -> Turn:
+        """Wait for the turn to move bytes; a slow peer takes no place."""
         turn = Turn(account, kind, size, counts=not self._slow, charges=charges)
         self._node.turns.take(turn, timeout_s=self._wire.timeout_s)
         return turn
@@ -92,7 +92,7 @@ class _ByteFrames:
         total = sum([ref[5] for ref in refs])
         if total > limits.MAX_FRAME_BYTES:
             raise RemoteProtocolError("more is asked for than fits a frame")
-        kind = Kind.AHEAD if is_ahead(header.request_id) else Kind.READ
+        kind = TransferKind.AHEAD if is_ahead(header.request_id) else TransferKind.READ
         turn = self._begin(self._node.gets.account_of(refs[0]), kind, total)
         try:
             ticket = self._node.gets.begin_read(refs)
@@ -116,7 +116,7 @@ class _ByteFrames:
             raise RemoteProtocolError("a WRITE frame's payload is as long as its ranges")
         account = self._node.gets.account_of(refs[0])
         # The bytes were charged when the slots were reserved.
-        turn = self._begin(account, Kind.WRITE, header.payload_bytes, charges=False)
+        turn = self._begin(account, TransferKind.WRITE, header.payload_bytes, charges=False)
         try:
             ticket = self._node.puts.begin_write(refs)
             try:
@@ -134,7 +134,7 @@ class _ByteFrames:
             raise RemoteProtocolError("a PUT frame's payload is as long as its blocks")
         account = self._node.puts.account_of(ask.puts[0]) if ask.puts else EVERYONE
         try:
-            turn = self._begin(account, Kind.WRITE, ask.data_bytes)
+            turn = self._begin(account, TransferKind.WRITE, ask.data_bytes)
         except ThrottledError:
             self._reader.skip()
             return m.MaybeRefs([None] * len(ask.puts)).pack()

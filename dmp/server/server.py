@@ -28,6 +28,10 @@ HELLO_TIMEOUT_S: Final = 5.0
 MAX_STRANGERS: Final = 64
 """Maximum number of connections without a token yet; further connections are closed at once."""
 
+UNSENT_BYTES: Final = 256 << 10
+"""Bytes of a connection that the kernel keeps unsent: what waits in the kernel is beyond the order
+of turns."""
+
 _ACCEPT_RETRY_S: Final = 0.1
 
 
@@ -172,6 +176,7 @@ class DmpServer:
             self._strangers.discard(sock)
 
     def _wire(self, sock: socket.socket) -> Wire:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         if self._tls is None:
             return Wire(sock, timeout_s=self._hello_timeout_s)
         sock.settimeout(self._hello_timeout_s)

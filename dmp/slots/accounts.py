@@ -54,10 +54,10 @@ class Quota:
             node's.
         version: blocks of another version are removed, and no longer stored; empty: there is none.
         disk_capacity_bytes: most bytes of blocks in the lower tier; 0: no limit.
-        read_bytes_per_s: bytes that may be read on average; 0: no limit.
-        write_bytes_per_s: bytes that may be written on average; 0: no limit.
-        requests_per_s: requests that move bytes, on average; 0: no limit.
-        weight: share of the node's transfers while others wait, relative to other namespaces.
+        read_bytes_per_s: most bytes read on average; 0: no limit.
+        write_bytes_per_s: most bytes written on average; 0: no limit.
+        requests_per_s: most transfers on average; 0: no limit.
+        weight: share of a busy node's transfers, relative to the rest of the namespaces.
         media: ``memory`` or ``disk`` if blocks stay in only one of them; empty: both.
     """
 

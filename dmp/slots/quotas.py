@@ -273,9 +273,10 @@ class Quotas:
         return bool(self._due_below)
 
     def next_due_below(self) -> Slot | None:
-        """Return a block that needs a copy in the lower tier, to leave memory; None: there is none.
+        """Return a block to be copied to the lower tier before it leaves memory, or None.
 
-        A block that gets none, because the lower tier is full, is asked for again a second later.
+        A block without a copy after that, because the lower tier is full, is due again a second
+        later.
         """
         while self._due_below:
             slot = self._store.get(*self._due_below.popleft())

@@ -247,13 +247,12 @@ class SlotTable:
                 self._offer(slot)
         return freed
 
-    def touch(self, index: int, generation: int) -> Slot | None:
+    def touch(self, index: int, generation: int) -> None:
         """Count a use of a sealed block (a reader that maps the segment reports late)."""
         slot = self.get(index, generation)
         if slot is not None and slot.state is SlotState.SEALED:
             self._touch(slot)
             self._order.used(slot, self.now)
-        return slot
 
     def pin(self, slot: Slot) -> None:
         """Keep the slot's bytes in place during a transfer."""

@@ -39,3 +39,15 @@ def test_policies_of_namespaces_hit_as_in_the_simulator_and_a_version_goes() -> 
     assert metrics["switch_blocks"] == 50_000
     apart = [value for name, value in metrics.items() if name.endswith("simulator_points")]
     assert len(apart) == 14 and max(map(abs, apart)) < 1.0
+
+
+def test_bytes_are_shared_by_weight_only_with_turns() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.transfer_turns", "--quick", "--format", "json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    metrics = json.loads(done.stdout)
+    assert metrics["turns_share_of_four"] > 1.5 * metrics["turns_share_of_one"]
+    shares = [value for name, value in metrics.items() if name.startswith("turns_share")]
+    assert len(shares) == 3 and abs(sum(shares) - 1) < 1e-6

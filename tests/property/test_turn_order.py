@@ -8,16 +8,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dmp.node.turn_order import BURST_S, Kind, Turn, TurnOrder
+from tierkv.dmp.node.turn_order import BURST_S, TransferKind, Turn, TurnOrder
 from tierkv.dmp.slots.accounts import Quota
 
 MIB = 1 << 20
-WINDOW = 4 * MIB
+PLACES = 2
+WINDOW = PLACES * MIB
 SIZES = st.integers(1, 6 * MIB)
 
 
 def order_of(quotas: dict[int, Quota], *, pinned_bytes: int = 64 * MIB) -> TurnOrder:
-    order = TurnOrder(pinned_bytes=pinned_bytes, window_bytes=WINDOW)
+    order = TurnOrder(pinned_bytes=pinned_bytes, places=PLACES)
     order.set_quotas(quotas)
     return order
 
@@ -34,12 +35,13 @@ def test_bytes_are_shared_by_weight_within_one_transfer(
     weights: list[float], sizes: list[int]
 ) -> None:
     order = order_of({n: quota(n, weight=weight) for n, weight in enumerate(weights, 1)})
-    blocker = Turn(0, Kind.READ, WINDOW)
-    assert order.ask(blocker, 0.0)
+    blockers = [Turn(0, TransferKind.READ, WINDOW) for _ in range(PLACES)]
+    assert all(order.ask(blocker, 0.0) for blocker in blockers)
     for number in order.shares:
         for size in sizes:
-            assert not order.ask(Turn(number, Kind.READ, size), 0.0)
-    order.end(blocker, 0.0)
+            assert not order.ask(Turn(number, TransferKind.READ, size), 0.0)
+    for blocker in blockers:
+        order.end(blocker, 0.0)
     moved, left = dict.fromkeys(order.shares, 0), dict.fromkeys(order.shares, len(sizes))
     largest = max(sizes)
     while min(left.values()):
@@ -70,7 +72,7 @@ def test_no_second_begins_more_than_its_rates_allow(
     for size, pause in events:
         now += pause
         largest = max(largest, size)
-        turn = Turn(1, Kind.READ, size)
+        turn = Turn(1, TransferKind.READ, size)
         found = [turn] if order.ask(turn, now) else order.give_turns(now)
         for each in found:
             given_turns.append((each.size, now))
@@ -98,7 +100,7 @@ def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
         if action == "ask":
             turn = Turn(
                 data.draw(st.integers(0, 3)),
-                data.draw(st.sampled_from(list(Kind))),
+                data.draw(st.sampled_from(list(TransferKind))),
                 data.draw(SIZES),
                 counts=data.draw(st.booleans()),
             )
@@ -110,12 +112,12 @@ def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
         for turn in order.give_turns(now):
             waiting.remove(turn)
             moving.append(turn)
-        reads = [turn.size for turn in moving if turn.kind is not Kind.WRITE]
+        reads = [turn.size for turn in moving if turn.kind is not TransferKind.WRITE]
         assert order.pinned == sum(reads)
         assert order.pinned <= pinned or len(reads) == 1
         fast = [turn.size for turn in moving if turn in order._moving]
-        assert order._window == sum(fast)
-        assert order._window <= WINDOW or len(fast) == 1
+        assert order._window == sum(fast) and len(fast) == len(order._moving)
+        assert order._window <= WINDOW + max(fast, default=0) or len(fast) <= PLACES
         assert order.waiting == len(waiting)
     while waiting:
         for turn in moving:
@@ -129,16 +131,16 @@ def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
 
 def test_a_slow_peer_keeps_no_place_from_others_and_a_throttled_one_none_either() -> None:
     order = order_of({1: quota(1, read_bytes_per_s=1000.0)})
-    slow = Turn(2, Kind.READ, WINDOW)
-    assert order.ask(slow, 0.0)
-    other = Turn(3, Kind.READ, WINDOW)
+    slow, more = Turn(2, TransferKind.READ, WINDOW), Turn(2, TransferKind.READ, 1)
+    assert order.ask(slow, 0.0) and order.ask(more, 0.0)
+    other = Turn(3, TransferKind.READ, WINDOW)
     assert not order.ask(other, 0.0)
     assert order.give_turns(0.01) == []
     assert order.give_turns(1.0) == [other]
     assert order.end(slow, 1.0), "its next transfers do not count"
     assert not order.end(other, 1.0)
-    assert order.ask(Turn(1, Kind.READ, 5000), 1.0)
-    throttled, free = Turn(1, Kind.READ, 1), Turn(3, Kind.READ, 1)
+    assert order.ask(Turn(1, TransferKind.READ, 5000), 1.0)
+    throttled, free = Turn(1, TransferKind.READ, 1), Turn(3, TransferKind.READ, 1)
     assert order.wait_s(throttled, 1.0) == 4.0
     assert not order.ask(throttled, 1.0)
     assert not order.ask(free, 1.0)
@@ -148,9 +150,21 @@ def test_a_slow_peer_keeps_no_place_from_others_and_a_throttled_one_none_either(
 
 
 def test_reads_that_wait_for_memory_let_writes_pass() -> None:
-    order = order_of({}, pinned_bytes=10)
-    assert order.ask(Turn(0, Kind.READ, 10), 0.0)
-    read, write = Turn(0, Kind.READ, 1), Turn(0, Kind.WRITE, 1)
+    order = order_of({1: quota(1)}, pinned_bytes=10)
+    assert order.ask(Turn(0, TransferKind.READ, 10), 0.0)
+    read, write = Turn(0, TransferKind.READ, 1), Turn(0, TransferKind.WRITE, 1)
     assert not order.ask(read, 0.0)
     assert not order.ask(write, 0.0)
     assert order.give_turns(0.0) == [write]
+
+
+def test_without_limits_more_move_at_a_time() -> None:
+    order = order_of({})
+    turns = [Turn(0, TransferKind.READ, 4 * MIB) for _ in range(9)]
+    assert all(order.ask(turn, 0.0) for turn in turns)
+    order.set_quotas({1: quota(1)})
+    late = Turn(0, TransferKind.READ, 4 * MIB)
+    assert not order.ask(late, 0.0)
+    for turn in turns[:-1]:
+        order.end(turn, 0.0)
+    assert order.give_turns(0.0) == [late]
