@@ -23,6 +23,7 @@ FLOOD = (
     "SELECT count(ai_generate('Loud ' || i || repeat(' words about ' || i, 40), "
     "options => '{\"max_tokens\": 1}')) FROM range(%s, %s) t(i)"
 )
+_LOST = "SELECT * FROM tierkv.cache_errors WHERE kind = 'transport_error'"
 ASK = (
     "SELECT i, ai_generate('Quiet ' || i || repeat(' words about ' || i, 40), "
     "options => '{\"max_tokens\": 4}') FROM range(6) t(i) ORDER BY i"
@@ -159,8 +160,39 @@ def test_a_new_version_frees_the_old_ones_kv_and_answers_stay_the_same(cluster: 
         (["--on-full", "explode"], "explode"),
         (["--eviction", "clock"], "no eviction policy 'clock'"),
         (["--version", "r 2"], "is not a version name"),
+        (["--read-bandwidth", "fast"], "'fast' is no bandwidth"),
+        (["--media", "tape"], "no medium 'tape'"),
     ],
 )
 def test_bad_limits_are_refused(cluster: Limited, arguments: list[str], says: str) -> None:
     refused = cluster.namespace("set", "x", *arguments)
     assert refused.returncode != 0 and says in refused.stderr
+
+
+def test_who_is_over_a_rate_computes_and_answers_stay_the_same(cluster: Limited) -> None:
+    cluster.sql("tom", "CREATE KV NAMESPACE tom WITH (weight = 2, iops = 100000)")
+    wait_for(lambda: cluster.used(name="tom") == 0, what="the pool node knows the namespace")
+    expected = cluster.sql("tom", ASK)
+    wait_for(lambda: cluster.used("write_bytes", "tom") or 0, what="KV is in the pool")
+    cluster.drop_caches()
+    assert cluster.sql("tom", ASK) == expected
+    wait_for(lambda: cluster.used("read_bytes", "tom") or 0, what="KV was read")
+    assert cluster.used("throttled", "tom") == 0
+
+    cluster.sql(
+        "tom", "ALTER KV NAMESPACE tom SET (read_bandwidth = '1KB/s', write_bandwidth = '1KB/s')"
+    )
+    told = "SELECT read_bytes_per_s FROM tierkv.namespaces WHERE name = 'tom'"
+    assert cluster.query(told) == [(1000,)]
+
+    def throttled() -> int:
+        cluster.drop_caches()
+        assert cluster.sql("tom", ASK) == expected
+        return cluster.used("throttled", "tom") or 0
+
+    lost = cluster.query(_LOST)
+    wait_for(throttled, what="reads are refused")
+    quiet = cluster.sql("vic", ASK)
+    cluster.drop_caches()
+    assert cluster.sql("vic", ASK) == quiet
+    assert cluster.query(_LOST) == lost, "no node is left alone for a rate"
