@@ -180,7 +180,7 @@ class Gets:
                     slot = table.get(place.slot, place.generation) if state.quotas else None
                     if slot is not None and slot.account:
                         moved[slot.account] += slot.length
-        whole = sum(place.length for place in locations)
+        whole = sum(place.length for place in locations) if moved else 0
         for account, size in moved.items():
             # Parts of blocks may have been read: each block counts with its part of all bytes.
             state.turns.charge(account, TransferKind.READ, size * read_bytes // max(1, whole))

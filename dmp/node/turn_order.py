@@ -12,7 +12,8 @@ Few transfers move bytes at a time; the rest wait here, so that their order coun
 would give each connection the same share, and a namespace more for each further connection. Start
 tags share the bytes by weight as a deficit round robin does, for frames of any size, and without a
 list of rounds. The connection of a slow peer, for example behind a slow network, takes no place:
-the place would stay taken while bytes wait in the kernel.
+the place would stay taken while bytes wait in the kernel. Slow is relative to the geometric mean of
+measured seconds per byte.
 
 A transfer with a wait for its rate of more than ``PATIENCE_S`` is refused at once: computing KV is
 then quicker. Bytes over shared memory or one-sided RDMA move without this node and are charged
@@ -24,6 +25,7 @@ Vin, Cheng 1996); the generic cell rate algorithm (ITU-T I.371, annex A).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -43,9 +45,17 @@ _PLACE_BYTES: Final = 1 << 20
 """Further small transfers move as well, up to so many bytes for each place together."""
 _MORE_UNSHARED: Final = 8
 """Times as many places without namespaces with limits: only the classes have an order then."""
-_STALL_S: Final = 0.05
-_STALL_BYTES_PER_S: Final = 100e6
-"""A transfer slower than this, after a first wait, belongs to a slow peer."""
+_STALL_S: Final = 0.02
+_SLOW: Final = 4.0
+"""A peer is slow if a byte takes this many times as long as usual, after a wait of ``_STALL_S``."""
+_FIRST_BYTE_S: Final = 2.5e-9
+"""Seconds per byte, before any is measured: a network of 400 MB/s."""
+_LEARNED: Final = 0.05
+_LEARNED_OF_SLOW: Final = 0.005
+"""Weight of a new measurement. Slow peers count less, but they count: the network may have become
+slower for all."""
+_MEASURED_BYTES: Final = 512 << 10
+"""Smaller transfers fit the kernel's buffers, which says nothing about the network."""
 
 
 class TransferKind(IntEnum):
@@ -181,6 +191,7 @@ class TurnOrder:
         self._ends: dict[int, float] = {}
         self._virtual = 0.0
         self._moving: dict[Turn, None] = {}
+        self._usual = math.log(_FIRST_BYTE_S)
 
     def set_quotas(self, quotas: Mapping[int, Quota]) -> None:
         """Take new weights and rates; counts, and buckets with the same rate, stay."""
@@ -251,6 +262,10 @@ class TurnOrder:
     def end(self, turn: Turn, now: float) -> bool:
         """End a transfer's turn; return whether the peer was slow."""
         slow = self._stalls(turn, now)
+        if turn.size >= _MEASURED_BYTES and now > turn.granted_s:
+            byte_s = math.log((now - turn.granted_s) / turn.size)
+            step = min(byte_s, self._usual + math.log(2 * _SLOW)) - self._usual
+            self._usual += step * (_LEARNED if turn.counts else _LEARNED_OF_SLOW)
         if turn in self._moving:
             del self._moving[turn]
             self._window -= turn.size
@@ -297,7 +312,7 @@ class TurnOrder:
                 self._window -= turn.size
 
     def _stalls(self, turn: Turn, now: float) -> bool:
-        return now - turn.granted_s > _STALL_S + turn.size / _STALL_BYTES_PER_S
+        return now - turn.granted_s > _STALL_S + turn.size * _SLOW * math.exp(self._usual)
 
     def _leave(self, turn: Turn) -> None:
         lanes = self._lanes[turn.kind]

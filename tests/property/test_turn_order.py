@@ -168,3 +168,29 @@ def test_without_limits_more_move_at_a_time() -> None:
     for turn in turns[:-1]:
         order.end(turn, 0.0)
     assert order.give_turns(0.0) == [late]
+
+
+def transfer(order: TurnOrder, size: int, seconds: float, *, counts: bool = True) -> bool:
+    """Move bytes alone; return whether the peer was slow."""
+    turn = Turn(0, TransferKind.READ, size, counts=counts)
+    assert order.ask(turn, 100.0)
+    return order.end(turn, 100.0 + seconds)
+
+
+def test_who_is_slow_depends_on_the_network() -> None:
+    for byte_s in (1e-10, 8e-9):  # 10 GB/s, and half of 2 Gbit/s.
+        order = order_of({1: quota(1)})
+        assert not any(transfer(order, 4 * MIB, 4 * MIB * byte_s) for _ in range(200)[100:])
+        assert not transfer(order, 4 * MIB, 4 * MIB * byte_s * 3)
+        assert transfer(order, 4 * MIB, 4 * MIB * byte_s * 5 + 0.03)
+
+
+def test_a_network_that_slows_down_for_all_has_an_order_again() -> None:
+    order = order_of({1: quota(1)})
+    for _ in range(200):
+        transfer(order, 4 * MIB, 4 * MIB * 1e-9)
+    counts, tries = False, 0
+    while not counts:
+        counts = not transfer(order, 4 * MIB, 4 * MIB * 1e-7, counts=counts)
+        tries += 1
+    assert 100 < tries < 1_000
