@@ -8,12 +8,12 @@ may go      now >= full_at - 1 s, for each rate of the account
 full_at     max(full_at, now) + amount / rate, once the transfer has its turn
 ```
 
-Few transfers move bytes at a time; the rest wait here, so that their order counts. Sockets alone
-would give each connection the same share, and a namespace more for each further connection. Start
-tags share the bytes by weight as a deficit round robin does, for frames of any size, and without a
-list of rounds. The connection of a slow peer, for example behind a slow network, takes no place:
-the place would stay taken while bytes wait in the kernel. Slow is relative to the geometric mean of
-measured seconds per byte.
+Few transfers move bytes at a time, long replies in pieces; the rest wait here, so that their order
+counts. Sockets alone would give each connection the same share, and a namespace more for each
+further connection. Start tags share the bytes by weight as a deficit round robin does, for frames
+of any size, and without a list of rounds. The connection of a slow peer, for example behind a slow
+network, takes no place: the place would stay taken while bytes wait in the kernel. Slow is relative
+to the geometric mean of measured seconds per byte.
 
 A transfer with a wait for its rate of more than ``PATIENCE_S`` is refused at once: computing KV is
 then quicker. Bytes over shared memory or one-sided RDMA move without this node and are charged
@@ -41,7 +41,7 @@ BURST_S: Final = 1.0
 PLACES: Final = 2
 """Transfers moving at a time, of any size, once a namespace has limits. With more the kernel would
 choose the order; with fewer the network would idle between two."""
-_PLACE_BYTES: Final = 1 << 20
+_PLACE_BYTES: Final = 256 << 10
 """Further small transfers move as well, up to so many bytes for each place together."""
 _MORE_UNSHARED: Final = 8
 """Times as many places without namespaces with limits: only the classes have an order then."""
@@ -54,7 +54,7 @@ _LEARNED: Final = 0.05
 _LEARNED_OF_SLOW: Final = 0.005
 """Weight of a new measurement. Slow peers count less, but they count: the network may have become
 slower for all."""
-_MEASURED_BYTES: Final = 512 << 10
+_MEASURED_BYTES: Final = 256 << 10
 """Smaller transfers fit the kernel's buffers, which says nothing about the network."""
 
 
@@ -140,11 +140,13 @@ class Turn:
     Attributes:
         account: owner of the bytes.
         kind: class of the transfer.
-        size: bytes.
+        size: bytes of the whole transfer.
+        piece: bytes until the next turn of the same transfer; at most ``size``.
         counts: whether the transfer takes a place; False for a slow peer's.
         charges: whether the account's buckets are charged: not for bytes charged before.
         tag: start tag.
         granted_s: begin of the turn; negative before.
+        continues: whether earlier pieces have moved: charged, and in memory.
         woken: set at the begin of the turn, for a waiting thread.
     """
 
@@ -156,6 +158,11 @@ class Turn:
     tag: float = 0.0
     granted_s: float = -1.0
     woken: threading.Event | None = None
+    piece: int = 0
+    continues: bool = False
+
+    def __post_init__(self) -> None:
+        self.piece = self.piece or self.size
 
 
 class Moved(NamedTuple):
@@ -223,8 +230,7 @@ class TurnOrder:
 
     def ask(self, turn: Turn, now: float) -> bool:
         """Add a transfer; return whether the turn begins at once."""
-        turn.tag = max(self._virtual, self._ends.get(turn.account, 0.0))
-        self._ends[turn.account] = turn.tag + turn.size / self._weight(turn.account)
+        self._set_tag(turn)
         fits = not self.waiting and self._has_memory(turn) and self._has_place(turn, now)
         if fits and self._is_ready(turn, now):
             self._grant(turn, now)
@@ -232,6 +238,31 @@ class TurnOrder:
         self._lanes[turn.kind].setdefault(turn.account, deque()).append(turn)
         self.waiting += 1
         return False
+
+    def go_on(self, turn: Turn, piece: int, now: float) -> bool:
+        """End a piece of a transfer and ask for the next; return whether it has its turn at once.
+
+        A transfer in progress goes before further transfers of its account.
+        """
+        self._free_place(turn)
+        turn.piece, turn.continues = piece, True
+        self._set_tag(turn)
+        if not self.waiting and self._has_place(turn, now):
+            self._grant(turn, now)
+            return True
+        turn.granted_s = -1.0
+        self._lanes[turn.kind].setdefault(turn.account, deque()).appendleft(turn)
+        self.waiting += 1
+        return False
+
+    def _set_tag(self, turn: Turn) -> None:
+        turn.tag = max(self._virtual, self._ends.get(turn.account, 0.0))
+        self._ends[turn.account] = turn.tag + turn.piece / self._weight(turn.account)
+
+    def _free_place(self, turn: Turn) -> None:
+        if turn in self._moving:
+            del self._moving[turn]
+            self._window -= turn.piece
 
     def give_turns(self, now: float) -> list[Turn]:
         """Begin the turns of waiting transfers and return them."""
@@ -254,7 +285,7 @@ class TurnOrder:
 
         Only the first of an account looks for places of slow peers.
         """
-        share = self.shares.get(turn.account) if turn.charges else None
+        share = self.shares.get(turn.account) if turn.charges and not turn.continues else None
         if share is not None and share.ready_at(turn.kind) > now:
             return share.ready_at(turn.kind) - now
         return _STALL_S if self._lanes[turn.kind][turn.account][0] is turn else 1.0
@@ -262,13 +293,11 @@ class TurnOrder:
     def end(self, turn: Turn, now: float) -> bool:
         """End a transfer's turn; return whether the peer was slow."""
         slow = self._stalls(turn, now)
-        if turn.size >= _MEASURED_BYTES and now > turn.granted_s:
-            byte_s = math.log((now - turn.granted_s) / turn.size)
+        if turn.piece >= _MEASURED_BYTES and now > turn.granted_s >= 0.0:
+            byte_s = math.log((now - turn.granted_s) / turn.piece)
             step = min(byte_s, self._usual + math.log(2 * _SLOW)) - self._usual
             self._usual += step * (_LEARNED if turn.counts else _LEARNED_OF_SLOW)
-        if turn in self._moving:
-            del self._moving[turn]
-            self._window -= turn.size
+        self._free_place(turn)
         if turn.kind is not TransferKind.WRITE:
             self.pinned -= turn.size
         return slow
@@ -278,7 +307,7 @@ class TurnOrder:
         return share.quota.weight if share is not None else 1.0
 
     def _is_ready(self, turn: Turn, now: float) -> bool:
-        share = self.shares.get(turn.account) if turn.charges else None
+        share = self.shares.get(turn.account) if turn.charges and not turn.continues else None
         return share is None or now >= share.ready_at(turn.kind)
 
     def _next(self, now: float) -> Turn | None:
@@ -291,7 +320,7 @@ class TurnOrder:
         return None
 
     def _has_memory(self, turn: Turn) -> bool:
-        pins = turn.kind is not TransferKind.WRITE and self.pinned > 0
+        pins = turn.kind is not TransferKind.WRITE and self.pinned > 0 and not turn.continues
         return not pins or self.pinned + turn.size <= self._pinned_most
 
     def _has_place(self, turn: Turn, now: float) -> bool:
@@ -302,17 +331,16 @@ class TurnOrder:
 
     def _has_free_place(self, turn: Turn) -> bool:
         most = self._most
-        return len(self._moving) < most or self._window + turn.size <= most * _PLACE_BYTES
+        return len(self._moving) < most or self._window + turn.piece <= most * _PLACE_BYTES
 
     def _leave_out_slow(self, now: float) -> None:
         """Free the places of slow peers."""
         for turn in list(self._moving):
             if self._stalls(turn, now):
-                del self._moving[turn]
-                self._window -= turn.size
+                self._free_place(turn)
 
     def _stalls(self, turn: Turn, now: float) -> bool:
-        return now - turn.granted_s > _STALL_S + turn.size * _SLOW * math.exp(self._usual)
+        return now - turn.granted_s > _STALL_S + turn.piece * _SLOW * math.exp(self._usual)
 
     def _leave(self, turn: Turn) -> None:
         lanes = self._lanes[turn.kind]
@@ -326,10 +354,11 @@ class TurnOrder:
         turn.granted_s = now
         self._virtual = max(self._virtual, turn.tag)
         share = self.shares.get(turn.account)
-        if share is not None and turn.charges:
-            share.charge(turn.kind, turn.size, now)
-        if turn.kind is not TransferKind.WRITE:
-            self.pinned += turn.size
+        if not turn.continues:
+            if share is not None and turn.charges:
+                share.charge(turn.kind, turn.size, now)
+            if turn.kind is not TransferKind.WRITE:
+                self.pinned += turn.size
         if turn.counts:
             self._moving[turn] = None
-            self._window += turn.size
+            self._window += turn.piece

@@ -44,6 +44,24 @@ class Turns:
             turn.woken = threading.Event()
         self._wait(turn, turn.woken, now + timeout_s)
 
+    def go_on(self, turn: Turn, piece: int, *, timeout_s: float) -> None:
+        """Wait for the turn of a transfer's next piece.
+
+        Raises:
+            TransportError: no turn came in time; ``end`` must follow as well.
+        """
+        with self._lock:
+            now = self._clock.now()
+            if self._order.go_on(turn, piece, now):
+                return
+            turn.woken = threading.Event()
+        self._wait(turn, turn.woken, now + timeout_s)
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether large transfers should move in pieces: for a quicker turn of the rest."""
+        return bool(self._order.shares)
+
     def end(self, turn: Turn) -> bool:
         """End a transfer's turn; return whether the peer was slow."""
         with self._lock:

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tierkv.dmp.node.node import DmpNode
@@ -35,11 +35,14 @@ from tierkv.kvcore.errors import (
     RemoteProtocolError,
     ThrottledError,
     TierKVError,
+    TransportError,
 )
 from tierkv.kvwire.token import accepts
 
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S: Final = 0.2
+PIECE_BYTES: Final = 256 << 10
+"""Once namespaces have limits, a reply has a turn for each piece, so that others wait less."""
 _NO_HEADER: Final = FrameHeader(FrameType.ERROR, 0, 0, 0)
 MAX_LEAVE_BYTES: Final = 1 << 20
 
@@ -69,6 +72,22 @@ class Clients:
                 free(client_id)
 
 
+def pieces(views: Sequence[memoryview], most: int) -> Iterator[list[memoryview]]:
+    """Cut buffers into pieces of ``most`` bytes together; the last may be shorter."""
+    piece: list[memoryview] = []
+    room = most
+    for view in views:
+        rest = view
+        while len(rest) >= room:
+            yield [*piece, rest[:room]]
+            rest, piece, room = rest[room:], [], most
+        if len(rest):
+            piece.append(rest)
+            room -= len(rest)
+    if piece:
+        yield piece
+
+
 class _ByteFrames:
     """Handlers of one connection."""
 
@@ -81,6 +100,8 @@ class _ByteFrames:
     def _begin(self, account: int, kind: TransferKind, size: int, *, charges: bool = True) -> Turn:
         """Wait for the turn to move bytes; a slow peer takes no place."""
         turn = Turn(account, kind, size, counts=not self._slow, charges=charges)
+        if kind is not TransferKind.WRITE and self._node.turns.has_shares:
+            turn.piece = min(size, PIECE_BYTES)
         self._node.turns.take(turn, timeout_s=self._wire.timeout_s)
         return turn
 
@@ -103,11 +124,31 @@ class _ByteFrames:
                     head_bytes=8 * len(refs),
                     payload_bytes=total,
                 )
-                self._wire.send([lead + pack_sums(ticket.checksums), *ticket.views])
+                self._send(turn, lead + pack_sums(ticket.checksums), ticket.views)
             finally:
                 self._node.gets.end_read(ticket)
         finally:
             self._end(turn)
+
+    def _send(self, turn: Turn, lead: bytes, views: Sequence[memoryview]) -> None:
+        """Send a reply, with a turn for each piece.
+
+        Raises:
+            OSError: also if no turn came in time, because a part of the reply has been sent.
+        """
+        if turn.piece == turn.size:
+            self._wire.send([lead, *views])
+            return
+        for number, piece in enumerate(pieces(views, PIECE_BYTES)):
+            if number == 0:
+                self._wire.send([lead, *piece])
+                continue
+            try:
+                size = sum(map(len, piece))
+                self._node.turns.go_on(turn, size, timeout_s=self._wire.timeout_s)
+            except TransportError as error:
+                raise TimeoutError(error.message) from error
+            self._wire.send(piece)
 
     def write(self, header: FrameHeader, head: bytearray) -> bytes:
         """Receive ranges straight into their slots."""

@@ -28,7 +28,7 @@ HELLO_TIMEOUT_S: Final = 5.0
 MAX_STRANGERS: Final = 64
 """Maximum number of connections without a token yet; further connections are closed at once."""
 
-UNSENT_BYTES: Final = 256 << 10
+UNSENT_BYTES: Final = 128 << 10
 """Bytes of a connection that the kernel keeps unsent: what waits in the kernel is beyond the order
 of turns."""
 

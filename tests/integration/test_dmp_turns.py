@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fix_dmp import RANGE_BYTES, Rig, fetch, make_put, make_range, store
 from tierkv.dmp.node.turn_order import Turn
 from tierkv.dmp.pool_node import PoolNode, RangeRead
+from tierkv.dmp.server.client_connection import PIECE_BYTES, pieces
 from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.shm import ShmPoolNode
@@ -122,3 +125,37 @@ def test_reads_ahead_are_named_and_served(node: Node) -> None:
     fetch(node.tcp, own)
     assert buffers == [make_range("a", 0), make_range("a", 1)]
     assert kinds == ["AHEAD", "AHEAD", "READ"]
+
+
+def test_a_long_reply_arrives_in_pieces_as_it_was(node: Node) -> None:
+    names = [f"b{number}" for number in range(12)]
+    places = [store(node.tcp, name, tenant="ann") for name in names]
+    node.limit(weight=2.0)
+    buffers = {(name, i): bytearray(RANGE_BYTES) for name in names for i in range(2)}
+    assert sum(map(len, buffers.values())) > 2 * PIECE_BYTES
+    sizes: list[int] = []
+    go_on = node.rig.node.turns.go_on
+
+    def noted(turn: Turn, piece: int, *, timeout_s: float) -> None:
+        sizes.append(piece)
+        go_on(turn, piece, timeout_s=timeout_s)
+
+    node.rig.node.turns.go_on = noted  # type: ignore[method-assign]
+    node.tcp.read_ranges(
+        [
+            RangeRead(place, i, memoryview(buffers[name, i]))
+            for name, place in zip(names, places, strict=True)
+            for i in range(2)
+        ]
+    )
+    assert all(buffer == make_range(*name) for name, buffer in buffers.items())
+    assert sizes == [PIECE_BYTES, sum(map(len, buffers.values())) - 2 * PIECE_BYTES]
+    assert node.usage().read_bytes == sum(map(len, buffers.values()))
+
+
+@given(st.lists(st.binary(max_size=20), max_size=8), st.integers(1, 25))
+def test_pieces_are_the_bytes_in_order(buffers: list[bytes], most: int) -> None:
+    found = list(pieces([memoryview(buffer) for buffer in buffers], most))
+    assert b"".join(view for piece in found for view in piece) == b"".join(buffers)
+    sizes = [sum(map(len, piece)) for piece in found]
+    assert all(size == most for size in sizes[:-1]) and all(0 < size <= most for size in sizes)

@@ -13,7 +13,7 @@ from tierkv.dmp.slots.accounts import Quota
 
 MIB = 1 << 20
 PLACES = 2
-WINDOW = PLACES * MIB
+WINDOW = PLACES * (256 << 10)
 SIZES = st.integers(1, 6 * MIB)
 
 
@@ -96,7 +96,7 @@ def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
     waiting: list[Turn] = []
     for _ in range(data.draw(st.integers(1, 60))):
         now += data.draw(st.sampled_from([0.0, 0.001, 0.2]))
-        action = data.draw(st.sampled_from(["ask", "end", "give_up"]))
+        action = data.draw(st.sampled_from(["ask", "end", "give_up", "go_on"]))
         if action == "ask":
             turn = Turn(
                 data.draw(st.integers(0, 3)),
@@ -108,14 +108,23 @@ def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
         elif action == "end" and moving:
             order.end(moving.pop(data.draw(st.integers(0, len(moving) - 1))), now)
         elif action == "give_up" and waiting:
-            order.give_up(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))))
+            turn = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
+            order.give_up(turn)
+            if turn.continues:
+                order.end(turn, now)
+        elif action == "go_on" and moving:
+            turn = moving[data.draw(st.integers(0, len(moving) - 1))]
+            if not order.go_on(turn, data.draw(st.integers(1, turn.size)), now):
+                moving.remove(turn)
+                waiting.append(turn)
         for turn in order.give_turns(now):
             waiting.remove(turn)
             moving.append(turn)
-        reads = [turn.size for turn in moving if turn.kind is not TransferKind.WRITE]
+        held = [*moving, *(turn for turn in waiting if turn.continues)]
+        reads = [turn.size for turn in held if turn.kind is not TransferKind.WRITE]
         assert order.pinned == sum(reads)
         assert order.pinned <= pinned or len(reads) == 1
-        fast = [turn.size for turn in moving if turn in order._moving]
+        fast = [turn.piece for turn in moving if turn in order._moving]
         assert order._window == sum(fast) and len(fast) == len(order._moving)
         assert order._window <= WINDOW + max(fast, default=0) or len(fast) <= PLACES
         assert order.waiting == len(waiting)
@@ -194,3 +203,24 @@ def test_a_network_that_slows_down_for_all_has_an_order_again() -> None:
         counts = not transfer(order, 4 * MIB, 4 * MIB * 1e-7, counts=counts)
         tries += 1
     assert 100 < tries < 1_000
+
+
+def test_a_transfer_in_progress_goes_on_before_others_of_its_account() -> None:
+    order = order_of({1: quota(1, read_bytes_per_s=1.0)})
+    moving = [Turn(2, TransferKind.READ, 10 * MIB, piece=MIB) for _ in range(PLACES)]
+    assert all(order.ask(turn, 0.0) for turn in moving)
+    later, other = Turn(2, TransferKind.READ, MIB), Turn(3, TransferKind.READ, MIB)
+    throttled = Turn(1, TransferKind.READ, 10 * MIB, piece=MIB)
+    assert not order.ask(later, 0.0) and not order.ask(other, 0.0)
+    assert not order.go_on(moving[0], MIB, 0.0)
+    assert order.give_turns(0.0) == [other], "it had less"
+    order.end(other, 0.0)
+    assert order.give_turns(0.0) == [moving[0]]
+    order.end(moving[0], 0.0)
+    order.end(moving[1], 0.0)
+    assert order.give_turns(0.0) == [later]
+    assert order.pinned == MIB
+    assert order.ask(throttled, 0.0)
+    assert not order.ask(Turn(1, TransferKind.READ, 1), 0.0)
+    assert not order.go_on(throttled, MIB, 0.0)
+    assert order.give_turns(0.0) == [throttled], "a rate holds no begun transfer"
