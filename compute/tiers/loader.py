@@ -386,7 +386,7 @@ class Loader:
             seconds = self._clock.now() - began
             if attempt.ok:
                 self._figures.read(source.tier, size, seconds, layers=len(targets))
-            else:
+            elif not isinstance(attempt.error, ThrottledError):
                 self._figures.lost(source.tier, size, seconds)
         return attempt.ok
 

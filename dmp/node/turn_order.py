@@ -1,11 +1,11 @@
 """Turns of transfers at a pool node: by class, by the weights of namespaces, within their rates.
 
 ```
-next turn   the first class with a transfer that may go; in the class, the smallest start tag
+next turn   of the first class with a waiting transfer, the smallest start tag
 start tag   max(now in virtual bytes, end tag of the account's last transfer)
 end tag     start tag + bytes / weight        now in virtual bytes: start tag of the last turn given
-may go      now >= full_at - 1 s, for each rate of the account
-full_at     max(full_at, now) + amount / rate, once the transfer has its turn
+may begin   now >= full_at - 1 s, for each rate of the account
+full_at     max(full_at, now) + amount / rate, for each transfer
 ```
 
 Few transfers move bytes at a time, long replies in pieces; the rest wait here, so that their order
@@ -15,9 +15,9 @@ of any size, and without a list of rounds. The connection of a slow peer, for ex
 network, takes no place: the place would stay taken while bytes wait in the kernel. Slow is relative
 to the geometric mean of measured seconds per byte.
 
-A transfer with a wait for its rate of more than ``PATIENCE_S`` is refused at once: computing KV is
-then quicker. Bytes over shared memory or one-sided RDMA move without this node and are charged
-afterwards; the account's next transfers through the node wait.
+A transfer beyond a rate is refused at once. A wait would count as slowness of this node: clients
+measure their reads, and would compute more for every tenant. Bytes over shared memory or one-sided
+RDMA move without this node and are charged afterwards, to the account's next transfers here.
 
 Pure; dmp/node/turns.py puts a lock and threads around it. Refs: start-time fair queueing (Goyal,
 Vin, Cheng 1996); the generic cell rate algorithm (ITU-T I.371, annex A).
@@ -35,7 +35,6 @@ from typing import Final, NamedTuple
 
 from tierkv.dmp.slots.accounts import Quota
 
-PATIENCE_S: Final = 1.0
 BURST_S: Final = 1.0
 """A bucket holds what its rate allows in this time."""
 PLACES: Final = 2
@@ -45,9 +44,9 @@ _PLACE_BYTES: Final = 256 << 10
 """Further small transfers move as well, up to so many bytes for each place together."""
 _MORE_UNSHARED: Final = 8
 """Times as many places without namespaces with limits: only the classes have an order then."""
-_STALL_S: Final = 0.02
+STALL_S: Final = 0.02
 _SLOW: Final = 4.0
-"""A peer is slow if a byte takes this many times as long as usual, after a wait of ``_STALL_S``."""
+"""A peer is slow if a byte takes this many times as long as usual, after a wait of ``STALL_S``."""
 _FIRST_BYTE_S: Final = 2.5e-9
 """Seconds per byte, before any is measured: a network of 400 MB/s."""
 _LEARNED: Final = 0.05
@@ -110,12 +109,6 @@ class Share:
         full = self._full_at
         bytes_at = full[_WRITE_BYTES if kind is TransferKind.WRITE else _READ_BYTES]
         return max(bytes_at, full[_REQUESTS]) - BURST_S
-
-    def bytes_per_s(self, kind: TransferKind) -> float:
-        """Return the rate of a class's bytes; 0.0: no limit."""
-        if kind is TransferKind.WRITE:
-            return self.quota.write_bytes_per_s
-        return self.quota.read_bytes_per_s
 
     def charge(self, kind: TransferKind, size: int, now: float) -> None:
         """Take a transfer from the buckets, into debt if need be."""
@@ -213,26 +206,21 @@ class TurnOrder:
                 self.shares[number] = Share(quota)
         self._most = self._places * (1 if self.shares else _MORE_UNSHARED)
 
-    def wait_s(self, turn: Turn, now: float) -> float:
-        """Return how long the buckets alone would have a new transfer wait, at least."""
-        share = self.shares.get(turn.account)
-        if share is None or not turn.charges:
-            return 0.0
-        wait_s = max(0.0, share.ready_at(turn.kind) - now)
-        lane = self._lanes[turn.kind].get(turn.account, ())
-        quota = share.quota
-        per_s = share.bytes_per_s(turn.kind)
-        if per_s:
-            wait_s += sum(before.size for before in lane) / per_s
-        if quota.requests_per_s:
-            wait_s += len(lane) / quota.requests_per_s
-        return wait_s
+    def may_begin(self, account: int, kind: TransferKind, now: float) -> bool:
+        """Return whether the account's rates allow a transfer; a refusal is counted."""
+        share = self.shares.get(account)
+        if share is None or now >= share.ready_at(kind):
+            return True
+        share.throttled += 1
+        return False
 
     def ask(self, turn: Turn, now: float) -> bool:
-        """Add a transfer; return whether the turn begins at once."""
+        """Add and charge a transfer; return whether the turn begins at once."""
         self._set_tag(turn)
-        fits = not self.waiting and self._has_memory(turn) and self._has_place(turn, now)
-        if fits and self._is_ready(turn, now):
+        share = self.shares.get(turn.account)
+        if share is not None and turn.charges:
+            share.charge(turn.kind, turn.size, now)
+        if not self.waiting and self._has_memory(turn) and self._has_place(turn, now):
             self._grant(turn, now)
             return True
         self._lanes[turn.kind].setdefault(turn.account, deque()).append(turn)
@@ -280,15 +268,9 @@ class TurnOrder:
         """Remove a waiting transfer."""
         self._leave(turn)
 
-    def look_again_s(self, turn: Turn, now: float) -> float:
-        """Return seconds until a waiting transfer has its turn, or may look again.
-
-        Only the first of an account looks for places of slow peers.
-        """
-        share = self.shares.get(turn.account) if turn.charges and not turn.continues else None
-        if share is not None and share.ready_at(turn.kind) > now:
-            return share.ready_at(turn.kind) - now
-        return _STALL_S if self._lanes[turn.kind][turn.account][0] is turn else 1.0
+    def is_first(self, turn: Turn) -> bool:
+        """Return whether a waiting transfer is the next of its account and class."""
+        return self._lanes[turn.kind][turn.account][0] is turn
 
     def end(self, turn: Turn, now: float) -> bool:
         """End a transfer's turn; return whether the peer was slow."""
@@ -306,15 +288,11 @@ class TurnOrder:
         share = self.shares.get(account)
         return share.quota.weight if share is not None else 1.0
 
-    def _is_ready(self, turn: Turn, now: float) -> bool:
-        share = self.shares.get(turn.account) if turn.charges and not turn.continues else None
-        return share is None or now >= share.ready_at(turn.kind)
-
     def _next(self, now: float) -> Turn | None:
         """Return the next transfer, if there is a place; reads without memory let writes pass."""
         for lanes in self._lanes:
-            ready = [lane[0] for lane in lanes.values() if self._is_ready(lane[0], now)]
-            turn = min(ready, key=lambda turn: turn.tag) if ready else None
+            heads = (lane[0] for lane in lanes.values())
+            turn = min(heads, key=lambda turn: turn.tag, default=None)
             if turn is not None and self._has_memory(turn):
                 return turn if self._has_place(turn, now) else None
         return None
@@ -340,7 +318,7 @@ class TurnOrder:
                 self._free_place(turn)
 
     def _stalls(self, turn: Turn, now: float) -> bool:
-        return now - turn.granted_s > _STALL_S + turn.piece * _SLOW * math.exp(self._usual)
+        return now - turn.granted_s > STALL_S + turn.piece * _SLOW * math.exp(self._usual)
 
     def _leave(self, turn: Turn) -> None:
         lanes = self._lanes[turn.kind]
@@ -353,12 +331,8 @@ class TurnOrder:
     def _grant(self, turn: Turn, now: float) -> None:
         turn.granted_s = now
         self._virtual = max(self._virtual, turn.tag)
-        share = self.shares.get(turn.account)
-        if not turn.continues:
-            if share is not None and turn.charges:
-                share.charge(turn.kind, turn.size, now)
-            if turn.kind is not TransferKind.WRITE:
-                self.pinned += turn.size
+        if turn.kind is not TransferKind.WRITE and not turn.continues:
+            self.pinned += turn.size
         if turn.counts:
             self._moving[turn] = None
             self._window += turn.piece

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from tierkv.dmp.node.turn_order import PATIENCE_S, PLACES, Moved, TransferKind, Turn, TurnOrder
+from tierkv.dmp.node.turn_order import PLACES, STALL_S, Moved, TransferKind, Turn, TurnOrder
 from tierkv.dmp.slots.accounts import EVERYONE, Quota
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import ThrottledError, TransportError
@@ -33,12 +33,14 @@ class Turns:
         """Wait for the turn of a transfer; ``end`` must follow.
 
         Raises:
-            ThrottledError: the account's rates would have the transfer wait for too long.
+            ThrottledError: the account has used a rate.
             TransportError: no turn came in time.
         """
         with self._lock:
             now = self._clock.now()
-            self._refuse_long(turn, now)
+            if turn.charges and not self._order.may_begin(turn.account, turn.kind, now):
+                name = self._order.shares[turn.account].quota.name
+                raise ThrottledError(f"namespace {name} has used its rate at this node")
             if self._order.ask(turn, now):
                 return
             turn.woken = threading.Event()
@@ -71,18 +73,6 @@ class Turns:
                 self._wake(now)
         return slow
 
-    def _refuse_long(self, turn: Turn, now: float) -> None:
-        """Refuse a transfer with too long a wait for its rates. Lock held."""
-        if turn.account not in self._order.shares:
-            return
-        wait_s = self._order.wait_s(turn, now)
-        if wait_s > PATIENCE_S:
-            share = self._order.shares[turn.account]
-            share.throttled += 1
-            raise ThrottledError(
-                f"namespace {share.quota.name} has used its rate at this node for {wait_s:.1f} s"
-            )
-
     def _wait(self, turn: Turn, woken: threading.Event, until: float) -> None:
         while True:
             with self._lock:
@@ -94,7 +84,8 @@ class Turns:
                     self._order.give_up(turn)
                     self._wake(now)
                     raise TransportError("too many bytes are being moved at once")
-                wait_s = min(self._order.look_again_s(turn, now), until - now)
+                # The first looks for places of slow peers.
+                wait_s = min(STALL_S if self._order.is_first(turn) else 1.0, until - now)
             woken.wait(wait_s)
 
     def _wake(self, now: float) -> None:
@@ -117,11 +108,7 @@ class Turns:
         if account == EVERYONE:
             return True
         with self._lock:
-            share = self._order.shares.get(account)
-            if share is None or self._clock.now() >= share.ready_at(TransferKind.WRITE):
-                return True
-            share.throttled += 1
-            return False
+            return self._order.may_begin(account, TransferKind.WRITE, self._clock.now())
 
     @property
     def pinned_bytes(self) -> int:

@@ -72,11 +72,11 @@ def test_no_second_begins_more_than_its_rates_allow(
     for size, pause in events:
         now += pause
         largest = max(largest, size)
-        turn = Turn(1, TransferKind.READ, size)
-        found = [turn] if order.ask(turn, now) else order.give_turns(now)
-        for each in found:
-            given_turns.append((each.size, now))
-            order.end(each, now)
+        if order.may_begin(1, TransferKind.READ, now):
+            turn = Turn(1, TransferKind.READ, size)
+            assert order.ask(turn, now)
+            given_turns.append((size, now))
+            order.end(turn, now)
     for start, (_, began) in enumerate(given_turns):
         for stop in range(start, len(given_turns)):
             took_s = given_turns[stop][1] - began
@@ -138,8 +138,8 @@ def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
         waiting = [turn for turn in waiting if turn not in given_now]
 
 
-def test_a_slow_peer_keeps_no_place_from_others_and_a_throttled_one_none_either() -> None:
-    order = order_of({1: quota(1, read_bytes_per_s=1000.0)})
+def test_a_slow_peer_keeps_no_place_from_others() -> None:
+    order = order_of({1: quota(1)})
     slow, more = Turn(2, TransferKind.READ, WINDOW), Turn(2, TransferKind.READ, 1)
     assert order.ask(slow, 0.0) and order.ask(more, 0.0)
     other = Turn(3, TransferKind.READ, WINDOW)
@@ -148,14 +148,6 @@ def test_a_slow_peer_keeps_no_place_from_others_and_a_throttled_one_none_either(
     assert order.give_turns(1.0) == [other]
     assert order.end(slow, 1.0), "its next transfers do not count"
     assert not order.end(other, 1.0)
-    assert order.ask(Turn(1, TransferKind.READ, 5000), 1.0)
-    throttled, free = Turn(1, TransferKind.READ, 1), Turn(3, TransferKind.READ, 1)
-    assert order.wait_s(throttled, 1.0) == 4.0
-    assert not order.ask(throttled, 1.0)
-    assert not order.ask(free, 1.0)
-    assert order.give_turns(1.0) == [free]
-    assert order.give_turns(4.9) == []
-    assert order.give_turns(5.0) == [throttled]
 
 
 def test_reads_that_wait_for_memory_let_writes_pass() -> None:
@@ -206,11 +198,10 @@ def test_a_network_that_slows_down_for_all_has_an_order_again() -> None:
 
 
 def test_a_transfer_in_progress_goes_on_before_others_of_its_account() -> None:
-    order = order_of({1: quota(1, read_bytes_per_s=1.0)})
+    order = order_of({1: quota(1)})
     moving = [Turn(2, TransferKind.READ, 10 * MIB, piece=MIB) for _ in range(PLACES)]
     assert all(order.ask(turn, 0.0) for turn in moving)
     later, other = Turn(2, TransferKind.READ, MIB), Turn(3, TransferKind.READ, MIB)
-    throttled = Turn(1, TransferKind.READ, 10 * MIB, piece=MIB)
     assert not order.ask(later, 0.0) and not order.ask(other, 0.0)
     assert not order.go_on(moving[0], MIB, 0.0)
     assert order.give_turns(0.0) == [other], "it had less"
@@ -220,7 +211,15 @@ def test_a_transfer_in_progress_goes_on_before_others_of_its_account() -> None:
     order.end(moving[1], 0.0)
     assert order.give_turns(0.0) == [later]
     assert order.pinned == MIB
-    assert order.ask(throttled, 0.0)
-    assert not order.ask(Turn(1, TransferKind.READ, 1), 0.0)
-    assert not order.go_on(throttled, MIB, 0.0)
-    assert order.give_turns(0.0) == [throttled], "a rate holds no begun transfer"
+
+
+def test_a_rate_is_a_bucket_of_a_second_and_a_new_rate_begins_full() -> None:
+    order = order_of({1: quota(1, write_bytes_per_s=1_000.0)})
+    assert order.ask(Turn(1, TransferKind.WRITE, 5_000), 1.0)
+    assert order.may_begin(1, TransferKind.READ, 1.0)
+    assert [order.may_begin(1, TransferKind.WRITE, now) for now in (1.0, 4.9, 5.0)] == [
+        False, False, True,
+    ]  # fmt: skip
+    assert order.shares[1].throttled == 2
+    order.set_quotas({1: quota(1, write_bytes_per_s=2_000.0)})
+    assert order.may_begin(1, TransferKind.WRITE, 1.0)
