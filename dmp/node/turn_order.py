@@ -53,7 +53,7 @@ _LEARNED: Final = 0.05
 _LEARNED_OF_SLOW: Final = 0.005
 """Weight of a new measurement. Slow peers count less, but they count: the network may have become
 slower for all."""
-_MEASURED_BYTES: Final = 256 << 10
+_MEASURED_BYTES: Final = 512 << 10
 """Smaller transfers fit the kernel's buffers, which says nothing about the network."""
 
 

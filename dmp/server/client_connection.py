@@ -41,7 +41,7 @@ from tierkv.kvwire.token import accepts
 
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S: Final = 0.2
-PIECE_BYTES: Final = 256 << 10
+PIECE_BYTES: Final = 1 << 20
 """Once namespaces have limits, a reply has a turn for each piece, so that others wait less."""
 _NO_HEADER: Final = FrameHeader(FrameType.ERROR, 0, 0, 0)
 MAX_LEAVE_BYTES: Final = 1 << 20

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.fix_dmp import RANGE_BYTES, Rig, fetch, make_put, make_range, store
 from tierkv.dmp.node.turn_order import Turn
 from tierkv.dmp.pool_node import PoolNode, RangeRead
-from tierkv.dmp.server.client_connection import PIECE_BYTES, pieces
+from tierkv.dmp.server import client_connection
+from tierkv.dmp.server.client_connection import pieces
 from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.shm import ShmPoolNode
@@ -22,6 +23,7 @@ from tierkv.kvcore.node import NamespaceUsage
 
 pytestmark = pytest.mark.integration
 BLOCK = 2 * RANGE_BYTES
+PIECE = 256 << 10
 
 
 class Node:
@@ -127,12 +129,15 @@ def test_reads_ahead_are_named_and_served(node: Node) -> None:
     assert kinds == ["AHEAD", "AHEAD", "READ"]
 
 
-def test_a_long_reply_arrives_in_pieces_as_it_was(node: Node) -> None:
+def test_a_long_reply_arrives_in_pieces_as_it_was(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_connection, "PIECE_BYTES", PIECE)
     names = [f"b{number}" for number in range(12)]
     places = [store(node.tcp, name, tenant="ann") for name in names]
     node.limit(weight=2.0)
     buffers = {(name, i): bytearray(RANGE_BYTES) for name in names for i in range(2)}
-    assert sum(map(len, buffers.values())) > 2 * PIECE_BYTES
+    assert sum(map(len, buffers.values())) > 2 * PIECE
     sizes: list[int] = []
     go_on = node.rig.node.turns.go_on
 
@@ -149,7 +154,7 @@ def test_a_long_reply_arrives_in_pieces_as_it_was(node: Node) -> None:
         ]
     )
     assert all(buffer == make_range(*name) for name, buffer in buffers.items())
-    assert sizes == [PIECE_BYTES, sum(map(len, buffers.values())) - 2 * PIECE_BYTES]
+    assert sizes == [PIECE, sum(map(len, buffers.values())) - 2 * PIECE]
     assert node.usage().read_bytes == sum(map(len, buffers.values()))
 
 
