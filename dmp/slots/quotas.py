@@ -248,7 +248,10 @@ class Quotas:
 
         Blocks that stay on disks only need a copy there first (``next_due_below``).
         """
-        for slot in self._ttl.due(now):
+        due = list(self._ttl.due(now))
+        if due:
+            self._due_below.clear()  # Blocks still without a copy are due again each second.
+        for slot in due:
             account = self._accounts.by_number.get(slot.account)
             ttl_s = 0.0 if account is None else account.quota.memory_ttl_s
             if account is None or not ttl_s or slot.state is not SlotState.SEALED:

@@ -392,3 +392,19 @@ def test_a_namespace_on_disk_only_leaves_memory_and_comes_back(make_rig: MakeRig
     assert pool.lookup(names) == [None, None, None]
     usage = rig.node.reports.report().namespaces[0]
     assert (usage.used_bytes, usage.evicted_for_ttl, usage.disk_blocks) == (0, 0, 3)
+
+
+def test_a_disk_that_takes_nothing_keeps_no_list_of_what_waits_for_it(
+    make_rig: MakeRig, tampered
+) -> None:
+    clock = ManualClock()
+    rig = make_rig(open_lower=opener(tampered), demote_above=1.0, clock=clock)
+    rig.node.set_quotas([Quota("red", frozenset({"ann"}), media="disk")])
+    assert rig.node.demoter is not None
+    rig.node.demoter.stop()
+    for number in range(5):
+        store(InprocPoolNode(rig.node), f"r{number}", tenant="ann")
+    for _ in range(50):
+        clock.advance(REST_AFTER_S)
+        rig.node.tick()
+    assert len(rig.node._state.table.quotas._due_below) == 5
