@@ -289,11 +289,14 @@ class TurnOrder:
         return share.quota.weight if share is not None else 1.0
 
     def _next(self, now: float) -> Turn | None:
-        """Return the next transfer, if there is a place; reads without memory let writes pass."""
+        """Return the next transfer, if there is a place; reads without memory let the rest pass.
+
+        Among the rest are replies begun before, whose end gives the memory back.
+        """
         for lanes in self._lanes:
-            heads = (lane[0] for lane in lanes.values())
+            heads = (lane[0] for lane in lanes.values() if self._has_memory(lane[0]))
             turn = min(heads, key=lambda turn: turn.tag, default=None)
-            if turn is not None and self._has_memory(turn):
+            if turn is not None:
                 return turn if self._has_place(turn, now) else None
         return None
 

@@ -223,3 +223,17 @@ def test_a_rate_is_a_bucket_of_a_second_and_a_new_rate_begins_full() -> None:
     assert order.shares[1].throttled == 2
     order.set_quotas({1: quota(1, write_bytes_per_s=2_000.0)})
     assert order.may_begin(1, TransferKind.WRITE, 1.0)
+
+
+def test_a_read_without_memory_does_not_hold_up_the_one_that_will_free_it() -> None:
+    order = order_of({1: quota(1), 2: quota(2)}, pinned_bytes=4 * MIB)
+    begun = [Turn(2, TransferKind.READ, 2 * MIB, piece=MIB) for _ in range(PLACES)]
+    assert all(order.ask(turn, 0.0) for turn in begun)
+    starved = Turn(1, TransferKind.READ, MIB)
+    assert not order.ask(starved, 0.0)
+    for turn in begun:
+        assert not order.go_on(turn, MIB, 0.0)
+    assert set(order.give_turns(0.0)) == set(begun), "their memory is there already"
+    for turn in begun:
+        order.end(turn, 0.0)
+    assert order.give_turns(0.0) == [starved]
