@@ -259,14 +259,19 @@ class TurnOrder:
             turn = self._next(now)
             if turn is None:
                 break
-            self._leave(turn)
+            self.leave(turn)
             self._grant(turn, now)
             given.append(turn)
         return given
 
-    def give_up(self, turn: Turn) -> None:
-        """Remove a waiting transfer."""
-        self._leave(turn)
+    def leave(self, turn: Turn) -> None:
+        """Remove a waiting transfer: the turn begins, or the wait was in vain."""
+        lanes = self._lanes[turn.kind]
+        lane = lanes[turn.account]
+        lane.remove(turn)  # Nearly always the first.
+        if not lane:
+            del lanes[turn.account]
+        self.waiting -= 1
 
     def is_first(self, turn: Turn) -> bool:
         """Return whether a waiting transfer is the next of its account and class."""
@@ -322,14 +327,6 @@ class TurnOrder:
 
     def _stalls(self, turn: Turn, now: float) -> bool:
         return now - turn.granted_s > STALL_S + turn.piece * _SLOW * math.exp(self._usual)
-
-    def _leave(self, turn: Turn) -> None:
-        lanes = self._lanes[turn.kind]
-        lane = lanes[turn.account]
-        lane.remove(turn)  # Nearly always the first.
-        if not lane:
-            del lanes[turn.account]
-        self.waiting -= 1
 
     def _grant(self, turn: Turn, now: float) -> None:
         turn.granted_s = now

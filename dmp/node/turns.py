@@ -81,7 +81,7 @@ class Turns:
                 if turn.granted_s >= 0:
                     return
                 if now >= until:
-                    self._order.give_up(turn)
+                    self._order.leave(turn)
                     self._wake(now)
                     raise TransportError("too many bytes are being moved at once")
                 # The first looks for places of slow peers.

@@ -48,7 +48,7 @@ def test_bytes_are_shared_by_weight_within_one_transfer(
         # One at a time: a transfer as large as the window would share it with others.
         turn = order._next(0.0)
         assert turn is not None
-        order._leave(turn)
+        order.leave(turn)
         order._grant(turn, 0.0)
         order.end(turn, 0.0)
         moved[turn.account] += turn.size
@@ -109,7 +109,7 @@ def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
             order.end(moving.pop(data.draw(st.integers(0, len(moving) - 1))), now)
         elif action == "give_up" and waiting:
             turn = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
-            order.give_up(turn)
+            order.leave(turn)
             if turn.continues:
                 order.end(turn, now)
         elif action == "go_on" and moving:
