@@ -8,6 +8,7 @@ other package of the front, and loads no heavy library.
 
 from __future__ import annotations
 
+import secrets
 from asyncio import Future
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,7 +58,8 @@ class TextCall:
     and ``max_tokens`` have no effect.
 
     ``origin`` is the REST route of the call, for statistics; empty for calls from SQL. ``key`` is
-    the name of the REST key, for its limits; empty for keys without a name.
+    the name of the REST key, for its limits; empty for keys without a name. ``session`` names the
+    session whose earlier answers ``answer_cache = session`` allows; empty: the call has none.
     """
 
     messages: tuple[Message, ...] | None = None
@@ -73,6 +75,7 @@ class TextCall:
     request_id: RequestId | None = None
     origin: str = ""
     key: str = ""
+    session: str = ""
 
     def __hash__(self) -> int:
         """Hash what differs from row to row: a call is looked up several times on its way."""
@@ -98,6 +101,7 @@ class CallDefaults:
     system_prompt: str = ""
     tenant: str = "default"
     key: str = ""
+    session: str = ""
     prefix_order: bool = True
     plan: bool = True
     max_concurrency: int = 64
@@ -154,6 +158,7 @@ class TextEvent:
     node_id: str = ""
     label_probabilities: tuple[float, ...] = ()
     embedding: tuple[float, ...] = ()
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,8 @@ class TextAnswer:
             out early may share the remaining probability evenly.
         embedding: [hidden] of unit length, if requested; ``text`` is then empty.
         model: name of the answering model; empty if not recorded.
+        cached: True for the answer to an equal earlier call. ``usage`` has the tokens of prompt and
+            answer, none of which cost anything this time.
     """
 
     text: str
@@ -178,6 +185,7 @@ class TextAnswer:
     label_probabilities: tuple[float, ...] = ()
     embedding: tuple[float, ...] = ()
     model: str = ""
+    cached: bool = False
 
     @classmethod
     def of(cls, text: str, last: TextEvent, *, model: str = "") -> TextAnswer:
@@ -193,6 +201,7 @@ class TextAnswer:
             label_probabilities=last.label_probabilities,
             embedding=last.embedding,
             model=model,
+            cached=last.cached,
         )
 
 
@@ -420,7 +429,7 @@ class ClientInfo:
     tenants.
 
     ``database`` is the client's name for the database; empty means the engine's name. ``key`` is
-    the name of the REST key that the client uses.
+    the name of the REST key that the client uses. ``session`` is a name that no other session has.
     """
 
     user: str = "default"
@@ -429,3 +438,4 @@ class ClientInfo:
     address: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     key: str = ""
+    session: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)

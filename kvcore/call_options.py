@@ -8,6 +8,7 @@ REST (dbfront/http/schema.py) read names, bounds and descriptions from the table
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final
 
@@ -23,6 +24,15 @@ from tierkv.kvcore.value_kinds import (
     ValueKind,
     Whole,
 )
+
+
+class AnswerScope(StrEnum):
+    """Callers who reuse answers of each other's earlier calls; OFF: each call asks a model."""
+
+    OFF = "off"
+    SESSION = "session"
+    TENANT = "tenant"
+    NAMESPACE = "namespace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,8 @@ class CallOptions:
         selector: how the tokens to recompute are chosen.
         chunk_separator: the text between two separators in the prompt is a chunk.
         hint: when the KV will be wanted again.
+        answer_cache: whose earlier answers may be reused; OFF: none.
+        answer_ttl_s: greatest age of a reused answer; 0.0: as long as answers are kept.
     """
 
     temperature: float | None = None
@@ -68,6 +80,8 @@ class CallOptions:
     selector: BlendSelector | None = None
     chunk_separator: str | None = None
     hint: ReuseHint | None = None
+    answer_cache: AnswerScope | None = None
+    answer_ttl_s: float | None = None
 
     def over(self, defaults: CallOptions) -> CallOptions:
         """Return these options; those that are None come from ``defaults``."""
@@ -271,6 +285,29 @@ OPTIONS: Final = (
     ),
     OptionSpec(
         "ignore_eos", Flag(), "continue at the end token, for benchmarks", rest="ignore_eos"
+    ),
+    OptionSpec(
+        "answer_cache",
+        OneOf(tuple(AnswerScope)),
+        "reuse the answer of an equal earlier call of the same session, tenant or namespace; off: "
+        "ask the model",
+        sql="answer_cache",
+        rest="answer_cache",
+        setting=OptionSetting(
+            "answer_cache",
+            AnswerScope.OFF,
+            "reuse answers of equal earlier calls of the same: session, tenant, namespace; or off",
+        ),
+    ),
+    OptionSpec(
+        "answer_ttl_s",
+        Duration(most_ms=limits.MAX_ANSWER_AGE_MS),
+        "greatest age of a reused answer",
+        setting=OptionSetting(
+            "answer_cache_ttl",
+            0.0,
+            "greatest age of a reused answer, such as 30min or 7d; 0: as long as answers are kept",
+        ),
     ),
     OptionSpec(
         "hint",

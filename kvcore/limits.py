@@ -143,6 +143,7 @@ MAX_NESTED_CALLS: Final = 60
 
 MAX_CALLS_PER_STATEMENT: Final = 1_000_000
 MAX_RETRIES: Final = 10
+MAX_ANSWER_AGE_MS: Final = 10 * 365 * 86_400_000
 """Retries after the first attempt that one call may ask for."""
 
 MAX_PRIORITY: Final = 100

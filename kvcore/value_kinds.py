@@ -192,5 +192,5 @@ class Duration:
         return seconds
 
 
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)?")
-_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h|d)?")
+_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}

@@ -274,3 +274,8 @@ def _validate(values: dict[str, dict[str, Any]], sources: Mapping[str, str]) -> 
             f"{key} = {shown} is not valid ({sources.get(key, 'unknown')}): {first['msg']}",
             hint=hint,
         ) from None
+
+
+def name_list(text: str) -> tuple[str, ...]:
+    """Split a setting that lists names at commas and spaces."""
+    return tuple(text.replace(",", " ").split())

@@ -134,12 +134,20 @@ class FrontSettings(Section):
         default=5.0,
         gt=0.0,
         le=3_600.0,
-        description="seconds between writes of statistics; a killed front loses the statistics "
-        "since the last write",
+        description="seconds between writes of statistics, the most that a killed front loses",
     )
     stats_days: float = Field(
         default=30.0, gt=0.0, description="days that usage history and query log are kept"
     )
+    answer_cache: str = Field(
+        default="",
+        description="SQLite file, or postgresql://... for several fronts, where answers stay for "
+        "tierkv.answer_cache; empty: beside stats_path, or in memory without one",
+    )
+    answer_cache_size: ByteSize = Field(
+        default=ByteSize(GIB), description="size of the answers that stay; the latest used stay"
+    )
+    answer_cache_days: float = Field(default=30.0, gt=0.0, description="days that answers stay")
     query_log: Literal["ai", "all", "off"] = Field(
         default="ai",
         description="statements in tierkv.query_log: ai (those with AI calls), all, or off",
@@ -176,8 +184,7 @@ class FrontSettings(Section):
     max_connections_per_user: int = Field(
         default=0,
         ge=0,
-        description="SQL sessions of one user at a time; 0: four fifths of max_connections if "
-        "there are several users",
+        description="most sessions of a user; 0: 4/5 of max_connections if there are several users",
     )
     max_http_statements: int = Field(
         default=64, ge=1, le=10_000, description="/v1/sql statements at a time; more get 429"
@@ -185,8 +192,7 @@ class FrontSettings(Section):
     statement_timeout_s: float = Field(
         default=86_400.0,
         ge=0.0,
-        description="seconds a statement may run unless the session sets statement_timeout; 0: no "
-        "limit",
+        description="seconds a statement may run if the session sets no limit; 0: no limit",
     )
     shared_state: str = Field(
         default="",
@@ -471,8 +477,7 @@ class EngineSettings(Section):
     )
     events_replay_url: str = Field(
         default="",
-        description="where the engine repeats KV events; empty: port 5558 of its host, off: "
-        "nowhere",
+        description="where the engine repeats KV events; empty: port 5558 of its host; off: none",
     )
     events_ranks: int = Field(
         default=1,
@@ -493,8 +498,3 @@ class Settings(Section):
     pool: PoolSettings = PoolSettings()
     compute: ComputeSettings = ComputeSettings()
     engine: EngineSettings = EngineSettings()
-
-
-def name_list(text: str) -> tuple[str, ...]:
-    """Split a setting that lists names at commas and spaces."""
-    return tuple(text.replace(",", " ").split())

@@ -44,16 +44,22 @@ class CallCost:
         first_tokens_s: time to first token of each answer; 0.0 without a token.
         total_s: sum of the durations of all answers.
         nodes: answering node of each answer.
+        cached_answers: answers from the answer cache; they cost nothing and are in no other sum.
     """
 
     usage: Usage = _NOTHING
     first_tokens_s: tuple[float, ...] = ()
     total_s: float = 0.0
     nodes: tuple[str, ...] = ()
+    cached_answers: int = 0
 
     @staticmethod
     def of(answers: Sequence[TextAnswer]) -> CallCost:
         """Sum up answers."""
+        cached = sum(answer.cached for answer in answers)
+        if cached:
+            asked = CallCost.of([answer for answer in answers if not answer.cached])
+            return replace(asked, cached_answers=cached)
         if len(answers) == 1:
             (only,) = answers
             return CallCost(only.usage, (only.ttft_s,), only.total_s, (only.node_id,))
@@ -155,6 +161,7 @@ class ModelRequest:
         usage: tokens by source, set at the end; None if no node reported usage.
         end: the way the request ended; CANCELLED until known.
         error_code: code of the error that ended the request.
+        cached: True if the answer came from the answer cache, so no model was asked.
     """
 
     prepared: PreparedCall
@@ -166,6 +173,7 @@ class ModelRequest:
     usage: Usage | None = None
     end: CallEnd = CallEnd.CANCELLED
     error_code: str = ""
+    cached: bool = False
 
     @property
     def model(self) -> str:
@@ -174,7 +182,9 @@ class ModelRequest:
 
     def as_call(self) -> EndedCall:
         """Return the ended request as an EndedCall, for a call by REST."""
-        cost = CallCost(self.usage or _NOTHING, (self.ttft_s,), self.total_s, (self.node_id,))
+        cost = CallCost(cached_answers=1)
+        if not self.cached:
+            cost = CallCost(self.usage or _NOTHING, (self.ttft_s,), self.total_s, (self.node_id,))
         return EndedCall(
             statement=self.prepared.request.request_id,
             function=self.prepared.call.origin,

@@ -145,6 +145,7 @@ class StatementEntry:
             "rounds": stats.rounds,
             "ai_calls": stats.calls,
             "ai_calls_deduped": max(0, stats.calls - stats.distinct_calls),
+            "result_cache_hits": stats.cached_answers,
             **_costs(stats),
         }
         key = (self._client.user, self.queryid)

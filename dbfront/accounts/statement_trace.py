@@ -33,6 +33,7 @@ class FormTrace:
         asked: distinct calls charged to the form; the remaining calls were asked earlier by other
             forms.
         requests: requests to models for the charged calls.
+        cached_answers: answers from the answer cache for the charged calls.
         errors: charged calls that failed.
         retries: requests sent again after a failure.
         prompt_tokens: of answered requests, like ``completion_tokens`` and ``hit_tokens``.
@@ -44,6 +45,7 @@ class FormTrace:
     distinct: int = 0
     asked: int = 0
     requests: int = 0
+    cached_answers: int = 0
     errors: int = 0
     retries: int = 0
     prompt_tokens: int = 0
@@ -67,6 +69,7 @@ class FormTrace:
         """Count a call of the form."""
         cost = call.cost
         self.requests += len(cost.nodes)
+        self.cached_answers += cost.cached_answers
         self.errors += call.failed
         self.retries += call.retries
         self.prompt_tokens += cost.usage.prompt_tokens

@@ -25,6 +25,7 @@ class AiStats:
             last round.
         distinct_calls: calls answered by models, or failed.
         requests: requests to models for these calls; a call may need none or several.
+        cached_answers: answers from the answer cache; the sums of tokens leave them out.
         errors: number of failed distinct calls.
         prompt_tokens: prompt tokens of answered calls.
         completion_tokens: completion tokens of answered calls.
@@ -44,6 +45,7 @@ class AiStats:
     calls: int = 0
     distinct_calls: int = 0
     requests: int = 0
+    cached_answers: int = 0
     errors: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -76,6 +78,7 @@ class AiStats:
         self.distinct_calls += 1
         self.errors += call.failed
         self.requests += len(cost.nodes)
+        self.cached_answers += cost.cached_answers
         self.prompt_tokens += cost.usage.prompt_tokens
         self.completion_tokens += cost.usage.completion_tokens
         self.hit_tokens = self.hit_tokens + cost.usage.hit_tokens

@@ -177,6 +177,7 @@ def generate_detail(call: AiCall, defaults: CallDefaults) -> Recipe:
         "completion_tokens": answer.usage.completion_tokens,
         "ttft_ms": 1000 * answer.ttft_s,
         "latency_ms": 1000 * answer.total_s,
+        "cached": answer.cached,
     }
 
 
@@ -193,6 +194,7 @@ def failed_detail(call: AiCall, defaults: CallDefaults, error: TierKVError) -> d
         "completion_tokens": None,
         "ttft_ms": None,
         "latency_ms": None,
+        "cached": None,
     }
 
 

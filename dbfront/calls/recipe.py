@@ -68,6 +68,7 @@ def ask_model(
         options=_question_options(call.options.over(defaults.options), bool(labels)),
         tenant=defaults.tenant,
         key=defaults.key,
+        session=defaults.session,
         documents=call.texts("documents"),
         json_schema=json_schema,
         labels=labels,
@@ -90,9 +91,16 @@ def embed_text(call: AiCall, defaults: CallDefaults, text: str) -> TextCall:
     return TextCall(
         prompt=text,
         model=call.model or defaults.model,
-        options=CallOptions(max_tokens=1, priority=session.priority, cache=session.cache),
+        options=CallOptions(
+            max_tokens=1,
+            priority=session.priority,
+            cache=session.cache,
+            answer_cache=session.answer_cache,
+            answer_ttl_s=session.answer_ttl_s,
+        ),
         tenant=defaults.tenant,
         key=defaults.key,
+        session=defaults.session,
         embed=True,
     )
 

@@ -23,7 +23,8 @@ def form_trace_lines(form: FormTrace, *, rows: bool) -> list[str]:
     if rows:
         distinct = f"rows {form.rows}, {distinct} (dedup {form.dedup_ratio:.2f})"
     asked = f"asked {form.asked}, requests {form.requests}, errors {form.errors}{retries}"
-    lines = [f"    {distinct}, {asked}"]
+    cached = f", from the answer cache {form.cached_answers}" if form.cached_answers else ""
+    lines = [f"    {distinct}, {asked}{cached}"]
     if form.requests:
         lines += [
             f"    prompt tokens {form.prompt_tokens}, completion tokens "
@@ -69,6 +70,7 @@ def stats_lines(stats: AiStats, trace: StatementTrace, *, rows: bool) -> list[st
         f"  {calls}distinct {stats.distinct_calls}, errors {stats.errors}, rounds {stats.rounds}",
         f"  prompt tokens {stats.prompt_tokens}, completion tokens "
         f"{stats.completion_tokens}, hit tokens {hit_text(stats.hit_tokens)}",
+        *_cached_lines(stats),
         *_blended_lines(stats),
         *_plan_lines(stats),
         *([f"  requests answered by {nodes}"] if nodes else []),
@@ -173,6 +175,12 @@ def _plan_lines(stats: AiStats) -> list[str]:
     return [f"  plan: {runs}, {stats.shared_tokens} prompt tokens in common with other calls"]
 
 
+def _cached_lines(stats: AiStats) -> list[str]:
+    if not stats.cached_answers:
+        return []
+    return [f"  answers from the answer cache {stats.cached_answers}: no model was asked for them"]
+
+
 def _blended_lines(stats: AiStats) -> list[str]:
     if not stats.blended_tokens and not stats.recomputed_tokens:
         return []
@@ -242,6 +250,7 @@ def stats_json(stats: AiStats, trace: StatementTrace) -> dict[str, Any]:
         "Rows": stats.calls,
         "Distinct Calls": stats.distinct_calls,
         "Requests": stats.requests,
+        "Cached Answers": stats.cached_answers,
         "Errors": stats.errors,
         "Retries": sum(form.retries for form in trace.forms.values()),
         "Prompt Tokens": stats.prompt_tokens,
@@ -286,6 +295,7 @@ def _trace_json(form: FormTrace) -> dict[str, Any]:
         "Dedup Ratio": round(form.dedup_ratio, 4),
         "Asked": form.asked,
         "Requests": form.requests,
+        "Cached Answers": form.cached_answers,
         "Errors": form.errors,
         "Retries": form.retries,
         "Prompt Tokens": form.prompt_tokens,

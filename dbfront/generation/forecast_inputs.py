@@ -82,7 +82,11 @@ class AnswerLengths:
 
     def take(self, request: ModelRequest) -> None:
         """Update the mean of this kind of request with the length of a complete answer."""
-        if request.usage is None or request.end not in (CallEnd.STOP, CallEnd.LENGTH):
+        if (
+            request.cached
+            or request.usage is None
+            or request.end not in (CallEnd.STOP, CallEnd.LENGTH)
+        ):
             return
         key = request.model, kind_of(request.prepared.call)
         count = self._counts[key] = min(self._counts.get(key, 0) + 1, _REMEMBERED)

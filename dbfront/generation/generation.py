@@ -13,6 +13,9 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
+from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
+from tierkv.dbfront.answer_cache.answer_key import AnswerKey, answer_key, check_scope
+from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer
 from tierkv.dbfront.contracts import (
     CallPlan,
     EncodedAhead,
@@ -23,6 +26,7 @@ from tierkv.dbfront.contracts import (
     TextEvent,
     TokenCounts,
 )
+from tierkv.dbfront.generation.answering import TextAnswering
 from tierkv.dbfront.generation.call_checks import (
     blend_of,
     blend_refusal,
@@ -44,15 +48,10 @@ from tierkv.dbfront.generation.forecast_inputs import (
 )
 from tierkv.dbfront.generation.labels import Labels, check_labels
 from tierkv.dbfront.generation.readouts import (
-    Submit,
     label_schema,
     most_label_tokens,
-    read_label,
-    read_out,
-    walk_labels,
 )
 from tierkv.dbfront.tokens.chunked_prompt import EncodedPrompt
-from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer, TokenizerCache
 from tierkv.kvcore.access import RightsBook
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -67,10 +66,8 @@ from tierkv.kvcore.ids import RequestId, new_request_id, scope_of_version
 from tierkv.kvcore.node import ModelInfo
 from tierkv.kvcore.request import (
     FinishReason,
-    GenerateEvent,
     GenerateRequest,
     SamplingParams,
-    Usage,
 )
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
@@ -78,8 +75,8 @@ from tierkv.scheduler.limits.gate import Caller, CallGate
 
 _LEAST_TOGETHER = 8
 """Fewer prompts are encoded one by one: a thread would take longer."""
-USAGE_WAIT_S = 2.0
-"""Time limit for the usage report of the node after a stop string ended an answer."""
+ANSWERS_KEPT_S = 30 * 86_400.0
+"""Age of the oldest answer that a cache in memory gives."""
 
 
 class Generation:
@@ -88,6 +85,7 @@ class Generation:
     Attributes:
         rights: who may call which functions, and use which models.
         live: calls in progress, by request id.
+        answers: answers of earlier calls.
         reducers: called with each ended request; a reducer must not block, raise or keep it.
     """
 
@@ -99,6 +97,7 @@ class Generation:
         default_model: str | None = None,
         clock: Clock | None = None,
         gate: CallGate | None = None,
+        answers: AnswerCache | None = None,
     ) -> None:
         """Create a generator over a started dispatcher.
 
@@ -109,15 +108,18 @@ class Generation:
                 used; with several served models, the model that was last the only one.
             clock: source of times.
             gate: admits calls within their callers' limits; by default there are none.
+            answers: the answer cache; by default one in memory.
         """
         self.gate = gate or CallGate(EmbeddedMeter(clock or SystemClock()))
         self.rights = RightsBook()
         self.live: dict[RequestId, ModelRequest] = {}
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
+        self.answers = answers or AnswerCache(self._clock, keep_s=ANSWERS_KEPT_S)
         self._tokenizers = tokenizers or TokenizerCache(clock=self._clock)
         self._default_model = default_model
         self._labels = Labels()
+        self._answering = TextAnswering(dispatcher, self._clock, self._labels)
         self._lengths = AnswerLengths()
         self._pace = FrontPace()
         self._served: tuple[ModelInfo, ...] = ()
@@ -168,6 +170,7 @@ class Generation:
         check_stops(options.stop or ())
         check_ratio(options.recompute_ratio)
         check_form(call)
+        check_scope(options.answer_cache, call.session)
         guide = await checked_schema(call.json_schema)
         tokenizer = await self._tokenizers.get(model)
         ids = None if ahead is None else await ahead.token_ids()
@@ -278,22 +281,65 @@ class Generation:
 
     # -- answering
 
-    async def stream(self, prepared: PreparedCall) -> AsyncGenerator[TextEvent, None]:
+    def stream(self, prepared: PreparedCall) -> AsyncGenerator[TextEvent, None]:
         """Answer with text as it is generated; see TextGenerator."""
+        # A REST client may read slowly, and nobody should wait for it. Statements never do.
+        return self._stream(prepared, is_prompt=not prepared.call.origin)
+
+    def _stream(
+        self, prepared: PreparedCall, *, is_prompt: bool
+    ) -> AsyncGenerator[TextEvent, None]:
+        key = answer_key(prepared)
+        if key is None:
+            return self._generated(prepared)
+        return self._cached_or_generated(prepared, key, is_prompt=is_prompt)
+
+    async def _cached_or_generated(
+        self, prepared: PreparedCall, key: AnswerKey, *, is_prompt: bool
+    ) -> AsyncGenerator[TextEvent, None]:
+        started_s = self._clock.now()
+        async with self.answers.turn(key, leads=is_prompt) as turn:
+            if turn.found is not None:
+                live = ModelRequest(prepared, started_s, cached=True)
+                last = self._last_of(turn.found, live)
+                self._publish(live)
+                yield TextEvent(turn.found.text)
+                yield last
+                return
+            parts: list[str] = []
+            async with aclosing(self._generated(prepared)) as events:
+                async for event in events:
+                    parts.append(event.text)
+                    if event.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                        turn.given = TextAnswer.of("".join(parts), event)
+                    yield event
+
+    def _last_of(self, found: KeptAnswer, live: ModelRequest) -> TextEvent:
+        live.end, live.usage = CallEnd(found.finish_reason.value), found.usage
+        live.ttft_s = self._clock.now() - live.started_s
+        return TextEvent(
+            finish_reason=found.finish_reason,
+            usage=found.usage,
+            ttft_s=live.ttft_s,
+            total_s=live.ttft_s,
+            label_probabilities=found.label_probabilities,
+            embedding=found.embedding,
+            cached=True,
+        )
+
+    async def _generated(self, prepared: PreparedCall) -> AsyncGenerator[TextEvent, None]:
         live = ModelRequest(prepared, self._clock.now())
         request_id = prepared.request.request_id
         self.live[request_id] = live
         try:
             tokenizer = await self._tokenizers.get(prepared.model)
-            call = prepared.call
-            asks = bool(call.labels) or call.embed
-            answering = self._readout if asks else self._text_events
             admitted = self.gate.admitted(
-                _caller(call),
+                _caller(prepared.call),
                 prompt_tokens=len(prepared.request.token_ids),
                 most_tokens=0 if prepared.request.reads_out else most_tokens(prepared),
             )
-            async with admitted as admission, aclosing(answering(live, tokenizer)) as events:
+            answered = self._answering.events(live, tokenizer)
+            async with admitted as admission, aclosing(answered) as events:
                 async for event in events:
                     admission.began = True
                     admission.completion_tokens = live.completion_tokens
@@ -309,130 +355,6 @@ class Generation:
                 del self.live[request_id]
             self._publish(live)
 
-    async def _text_events(
-        self, live: ModelRequest, tokenizer: TextTokenizer
-    ) -> AsyncGenerator[TextEvent, None]:
-        text = Detokenizer(tokenizer.decode)
-        asked = live.prepared.call
-        stops = StopStrings(() if asked.labels else asked.options.stop or ())
-        prepared = live.prepared
-        submitted = self._dispatcher.submit(
-            prepared.request, model=prepared.model, preferred_node=prepared.preferred_node
-        )
-        async with aclosing(submitted) as events:
-            async for event in events:
-                if event.token_ids:
-                    self._count(live, event)
-                    cut = stops.push(text.push(event.token_ids))
-                    if cut.text:
-                        yield TextEvent(cut.text, node_id=event.node_id)
-                    if cut.stopped:
-                        last = await self._stop(live, events)
-                        yield self._last(live, FinishReason.STOP, last)
-                        return
-                if event.finish_reason is not None:
-                    cut = stops.push(text.flush())
-                    rest = cut.text if cut.stopped else cut.text + stops.flush()
-                    if rest:
-                        yield TextEvent(rest, node_id=event.node_id)
-                    reason = FinishReason.STOP if cut.stopped else event.finish_reason
-                    yield self._last(live, reason, event)
-                    return
-        raise NodeLostError("the answer ended without an end")  # The dispatcher prevents this case.
-
-    async def _readout(
-        self, live: ModelRequest, tokenizer: TextTokenizer
-    ) -> AsyncGenerator[TextEvent, None]:
-        """Answer a question about the prompt: with a label, or with an embedding."""
-        prepared = live.prepared
-        walk = None
-        if prepared.call.labels and prepared.model.score_refusal:
-            async with aclosing(self._guided_label(live, tokenizer)) as guided:
-                async for label in guided:
-                    yield label
-            return
-        if prepared.call.labels:
-            walk = await self._labels.walk(prepared.call, prepared.model, tokenizer)
-            event = await walk_labels(prepared, walk, self._submit_to(prepared.model))
-        else:
-            event = await read_out(prepared, self._submit_to(prepared.model))
-        live.ttft_s, live.node_id = self._clock.now() - live.started_s, event.node_id
-        last = self._last(live, event.finish_reason or FinishReason.STOP, event)
-        if walk is None:
-            yield replace(last, embedding=event.embedding)
-        elif event.finish_reason is not FinishReason.STOP:
-            yield last
-        else:
-            yield TextEvent(prepared.call.labels[walk.best], node_id=event.node_id)
-            yield replace(last, label_probabilities=walk.chances)
-
-    async def _guided_label(
-        self, live: ModelRequest, tokenizer: TextTokenizer
-    ) -> AsyncGenerator[TextEvent, None]:
-        """Answer with the label generated by the model; its probability is 1, all others are 0."""
-        labels, parts = live.prepared.call.labels, []
-        async with aclosing(self._text_events(live, tokenizer)) as events:
-            async for event in events:
-                parts.append(event.text)
-                if event.finish_reason is FinishReason.CANCELLED:
-                    yield event
-                elif event.finish_reason is not None:
-                    cut = event.finish_reason is not FinishReason.STOP
-                    best = read_label("".join(parts), labels, cut=cut)
-                    yield TextEvent(labels[best], node_id=event.node_id)
-                    chances = tuple(float(number == best) for number in range(len(labels)))
-                    yield replace(
-                        event, finish_reason=FinishReason.STOP, label_probabilities=chances
-                    )
-
-    def _submit_to(self, model: ModelInfo) -> Submit:
-        return lambda request, node: self._dispatcher.submit(
-            request, model=model, preferred_node=node
-        )
-
-    def _count(self, live: ModelRequest, event: GenerateEvent) -> None:
-        if not live.completion_tokens:
-            live.ttft_s = self._clock.now() - live.started_s
-        live.completion_tokens += len(event.token_ids)
-        live.node_id = event.node_id
-
-    async def _stop(
-        self, live: ModelRequest, events: AsyncGenerator[GenerateEvent, None]
-    ) -> GenerateEvent | None:
-        """Cancel the request at its node and wait briefly for its usage, for correct hit tokens."""
-        last: GenerateEvent | None = None
-        await self._dispatcher.cancel(live.prepared.request.request_id)
-        try:
-            async with asyncio.timeout(USAGE_WAIT_S):
-                async for event in events:
-                    last = event
-        except TimeoutError:
-            return None
-        return last
-
-    def _last(
-        self, live: ModelRequest, reason: FinishReason, event: GenerateEvent | None
-    ) -> TextEvent:
-        request = live.prepared.request
-        usage = event.usage if event is not None else None
-        usage = usage or Usage(len(request.token_ids), live.completion_tokens)
-        cut = reason is FinishReason.STOP and not usage.counted_there
-        if cut and live.completion_tokens < usage.completion_tokens:
-            usage = replace(usage, completion_tokens=live.completion_tokens)
-        live.usage = usage
-        live.end = CallEnd(reason.value)
-        if event is not None and not live.node_id:
-            live.node_id = event.node_id  # An empty answer has no other event.
-        if event is not None and event.ttft_s and _is_one_of_many(live.prepared.call):
-            live.ttft_s = event.ttft_s
-        return TextEvent(
-            finish_reason=reason,
-            usage=usage,
-            ttft_s=live.ttft_s,
-            total_s=self._clock.now() - live.started_s,
-            node_id=live.node_id,
-        )
-
     def _publish(self, live: ModelRequest) -> None:
         self._pace.ended(others=bool(self.live))
         live.total_s = self._clock.now() - live.started_s
@@ -442,21 +364,12 @@ class Generation:
     async def answer(self, prepared: PreparedCall) -> TextAnswer:
         """Return the complete answer; see TextGenerator."""
         parts: list[str] = []
-        async with aclosing(self.stream(prepared)) as events:
+        async with aclosing(self._stream(prepared, is_prompt=True)) as events:
             async for event in events:
                 parts.append(event.text)
                 if event.finish_reason is not None and event.usage is not None:
                     return TextAnswer.of("".join(parts), event, model=prepared.model.name)
         raise NodeLostError("the answer ended without an end")
-
-
-def _is_one_of_many(call: TextCall) -> bool:
-    """Return True for a statement's calls, whose time to first token is measured at the node.
-
-    The time that a call waits in the front behind earlier calls says nothing about a node or its
-    cache. A walk over labels sends several requests, so its time is measured at the front.
-    """
-    return not call.origin and not call.labels
 
 
 def _caller(call: TextCall) -> Caller:

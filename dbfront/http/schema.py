@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TextEvent
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import OPTIONS, CallOptions, OptionSpec
 from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
-from tierkv.kvcore.request import ReuseHint, Usage
+from tierkv.kvcore.request import ReuseHint
 from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Text, Texts, Whole
 
 _NAME = re.compile(limits.NAME_PATTERN)
@@ -202,6 +203,7 @@ class CallBody(OptionFields):
             "options": options,
             "tenant": caller.tenant,
             "key": caller.key,
+            "session": options.session_id or "",
             "documents": clean_documents(d.to_text() for d in self.documents or ()),
             "json_schema": _schema_of((self.model_extra or {}).get("response_format")),
         }
@@ -338,12 +340,14 @@ def _is_neutral(name: str, value: Any) -> bool:
     return value in NEUTRAL[name] and not (name == "logprobs" and value is not False)
 
 
-def usage_json(usages: list[Usage]) -> dict[str, Any]:
+def usage_json(answers: Sequence[TextAnswer | TextEvent]) -> dict[str, Any]:
     """Add up usages to OpenAI's object; cached and written tokens are always present.
 
+    ``cached_answers`` is the number of answers that came from the answer cache, if any.
     ``kv_codec`` is present if reused KV may have passed through a lossy codec, ``selector`` if
     chunks were blended. In both cases the answer may differ from an answer without a cache.
     """
+    usages = [answer.usage for answer in answers if answer.usage is not None]
     prompt = sum(u.prompt_tokens for u in usages)
     completion = sum(u.completion_tokens for u in usages)
     details: dict[str, Any] = {
@@ -356,6 +360,8 @@ def usage_json(usages: list[Usage]) -> dict[str, Any]:
         details["selector"] = ",".join(selectors)
     if lossy := sorted({str(u.kv_codec) for u in usages if u.kv_codec.is_lossy}):
         details["kv_codec"] = ",".join(lossy)
+    if cached := sum(answer.cached for answer in answers):
+        details["cached_answers"] = cached
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

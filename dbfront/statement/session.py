@@ -300,7 +300,7 @@ class DuckDbSession:
             connection=self._connection,
             generator=self._server.generator,
             transaction=self._transaction,
-            defaults=self.settings.call_defaults(tenant, self.client.key),
+            defaults=self.settings.call_defaults(tenant, self.client),
             policy=self.settings.error_policy(),
             clock=self._server.clock,
             refresh_views=self._refresh_views,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tierkv.dbfront.contracts import CallDefaults
+from tierkv.dbfront.contracts import CallDefaults, ClientInfo
 from tierkv.dbfront.statement.error_policy import ErrorPolicy
 from tierkv.kvcore.call_options import OPTIONS, USUAL, CallOptions
 from tierkv.sql.settings import (
@@ -116,14 +116,15 @@ class SessionSettings:
             dry_run=bool(self.get("tierkv.dry_run")),
         )
 
-    def call_defaults(self, tenant: str, key: str = "") -> CallDefaults:
+    def call_defaults(self, tenant: str, client: ClientInfo) -> CallDefaults:
         """Return the session's defaults for options that AI calls leave unset."""
         return CallDefaults(
             options=self._call_options(),
             model=str(self.get("tierkv.model")) or None,
             system_prompt=str(self.get("tierkv.system_prompt")),
             tenant=tenant,
-            key=key,
+            key=client.key,
+            session=client.session,
             prefix_order=bool(self.get("tierkv.prefix_order")),
             plan=bool(self.get("tierkv.plan")),
             max_concurrency=int(self.get("tierkv.max_concurrency") or 1),

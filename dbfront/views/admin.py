@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain, starmap
 from typing import Final, Protocol
 
+from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.contracts import ClientInfo, TableAccess
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.views.kvcache import (
@@ -25,6 +26,7 @@ from tierkv.dbfront.views.kvcache import (
     prefix_rows,
     tier_rows,
 )
+from tierkv.dbfront.views.statistics import answer_cache_row
 from tierkv.kvcore.access import RoleRights
 from tierkv.kvcore.audit import AuditLine
 from tierkv.kvcore.block import Tier
@@ -41,8 +43,8 @@ from tierkv.sql.schema_rights import PRIVILEGES
 from tierkv.sql.views import Row, timestamp
 
 ROUTING_VIEWS = frozenset({"routing_log", "routing_errors", "node_costs"})
-WORKER_VIEWS = ROUTING_VIEWS | {"queue"}
-"""The views about the scheduler, of which each worker of a front has its own."""
+WORKER_VIEWS = ROUTING_VIEWS | {"queue", "answer_cache"}
+"""The views about what each worker of a front has for itself."""
 
 LIMIT_VIEWS = frozenset({"my_limits", "call_limits"})
 _DIGITS = 7
@@ -171,11 +173,15 @@ class ClusterSource(Protocol):
        user's namespace; None for an admin, to whom all rows are visible. ``rights`` returns the
        rights of all roles to an admin, otherwise the rights of the client's roles. ``table_access``
        tells which schemas a client may use; None while nobody logs in.
-    6. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls.
+    6. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls;
+       ``answers`` is this front's answer cache.
     """
 
     @property
     def dispatcher(self) -> SchedulerSource: ...
+
+    @property
+    def answers(self) -> AnswerCache: ...
 
     async def nodes(self) -> tuple[DirectoryNode, ...]: ...
 
@@ -243,15 +249,9 @@ async def cluster_rows(
     if view in ROUTING_VIEWS:
         return routing_rows(view, source.dispatcher.routing())
     if view == "settings":
-        return [
-            {
-                "name": row.name,
-                "setting": row.value,
-                "source": row.source,
-                "description": row.description,
-            }
-            for row in await source.settings()
-        ]
+        return [_setting(row) for row in await source.settings()]
+    if view == "answer_cache":
+        return [answer_cache_row(source.answers)]
     if view == "kvcache_blocks":
         listing = await source.blocks(MAX_LISTED_BLOCKS)
         return [block_row(block, now_s) for block in listing.blocks]
@@ -272,6 +272,15 @@ async def cluster_rows(
     if view == "stat_kvcache":
         return tier_rows(nodes, baseline, now_s)
     return node_rows(nodes, baseline, now_s)
+
+
+def _setting(row: SettingRow) -> Row:
+    return {
+        "name": row.name,
+        "setting": row.value,
+        "source": row.source,
+        "description": row.description,
+    }
 
 
 async def joined_rows(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from tierkv.dbfront.accounts.statement_entry import identify
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_tables import HOUR_S, LAST, seconds_of
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
+from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.sql.views import Row, timestamp
 
@@ -141,6 +142,19 @@ def quantile_ms(steps: Iterable[tuple[int, int]], share: float = _P95) -> float 
         if wanted <= 0:
             return 1000 * seconds_of(step)
     return None
+
+
+def answer_cache_row(answers: AnswerCache) -> Row:
+    """Return the row of ``answer_cache``."""
+    recent = answers.recent
+    return {
+        "place": "memory" if answers.store is None else answers.store.place,
+        "answers_in_memory": len(recent),
+        "memory_bytes": recent.used_bytes,
+        "memory_capacity_bytes": recent.most_bytes,
+        "evicted": recent.evicted,
+        **asdict(answers.counts),
+    }
 
 
 _GATHERED: Final[dict[str, tuple[str, Callable[[StatementLog], Awaitable[list[Row]]]]]] = {

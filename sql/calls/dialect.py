@@ -90,7 +90,9 @@ def texts(dialect: Dialect) -> Around:
     return _ARGUMENTS[dialect][ArgumentKind.TEXTS]
 
 
-_DUCKDB_TYPES: Final = {"text": "VARCHAR", "integer": "INTEGER", "double precision": "DOUBLE"}
+_DUCKDB_TYPES: Final = {
+    "text": "VARCHAR", "integer": "INTEGER", "double precision": "DOUBLE", "boolean": "BOOLEAN",
+}  # fmt: skip
 _RESULT_STRUCT: Final = ", ".join(
     f'"{name}" {_DUCKDB_TYPES[type_name]}' for name, type_name in RESULT_FIELDS.items()
 )

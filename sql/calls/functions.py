@@ -102,6 +102,7 @@ RESULT_FIELDS: Final[dict[str, str]] = {
     "completion_tokens": "integer",
     "ttft_ms": "double precision",
     "latency_ms": "double precision",
+    "cached": "boolean",
 }
 """Fields of ``tierkv.ai_result`` and their PostgreSQL types."""
 

@@ -10,6 +10,15 @@ DO $install$
 BEGIN
   IF pg_catalog.to_regtype('tierkv.ai_result') IS NULL THEN
     CREATE TYPE tierkv.ai_result AS (/*ai_result*/);
+  ELSIF NOT EXISTS (
+    SELECT FROM pg_catalog.pg_attribute
+    WHERE attrelid = 'tierkv.ai_result'::pg_catalog.regclass AND attname = 'cached'
+  ) THEN
+    BEGIN  -- The type is of an earlier release.
+      ALTER TYPE tierkv.ai_result ADD ATTRIBUTE cached boolean;
+    EXCEPTION WHEN feature_not_supported THEN
+      NULL;  -- Columns of tables have the type. It stays without the field.
+    END;
   END IF;
 END
 $install$;

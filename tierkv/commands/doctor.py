@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from tierkv.config import LoadedConfig
+from tierkv.config import LoadedConfig, name_list
 from tierkv.dmp.segment.memory_room import is_memory, memory_available
 from tierkv.kvcore.errors import ConfigError, ModelFolderError
 from tierkv.processes.cluster_files import CURE, orphans_text, segment_prefix
 from tierkv.processes.own_process import raise_descriptor_limit
-from tierkv.settings import Settings, name_list
+from tierkv.settings import Settings
 
 if TYPE_CHECKING:
     from tierkv.dmp.transport.verbs.device import Discovery

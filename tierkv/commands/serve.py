@@ -23,7 +23,7 @@ from typing import Any
 
 import structlog
 
-from tierkv.config import LoadedConfig
+from tierkv.config import LoadedConfig, name_list
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dmp.config import DmpConfig
 from tierkv.kvcore import limits
@@ -40,7 +40,6 @@ from tierkv.processes.cluster_files import claim_home, segment_home, segment_pre
 from tierkv.processes.own_process import keep_files_private, raise_descriptor_limit
 from tierkv.processes.start_order import await_cluster, import_role
 from tierkv.processes.worker_group import WorkerGroup, siblings
-from tierkv.settings import name_list
 
 log = structlog.get_logger(__name__)
 

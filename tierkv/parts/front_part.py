@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tierkv.compute.client import ComputeClient, connect_compute
-from tierkv.config import LoadedConfig
+from tierkv.config import LoadedConfig, name_list
 from tierkv.dbfront.accounts.statement_entry import LoggedStatements
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
+from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
+from tierkv.dbfront.answer_cache.answer_file import AnswerFile
+from tierkv.dbfront.answer_cache.kept_answer import AnswerStore, StoreLimits
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
-from tierkv.kvcore.errors import DirectoryUnavailableError
+from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
 from tierkv.kvcore.node import NodeInfo
 from tierkv.metaserver.client import MetaClient
 from tierkv.parts.access import cluster_access
@@ -33,7 +36,7 @@ from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
 from tierkv.scheduler.limits.gate import CallGate
 from tierkv.scheduler.nodes.cluster_view import ClusterView, NodeMemory, StartNodes
-from tierkv.settings import IN_MEMORY, FrontSettings, name_list
+from tierkv.settings import IN_MEMORY, FrontSettings
 
 if TYPE_CHECKING:
     from tierkv.dbfront.http.server import HttpServer
@@ -45,6 +48,32 @@ if TYPE_CHECKING:
 
 _ENGINE_SHARE: Final = 80
 """DuckDB's own limit, in percent of the machine's memory."""
+
+
+def answer_cache(settings: FrontSettings) -> AnswerCache:
+    """Open the answer cache; a place that can't be used costs the answers there, never the front.
+
+    Raises:
+        ConfigError: the place is PostgreSQL, and its driver is not installed.
+    """
+    keep_s = 86_400.0 * settings.answer_cache_days
+    limits = StoreLimits(int(settings.answer_cache_size), keep_s)
+    place = settings.answer_cache
+    if not place and settings.stats_path:
+        place = f"{settings.stats_path}.answers"
+    store: AnswerStore | None = None
+    if place.startswith(("postgresql://", "postgres://")):
+        try:
+            from tierkv.dbfront.answer_cache.answer_database import AnswerDatabase  # psycopg
+        except ImportError:
+            raise ConfigError(
+                "front.answer_cache in PostgreSQL needs psycopg",
+                hint="Run `pip install 'tierkv[postgres]'`.",
+            ) from None
+        store = AnswerDatabase(place, limits)
+    elif place:
+        store = AnswerFile(str(Path(place).expanduser()), limits)
+    return AnswerCache(SystemClock(), keep_s=keep_s, store=store)
 
 
 def statement_log(settings: FrontSettings) -> StatementLog:
@@ -102,7 +131,7 @@ class FrontPart:
         Raises:
             ConfigError: the database can't be opened.
         """
-        settings = config.settings.front
+        settings, self._meta, self._config = config.settings.front, meta, config
         self.siblings = siblings or Siblings()
         access = cluster_access(config.settings.cluster)
 
@@ -117,6 +146,7 @@ class FrontPart:
             self.dispatcher,
             default_model=settings.default_model or None,
             gate=_gate(settings, self.siblings),
+            answers=answer_cache(settings),
         )
         self.dispatcher.weight_of = self.generation.gate.weight
         self.statements = statement_log(settings)
@@ -144,8 +174,6 @@ class FrontPart:
             siblings=self.siblings,
         )
         self.sql = DialectServer(self.database, keeps_tables=bool(_database(settings)))
-        self._config = config
-        self._meta = meta
         self._pg: PgWireServer | RelayServer | None = None
         self._http: HttpServer | None = None
 
@@ -153,6 +181,7 @@ class FrontPart:
         """Find the nodes and keep watching them."""
         await self.dispatcher.start()
         await self.statements.start()
+        await self.generation.answers.start()
         await self.records.start()
 
     async def open_doors(self) -> dict[str, str]:
@@ -242,6 +271,7 @@ class FrontPart:
         await self.siblings.stop()
         await self.sql.close()
         await self.records.stop()
+        await self.generation.answers.stop()
         await self.generation.gate.meter.close()
         await self.dispatcher.stop()
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tierkv.config import LoadedConfig, list_entries
+from tierkv.config import LoadedConfig, list_entries, name_list
+from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.contracts import ClientInfo, TableAccess
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.statement.limit_change import changed_limits
@@ -73,7 +74,6 @@ from tierkv.parts.audit_writer import AuditWriter
 from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.gate import Caller, LimitLeft
-from tierkv.settings import name_list
 from tierkv.sql.cluster_command import ClusterCommand, GrantedRight, RightKind
 from tierkv.sql.text.suggest import did_you_mean
 
@@ -128,6 +128,11 @@ class MetaSource:
     config: LoadedConfig
     own_id: NodeId | None = None
     records: RecordFollower | None = None
+
+    @property
+    def answers(self) -> AnswerCache:
+        """This front's answer cache."""
+        return self.generation.answers
 
     async def nodes(self) -> tuple[DirectoryNode, ...]:
         """Return every known node; compute nodes and this front with current counters.

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from tierkv.config import name_list
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
@@ -34,7 +35,7 @@ from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import DirectoryNode, KvLimits, MetaClient, Namespace
 from tierkv.metaserver.reporter import MetaReporter
 from tierkv.parts.access import pool_tls
-from tierkv.settings import DmpSettings, Settings, name_list
+from tierkv.settings import DmpSettings, Settings
 from tierkv.storage.disk.segment_folder import MIN_FILES, choose_segment_bytes
 from tierkv.storage.disk.segment_format import PAGE
 

@@ -60,6 +60,7 @@ class Metrics:
         self._requests = self._counter("requests", "AI calls by how they ended", "outcome")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of finished calls")
         self._completion = self._counter("completion_tokens", "Tokens generated")
+        self._cached = self._counter("cached_answers", "Answers from the answer cache")
         self._hits = self._counter("hit_tokens", "Prompt tokens loaded, not computed", "tier")
         self._written = self._counter("written_tokens", "Tokens whose KV went to the pool")
         self._blended = self._counter("blended_tokens", "Hit tokens reused out of place")
@@ -91,7 +92,7 @@ class Metrics:
                 self._hits.labels(name, tier.value)
             for counter in (self._prompt, self._completion, self._written):
                 counter.labels(name)
-            for counter in (self._blended, self._recomputed):
+            for counter in (self._blended, self._recomputed, self._cached):
                 counter.labels(name)
             for histogram in (self._ttft, self._duration):
                 histogram.labels(name)
@@ -101,6 +102,9 @@ class Metrics:
         self.register_models((request.model,))
         model = request.model if request.model in self._models else OTHER_MODEL
         self._requests.labels(model, request.end.value).inc()
+        if request.cached:  # No model worked for it.
+            self._cached.labels(model).inc()
+            return
         if request.ttft_s:
             self._ttft.labels(model).observe(request.ttft_s)
         self._duration.labels(model).observe(request.total_s)

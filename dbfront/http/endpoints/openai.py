@@ -22,7 +22,6 @@ from tierkv.dbfront.http.services import Services, caller_of, read_body, until_d
 from tierkv.dbfront.http.sse import open_stream
 from tierkv.kvcore.errors import UnknownModelError
 from tierkv.kvcore.node import ModelInfo
-from tierkv.kvcore.request import Usage
 
 
 def models_router(services: Services) -> APIRouter:
@@ -108,7 +107,7 @@ def _completion(answers: Sequence[TextAnswer], envelope: dict[str, Any]) -> dict
         _choice(index, answer.text, answer.finish_reason.value)
         for index, answer in enumerate(answers)
     ]
-    return {**envelope, "choices": choices, "usage": usage_json([a.usage for a in answers])}
+    return {**envelope, "choices": choices, "usage": usage_json(answers)}
 
 
 def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
@@ -123,16 +122,16 @@ async def _completion_chunks(
     include_usage: bool,
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     base = {**envelope, "usage": None} if include_usage else envelope
-    usages: list[Usage] = []
+    ended: list[TextEvent] = []
     async with aclosing(_merged(services, prepared)) as events:
         async for index, event in events:
             if event.text:
                 yield {**base, "choices": [_choice(index, event.text, None)]}
             if event.finish_reason is not None:
                 yield {**base, "choices": [_choice(index, "", event.finish_reason.value)]}
-                usages.extend([event.usage] if event.usage is not None else [])
+                ended.append(event)
     if include_usage:
-        yield {**base, "choices": [], "usage": usage_json(usages)}
+        yield {**base, "choices": [], "usage": usage_json(ended)}
 
 
 async def _merged(
@@ -200,7 +199,7 @@ def _chat_completion(answer: TextAnswer, envelope: dict[str, Any]) -> dict[str, 
         "logprobs": None,
         "finish_reason": answer.finish_reason.value,
     }
-    usage = usage_json([answer.usage])
+    usage = usage_json([answer])
     return {**envelope, "object": "chat.completion", "choices": [choice], "usage": usage}
 
 
@@ -231,4 +230,4 @@ async def _chat_chunks(
             if event.finish_reason is not None:
                 yield chunk({}, event.finish_reason.value)
                 if include_usage and event.usage is not None:
-                    yield {**base, "choices": [], "usage": usage_json([event.usage])}
+                    yield {**base, "choices": [], "usage": usage_json([event])}

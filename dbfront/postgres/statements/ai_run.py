@@ -137,7 +137,8 @@ class AiRun:
     @property
     def defaults(self) -> CallDefaults:
         """Return the defaults of calls from the session's settings."""
-        return self.values.settings.call_defaults(self._services.tenant_of(self._client))
+        tenant = self._services.tenant_of(self._client)
+        return self.values.settings.call_defaults(tenant, self._client)
 
     @property
     def _only_reads(self) -> bool:

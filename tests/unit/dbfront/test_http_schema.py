@@ -13,7 +13,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from tierkv.dbfront.contracts import Message
+from tests.fix_accounts import make_answer
+from tierkv.dbfront.contracts import Message, TextAnswer
 from tierkv.dbfront.generation.call_checks import salted_tenant
 from tierkv.dbfront.http.app import _answer_error, admit
 from tierkv.dbfront.http.config import HttpConfig, is_loopback
@@ -174,15 +175,27 @@ def test_no_prompts_and_too_many_are_refused() -> None:
             CompletionBody.model_validate({"prompt": prompt}).to_calls(T, 1.0)
 
 
+def answers(*usages: Usage) -> list[TextAnswer]:
+    return [make_answer(usage=usage) for usage in usages]
+
+
+def test_usage_counts_answers_from_the_answer_cache() -> None:
+    cached = [make_answer(cached=True), make_answer(), make_answer(cached=True)]
+    assert usage_json(cached)["prompt_tokens_details"]["cached_answers"] == 2
+    assert "cached_answers" not in usage_json(cached[1:2])["prompt_tokens_details"]
+
+
 def test_usage_always_has_both_cache_fields() -> None:
-    one = usage_json([Usage(10, 2, HitTokens(1, 2, 3, 1), 4)])
+    one = usage_json(answers(Usage(10, 2, HitTokens(1, 2, 3, 1), 4)))
     assert one["prompt_tokens_details"] == {
         "cached_tokens": 7,
         "cache_write_tokens": 4,
         "blended_tokens": 0,
         "recomputed_tokens": 0,
     }
-    both = usage_json([Usage(1, 1, kv_codec=KvCodec.INT4), Usage(1, 1, kv_codec=KvCodec.NONE)])
+    both = usage_json(
+        answers(Usage(1, 1, kv_codec=KvCodec.INT4), Usage(1, 1, kv_codec=KvCodec.NONE))
+    )
     assert both["prompt_tokens_details"]["kv_codec"] == "int4"
     assert one["total_tokens"] == 12
 
@@ -191,7 +204,7 @@ def test_usage_tells_what_was_blended() -> None:
     blended = Usage(
         9, 1, HitTokens(l1=6), blended_tokens=6, recomputed_tokens=2, selector=BlendSelector.QUERY
     )
-    details = usage_json([blended, Usage(9, 1), blended])["prompt_tokens_details"]
+    details = usage_json(answers(blended, Usage(9, 1), blended))["prompt_tokens_details"]
     assert (details["blended_tokens"], details["recomputed_tokens"]) == (12, 4)
     assert details["selector"] == "query"
 

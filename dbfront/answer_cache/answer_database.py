@@ -1,0 +1,196 @@
+"""Answers in PostgreSQL, for several fronts; implements AnswerStore.
+
+tierkv/parts/front_part.py makes one per front process when ``front.answer_cache`` is a PostgreSQL
+URL. The table is ``tierkv_front.answers``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from tierkv.dbfront.answer_cache.kept_answer import (
+    KeptAnswer,
+    StoreLimits,
+    StoreLostError,
+    read_rows,
+)
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_LOCK: Final = 0x7469_6572_6B77
+"""Advisory lock of those that make the table."""
+_TABLE: Final = """
+CREATE SCHEMA IF NOT EXISTS tierkv_front;
+CREATE TABLE IF NOT EXISTS tierkv_front.answers (
+    key bytea PRIMARY KEY, body text NOT NULL, bytes bigint NOT NULL,
+    made_s double precision NOT NULL, used_s double precision NOT NULL
+);
+CREATE INDEX IF NOT EXISTS answers_used ON tierkv_front.answers (used_s);
+CREATE INDEX IF NOT EXISTS answers_made ON tierkv_front.answers (made_s);
+"""
+_FIND: Final = "SELECT key, body, made_s FROM tierkv_front.answers WHERE key = ANY(%s)"
+_KEEP: Final = (
+    "INSERT INTO tierkv_front.answers "
+    "SELECT * FROM unnest(%s::bytea[], %s::text[], %s::bigint[], %s::float8[], %s::float8[]) "
+    "ORDER BY 1 "
+    "ON CONFLICT (key) DO UPDATE SET body = excluded.body, bytes = excluded.bytes, "
+    "made_s = excluded.made_s, used_s = excluded.used_s"
+)
+_USE: Final = (
+    "UPDATE tierkv_front.answers SET used_s = u.at FROM "
+    "(SELECT a.key, n.at FROM tierkv_front.answers a "
+    "JOIN unnest(%s::bytea[], %s::float8[]) AS n (key, at) USING (key) "
+    "ORDER BY a.key FOR UPDATE OF a) AS u WHERE answers.key = u.key"
+)
+"""Rows are locked in the order of their keys, like those of ``_KEEP``: two fronts never wait for
+each other."""
+_PRUNE: Final = (
+    "DELETE FROM tierkv_front.answers WHERE key IN (SELECT key FROM (SELECT key, "
+    "sum(bytes) OVER (ORDER BY used_s, key) - bytes AS before FROM tierkv_front.answers) AS t "
+    "WHERE before < %s)"
+)
+_KEPT_BETWEEN_PRUNES: Final = 2_000
+_FULL_SHARE: Final = 0.9
+"""Share of the limit that a deletion leaves, so that not every write deletes."""
+_ROW_BYTES: Final = 120
+"""Bytes of a row and its index entries, besides the text."""
+_CONNECT_S: Final = 2
+
+
+class AnswerDatabase:
+    """One connection to the database, opened at the first use and after each loss.
+
+    Attributes:
+        place: host and database, without the password.
+    """
+
+    def __init__(self, url: str, limits: StoreLimits) -> None:
+        self.place = _place(url)
+        self._url = url
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._kept_since_prune = _KEPT_BETWEEN_PRUNES  # The first write prunes.
+
+    def find(self, keys: Iterable[bytes]) -> dict[bytes, KeptAnswer]:
+        """Return the stored answers; see AnswerStore."""
+        wanted = list(keys)
+        return self._done(lambda c: read_rows(c.execute(_FIND, (wanted,)).fetchall()))
+
+    def keep(
+        self, answers: Mapping[bytes, KeptAnswer], used: Mapping[bytes, float], now_s: float
+    ) -> None:
+        """Store answers and the times of use; see AnswerStore."""
+        kept = list(answers.items())
+        bodies = [answer.to_json() for _, answer in kept]
+        columns = (
+            [key for key, _ in kept],
+            bodies,
+            [len(body.encode()) + _ROW_BYTES for body in bodies],
+            [answer.made_s for _, answer in kept],
+            [now_s] * len(kept),
+        )
+
+        def write(connection: Connection) -> None:
+            with connection.transaction():
+                if kept:
+                    connection.execute(_KEEP, columns)
+                if used:
+                    connection.execute(_USE, (list(used), list(used.values())))
+                if self._kept_since_prune + len(kept) >= _KEPT_BETWEEN_PRUNES:
+                    self._prune(connection, now_s)
+
+        self._done(write)
+        self._kept_since_prune = (self._kept_since_prune + len(kept)) % _KEPT_BETWEEN_PRUNES
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._drop()
+
+    def _prune(self, connection: Connection, now_s: float) -> None:
+        connection.execute(
+            "DELETE FROM tierkv_front.answers WHERE made_s < %s", (now_s - self._limits.keep_s,)
+        )
+        found = connection.execute(
+            "SELECT coalesce(sum(bytes), 0)::bigint FROM tierkv_front.answers"
+        ).fetchone()
+        total = int(found[0]) if found else 0
+        if total > self._limits.most_bytes:
+            surplus = total - int(_FULL_SHARE * self._limits.most_bytes)
+            connection.execute(_PRUNE, (surplus,))
+
+    def _done(self, work: Callable[[Connection], T]) -> T:
+        """Do something with the open connection; a connection lost in the meantime is opened again.
+
+        Raises:
+            StoreLostError: the database can't be used.
+        """
+        with self._lock:
+            known = self._connection is not None
+            try:
+                return self._tried(work)
+            except psycopg.OperationalError as error:
+                if not known:
+                    raise StoreLostError(f"{self.place}: {_line(error)}") from error
+            except psycopg.Error as error:
+                raise StoreLostError(f"{self.place}: {_line(error)}") from error
+            try:  # The server may have been restarted since the last use.
+                return self._tried(work)
+            except psycopg.Error as error:
+                raise StoreLostError(f"{self.place}: {_line(error)}") from error
+
+    def _tried(self, work: Callable[[Connection], T]) -> T:
+        try:
+            if self._connection is None:
+                self._connection = self._opened()
+            return work(self._connection)
+        except psycopg.Error:
+            self._drop()
+            raise
+
+    def _opened(self) -> Connection:
+        connection = psycopg.connect(
+            self._url,
+            autocommit=True,
+            connect_timeout=_CONNECT_S,
+            application_name="tierkv answers",
+            options="-c statement_timeout=10s",
+        )
+        try:
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                found = connection.execute("SELECT to_regclass('tierkv_front.answers')").fetchone()
+                if found == (None,):
+                    connection.execute(_TABLE)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None
+
+
+def _place(url: str) -> str:
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        return "PostgreSQL"
+    return f"postgresql://{parts.get('host', '')}/{parts.get('dbname', '')}"
+
+
+def _line(error: Exception) -> str:
+    """Return the error's text in one line; libpq quotes pieces of a malformed URL, so not that."""
+    if isinstance(error, psycopg.ProgrammingError) and not error.sqlstate:
+        return "the URL is malformed (a space is %20, an @ in a password %40)"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,169 @@
+"""Answers in an SQLite file; implements AnswerStore.
+
+tierkv/parts/front_part.py makes one per front process; the workers of a front share the file. The
+file is a cache: a damaged file is removed and begun anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from tierkv.dbfront.accounts.statistic_tables import Transaction, is_damage
+from tierkv.dbfront.answer_cache.kept_answer import (
+    KeptAnswer,
+    StoreLimits,
+    StoreLostError,
+    read_rows,
+)
+
+_log = logging.getLogger("tierkv.answers")
+T = TypeVar("T")
+
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS answers (
+    key BLOB PRIMARY KEY, body TEXT NOT NULL, bytes INTEGER NOT NULL,
+    made_s REAL NOT NULL, used_s REAL NOT NULL
+) WITHOUT ROWID
+"""
+_INDEXES: Final = (
+    "CREATE INDEX IF NOT EXISTS answers_used ON answers (used_s)",
+    "CREATE INDEX IF NOT EXISTS answers_made ON answers (made_s)",
+)
+_KEEP: Final = (
+    "INSERT INTO answers VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+    "body = excluded.body, bytes = excluded.bytes, made_s = excluded.made_s, "
+    "used_s = excluded.used_s"
+)
+_FOUND_AT_ONCE: Final = 500
+_BUSY_S: Final = 5.0
+_KEPT_BETWEEN_PRUNES: Final = 2_000
+_FULL_SHARE: Final = 0.9
+"""Share of the limit that a deletion leaves, so that not every write deletes."""
+_ROW_BYTES: Final = 80
+"""Bytes of a row and its index entries, besides the text."""
+
+
+class AnswerFile:
+    """One connection to the file, opened at the first use.
+
+    Attributes:
+        place: path of the file.
+    """
+
+    def __init__(self, path: str, limits: StoreLimits) -> None:
+        self.place = path
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+        self._kept_since_prune = _KEPT_BETWEEN_PRUNES  # The first write prunes.
+
+    def find(self, keys: Iterable[bytes]) -> dict[bytes, KeptAnswer]:
+        """Return the stored answers; see AnswerStore."""
+        wanted = list(keys)
+        return self._done(lambda database: _find(database, wanted))
+
+    def keep(
+        self, answers: Mapping[bytes, KeptAnswer], used: Mapping[bytes, float], now_s: float
+    ) -> None:
+        """Store answers and the times of use; see AnswerStore."""
+        rows = []
+        for key, answer in answers.items():
+            body = answer.to_json()
+            rows.append((key, body, len(body.encode()) + _ROW_BYTES, answer.made_s, now_s))
+
+        def write(database: sqlite3.Connection) -> None:
+            with Transaction(database):
+                database.executemany(_KEEP, rows)
+                database.executemany(
+                    "UPDATE answers SET used_s = ? WHERE key = ?",
+                    [(at_s, key) for key, at_s in used.items()],
+                )
+                if self._kept_since_prune + len(rows) >= _KEPT_BETWEEN_PRUNES:
+                    self._prune(database, now_s)
+
+        self._done(write)
+        self._kept_since_prune = (self._kept_since_prune + len(rows)) % _KEPT_BETWEEN_PRUNES
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._drop()
+
+    def _prune(self, database: sqlite3.Connection, now_s: float) -> None:
+        database.execute("DELETE FROM answers WHERE made_s < ?", (now_s - self._limits.keep_s,))
+        ((total,),) = database.execute("SELECT coalesce(sum(bytes), 0) FROM answers")
+        if total <= self._limits.most_bytes:
+            return
+        surplus = total - int(_FULL_SHARE * self._limits.most_bytes)
+        database.execute(
+            "DELETE FROM answers WHERE key IN (SELECT key FROM (SELECT key, "
+            "sum(bytes) OVER (ORDER BY used_s, key) - bytes AS before FROM answers) "
+            "WHERE before < ?)",
+            (surplus,),
+        )
+
+    def _done(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do something with the open file; a damaged file is removed.
+
+        Raises:
+            StoreLostError: the file can't be used.
+        """
+        with self._lock:
+            try:
+                if self._database is None:
+                    self._database = _open(self.place)
+                return work(self._database)
+            except (sqlite3.Error, OSError) as error:
+                self._drop()
+                if isinstance(error, sqlite3.Error) and is_damage(error):
+                    _log.warning("the answers in %s are damaged and deleted: %s", self.place, error)
+                    _remove(self.place)
+                raise StoreLostError(f"{self.place}: {error}") from error
+
+    def _drop(self) -> None:
+        if self._database is not None:
+            with suppress(sqlite3.Error):
+                self._database.close()
+            self._database = None
+
+
+def _open(path: str) -> sqlite3.Connection:
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file.touch(mode=0o600)
+    database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA secure_delete = ON")
+        database.execute(_TABLE)
+        for index in _INDEXES:
+            database.execute(index)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _find(database: sqlite3.Connection, keys: list[bytes]) -> dict[bytes, KeptAnswer]:
+    found: dict[bytes, KeptAnswer] = {}
+    for at in range(0, len(keys), _FOUND_AT_ONCE):
+        some = keys[at : at + _FOUND_AT_ONCE]
+        places = ", ".join("?" * len(some))
+        rows = database.execute(
+            f"SELECT key, body, made_s FROM answers WHERE key IN ({places})", some
+        )
+        found |= read_rows(rows)
+    return found
+
+
+def _remove(path: str) -> None:
+    for ending in ("", "-wal", "-shm"):
+        with suppress(OSError):
+            Path(path + ending).unlink(missing_ok=True)

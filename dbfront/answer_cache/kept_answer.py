@@ -1,0 +1,149 @@
+"""An answer in the answer cache, and the contract of stores for answers.
+
+Two classes implement AnswerStore: dbfront/answer_cache/answer_file.py in an SQLite file, and
+dbfront/answer_cache/answer_database.py in PostgreSQL, for several fronts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from tierkv.dbfront.contracts import TextAnswer
+from tierkv.kvcore.request import FinishReason, Usage
+
+_OVERHEAD_BYTES: Final = 400
+"""Memory of an answer besides its text and its numbers."""
+_NUMBER_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """A complete answer, and the work that it took.
+
+    Attributes:
+        text: see TextAnswer, like all fields but the last.
+        made_s: Unix time of the answer.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    label_probabilities: tuple[float, ...] = ()
+    embedding: tuple[float, ...] = ()
+    made_s: float = 0.0
+
+    @classmethod
+    def of(cls, answer: TextAnswer, now_s: float) -> KeptAnswer:
+        """Return what is kept of an answer."""
+        return cls(
+            answer.text,
+            answer.finish_reason,
+            answer.usage.prompt_tokens,
+            answer.usage.completion_tokens,
+            answer.label_probabilities,
+            answer.embedding,
+            now_s,
+        )
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the prompt and of the answer, without hits."""
+        return Usage(self.prompt_tokens, self.completion_tokens)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the answer takes, estimated from above."""
+        numbers = len(self.label_probabilities) + len(self.embedding)
+        return _OVERHEAD_BYTES + 4 * len(self.text) + _NUMBER_BYTES * numbers
+
+    def to_json(self) -> str:
+        """Return the answer as a JSON array; numbers keep all their bits."""
+        return json.dumps(
+            [
+                self.text,
+                self.finish_reason.value,
+                self.prompt_tokens,
+                self.completion_tokens,
+                self.label_probabilities,
+                self.embedding,
+            ]
+        )
+
+    @classmethod
+    def from_json(cls, body: str, made_s: float) -> KeptAnswer:
+        """Return the answer of ``to_json``.
+
+        Raises:
+            ValueError: the text is no such array.
+        """
+        try:
+            text, reason, prompt, completion, probabilities, embedding = json.loads(body)
+            return cls(
+                text,
+                FinishReason(reason),
+                int(prompt),
+                int(completion),
+                tuple(probabilities),
+                tuple(embedding),
+                made_s,
+            )
+        except TypeError as error:
+            raise ValueError("not an answer") from error
+
+
+def read_rows(rows: Iterable[tuple[bytes, str, float]]) -> dict[bytes, KeptAnswer]:
+    """Return answers by key from rows (key, JSON, Unix time); unreadable answers are left out."""
+    found = {}
+    for key, body, made_s in rows:
+        try:
+            found[bytes(key)] = KeptAnswer.from_json(body, made_s)
+        except ValueError:
+            continue
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """What a store may keep.
+
+    Attributes:
+        most_bytes: size of all answers; the least recently used are deleted above it.
+        keep_s: age at which an answer is deleted.
+    """
+
+    most_bytes: int
+    keep_s: float
+
+
+class StoreLostError(Exception):
+    """The store does not work at present; calls go on without the store."""
+
+
+class AnswerStore(Protocol):
+    """Lasting answers by key.
+
+    1. ``find`` returns the stored answers among the keys, of any age that is kept.
+    2. ``keep`` stores answers, and when others were last used; both are durable on return. An
+       answer with a known key replaces the earlier one.
+    3. ``keep`` now and then enforces the limits, and deletes the least recently used answers first.
+    4. Methods may be called from any thread and wait for the disk or the network. StoreLostError
+       says why a store does not work; later calls try again.
+    5. Several stores may have the same place open, also in different processes.
+    """
+
+    @property
+    def place(self) -> str:
+        """Return the name of the place for people, without a password."""
+        ...
+
+    def find(self, keys: Iterable[bytes]) -> dict[bytes, KeptAnswer]: ...
+
+    def keep(
+        self, answers: Mapping[bytes, KeptAnswer], used: Mapping[bytes, float], now_s: float
+    ) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,182 @@
+"""How a prepared call becomes text: from the events of the dispatcher to the events of an answer.
+
+dbfront/generation/generation.py uses one ``TextAnswering`` for all calls. Tokens become text, stop
+strings end an answer early, and questions about a prompt (labels, embeddings) are read out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
+from tierkv.dbfront.contracts import TextCall, TextEvent
+from tierkv.dbfront.generation.labels import Labels
+from tierkv.dbfront.generation.readouts import Submit, read_label, read_out, walk_labels
+from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings
+from tierkv.dbfront.tokens.tokenizer import TextTokenizer
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import NodeLostError
+from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.request import FinishReason, GenerateEvent, Usage
+from tierkv.scheduler.dispatcher import Dispatcher
+
+USAGE_WAIT_S = 2.0
+"""Time limit for the usage report of the node after a stop string ended an answer."""
+
+
+class TextAnswering:
+    """Answers prepared calls; ``events`` yields text and, last, how the answer ended."""
+
+    def __init__(self, dispatcher: Dispatcher, clock: Clock, labels: Labels) -> None:
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._labels = labels
+
+    def events(
+        self, live: ModelRequest, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        """Ask the model of a prepared call; see TextGenerator.stream.
+
+        Args:
+            live: the request; its progress, usage and end are recorded here.
+            tokenizer: the model's own.
+        """
+        call = live.prepared.call
+        asks = bool(call.labels) or call.embed
+        return self._readout(live, tokenizer) if asks else self._text_events(live, tokenizer)
+
+    async def _text_events(
+        self, live: ModelRequest, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        text = Detokenizer(tokenizer.decode)
+        asked = live.prepared.call
+        stops = StopStrings(() if asked.labels else asked.options.stop or ())
+        prepared = live.prepared
+        submitted = self._dispatcher.submit(
+            prepared.request, model=prepared.model, preferred_node=prepared.preferred_node
+        )
+        async with aclosing(submitted) as events:
+            async for event in events:
+                if event.token_ids:
+                    self._count(live, event)
+                    cut = stops.push(text.push(event.token_ids))
+                    if cut.text:
+                        yield TextEvent(cut.text, node_id=event.node_id)
+                    if cut.stopped:
+                        last = await self._stop(live, events)
+                        yield self._last(live, FinishReason.STOP, last)
+                        return
+                if event.finish_reason is not None:
+                    cut = stops.push(text.flush())
+                    rest = cut.text if cut.stopped else cut.text + stops.flush()
+                    if rest:
+                        yield TextEvent(rest, node_id=event.node_id)
+                    reason = FinishReason.STOP if cut.stopped else event.finish_reason
+                    yield self._last(live, reason, event)
+                    return
+        raise NodeLostError("the answer ended without an end")  # The dispatcher prevents this case.
+
+    async def _readout(
+        self, live: ModelRequest, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        """Answer a question about the prompt: with a label, or with an embedding."""
+        prepared = live.prepared
+        walk = None
+        if prepared.call.labels and prepared.model.score_refusal:
+            async with aclosing(self._guided_label(live, tokenizer)) as guided:
+                async for label in guided:
+                    yield label
+            return
+        if prepared.call.labels:
+            walk = await self._labels.walk(prepared.call, prepared.model, tokenizer)
+            event = await walk_labels(prepared, walk, self._submit_to(prepared.model))
+        else:
+            event = await read_out(prepared, self._submit_to(prepared.model))
+        live.ttft_s, live.node_id = self._clock.now() - live.started_s, event.node_id
+        last = self._last(live, event.finish_reason or FinishReason.STOP, event)
+        if walk is None:
+            yield replace(last, embedding=event.embedding)
+        elif event.finish_reason is not FinishReason.STOP:
+            yield last
+        else:
+            yield TextEvent(prepared.call.labels[walk.best], node_id=event.node_id)
+            yield replace(last, label_probabilities=walk.chances)
+
+    async def _guided_label(
+        self, live: ModelRequest, tokenizer: TextTokenizer
+    ) -> AsyncGenerator[TextEvent, None]:
+        """Answer with the label generated by the model; its probability is 1, all others are 0."""
+        labels, parts = live.prepared.call.labels, []
+        async with aclosing(self._text_events(live, tokenizer)) as events:
+            async for event in events:
+                parts.append(event.text)
+                if event.finish_reason is FinishReason.CANCELLED:
+                    yield event
+                elif event.finish_reason is not None:
+                    cut = event.finish_reason is not FinishReason.STOP
+                    best = read_label("".join(parts), labels, cut=cut)
+                    yield TextEvent(labels[best], node_id=event.node_id)
+                    chances = tuple(float(number == best) for number in range(len(labels)))
+                    yield replace(
+                        event, finish_reason=FinishReason.STOP, label_probabilities=chances
+                    )
+
+    def _submit_to(self, model: ModelInfo) -> Submit:
+        return lambda request, node: self._dispatcher.submit(
+            request, model=model, preferred_node=node
+        )
+
+    def _count(self, live: ModelRequest, event: GenerateEvent) -> None:
+        if not live.completion_tokens:
+            live.ttft_s = self._clock.now() - live.started_s
+        live.completion_tokens += len(event.token_ids)
+        live.node_id = event.node_id
+
+    async def _stop(
+        self, live: ModelRequest, events: AsyncGenerator[GenerateEvent, None]
+    ) -> GenerateEvent | None:
+        """Cancel the request at its node and wait briefly for its usage, for correct hit tokens."""
+        last: GenerateEvent | None = None
+        await self._dispatcher.cancel(live.prepared.request.request_id)
+        try:
+            async with asyncio.timeout(USAGE_WAIT_S):
+                async for event in events:
+                    last = event
+        except TimeoutError:
+            return None
+        return last
+
+    def _last(
+        self, live: ModelRequest, reason: FinishReason, event: GenerateEvent | None
+    ) -> TextEvent:
+        request = live.prepared.request
+        usage = event.usage if event is not None else None
+        usage = usage or Usage(len(request.token_ids), live.completion_tokens)
+        cut = reason is FinishReason.STOP and not usage.counted_there
+        if cut and live.completion_tokens < usage.completion_tokens:
+            usage = replace(usage, completion_tokens=live.completion_tokens)
+        live.usage = usage
+        live.end = CallEnd(reason.value)
+        if event is not None and not live.node_id:
+            live.node_id = event.node_id  # An empty answer has no other event.
+        if event is not None and event.ttft_s and _is_one_of_many(live.prepared.call):
+            live.ttft_s = event.ttft_s
+        return TextEvent(
+            finish_reason=reason,
+            usage=usage,
+            ttft_s=live.ttft_s,
+            total_s=self._clock.now() - live.started_s,
+            node_id=live.node_id,
+        )
+
+
+def _is_one_of_many(call: TextCall) -> bool:
+    """Return True for a statement's calls, whose time to first token is measured at the node.
+
+    The time that a call waits in the front behind earlier calls says nothing about a node or its
+    cache. A walk over labels sends several requests, so its time is measured at the front.
+    """
+    return not call.origin and not call.labels
