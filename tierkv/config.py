@@ -34,11 +34,12 @@ SECRET_KEYS = frozenset(
         "dmp.archive_options",
     }
 )
+_MAY_BE_URLS = frozenset({"meta.database", "front.answer_cache"})
 
 
 def _is_secret(key: str, value: object) -> bool:
-    """Return whether a value must not be shown; a URL of the meta database has a password."""
-    return bool(value) and (key in SECRET_KEYS or (key == "meta.database" and "://" in str(value)))
+    """Return whether a value must not be shown; a URL of a database has a password."""
+    return bool(value) and (key in SECRET_KEYS or (key in _MAY_BE_URLS and "://" in str(value)))
 
 
 @dataclass(frozen=True, slots=True)

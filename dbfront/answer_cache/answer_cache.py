@@ -28,6 +28,8 @@ MEMORY_BYTES: Final = 64 << 20
 _FLUSH_S: Final = 1.0
 _MOST_UNWRITTEN: Final = 2_000
 """Answers that are written at once, before the time is up."""
+_MOST_PENDING: Final = 5 * _MOST_UNWRITTEN
+"""Answers that wait for a store that does not work."""
 _FIND_S: Final = 2.0
 """Time limit for finding answers in the store."""
 _LOST_S: Final = 5.0
@@ -171,16 +173,17 @@ class AnswerCache:
                 promise.set_result(kept)
 
     async def flush(self) -> None:
-        """Write pending answers; answers are dropped while the store does not work."""
+        """Write pending answers; while the store does not work, the latest ones stay pending."""
         async with self._writing:
+            if self.store is None or self._is_lost or not (self._unwritten or self._used):
+                return
             answers, self._unwritten = self._unwritten, {}
             used, self._used = self._used, {}
-            if self.store is None or not (answers or used) or self._is_lost:
-                return
             try:
                 await asyncio.to_thread(self.store.keep, answers, used, self._clock.wall())
             except StoreLostError as error:
                 self._lose(error)
+                self._unwritten = answers | self._unwritten
 
     # -- finding
 
@@ -247,6 +250,8 @@ class AnswerCache:
         self.recent.put(key.digest, answer)
         if key.lasts and self.store is not None:
             self._unwritten[key.digest] = answer
+            if len(self._unwritten) > _MOST_PENDING:
+                del self._unwritten[next(iter(self._unwritten))]
             self._used_before[key.digest] = answer.made_s
             if len(self._unwritten) >= _MOST_UNWRITTEN:
                 self._full.set()

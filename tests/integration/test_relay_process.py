@@ -91,7 +91,8 @@ def test_answers_equal_those_of_the_other_door(tmp_path: Path, postgres: Postgre
 def test_connection_strings_are_secrets() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tierkv", "config", "show", "--set", "front.postgres=pw-in-it",
-         "--set", "meta.database=postgresql://ann:pw-in-it@db/app"],
+         "--set", "meta.database=postgresql://ann:pw-in-it@db/app",
+         "--set", "front.answer_cache=postgresql://ann:pw-in-it@db/app"],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "front.postgres" in done.stdout and "pw-in-it" not in done.stdout
