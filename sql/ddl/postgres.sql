@@ -14,11 +14,8 @@ BEGIN
     SELECT FROM pg_catalog.pg_attribute
     WHERE attrelid = 'tierkv.ai_result'::pg_catalog.regclass AND attname = 'cached'
   ) THEN
-    BEGIN  -- The type is of an earlier release.
-      ALTER TYPE tierkv.ai_result ADD ATTRIBUTE cached boolean;
-    EXCEPTION WHEN feature_not_supported THEN
-      NULL;  -- Columns of tables have the type. It stays without the field.
-    END;
+    -- The type is of an earlier release. Rows of tables that have it get NULL.
+    ALTER TYPE tierkv.ai_result ADD ATTRIBUTE cached boolean CASCADE;
   END IF;
 END
 $install$;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.fix_postgres import RunningRelay
+from tests.fix_postgres import RunningRelay, attendants, running_postgres, running_relay
 from tests.fix_sql import InstantGenerator, answer_text, embedding
+from tierkv.dbfront.postgres.install import install
 
 pytestmark = pytest.mark.integration
 
@@ -43,6 +45,27 @@ def test_results_have_their_types(connection: psycopg.Connection) -> None:
 def test_a_detail_is_made_json_by_to_json(connection: psycopg.Connection) -> None:
     row = connection.execute("SELECT to_json(ai_generate_detail('p'))").fetchone()
     assert row is not None and row[0]["value"] and row[0]["error"] is None
+
+
+def test_a_detail_of_an_earlier_release_gets_the_new_field() -> None:
+    with running_postgres() as server:
+        asyncio.run(install(server.dsn))
+        with psycopg.connect(server.dsn, autocommit=True) as direct:
+            direct.execute("ALTER TYPE tierkv.ai_result DROP ATTRIBUTE cached")
+            direct.execute("CREATE TABLE kept (detail tierkv.ai_result)")
+            direct.execute("INSERT INTO kept VALUES (ROW ('old', 0, 0, 0, 0, 0, 0, 0, 0, 0))")
+            direct.execute("CREATE TABLE typed OF tierkv.ai_result")
+            direct.execute("COMMENT ON SCHEMA tierkv IS 'an earlier release'")
+        assert asyncio.run(install(server.dsn))
+        with (
+            running_relay(server.dsn, attendants(InstantGenerator())) as relay,
+            psycopg.connect(relay.dsn, autocommit=True) as connection,
+        ):
+            row = connection.execute("SELECT to_json(ai_generate_detail('p'))").fetchone()
+            assert row is not None
+            assert (row[0]["value"], row[0]["cached"]) == (answer_text("p"), False)
+            old = connection.execute("SELECT (detail).value, (detail).cached FROM kept").fetchone()
+            assert old == ("old", None)
 
 
 def test_parameters_may_be_arguments_of_every_kind(connection: psycopg.Connection) -> None:

@@ -86,6 +86,18 @@ def test_answers_equal_those_of_the_other_door(tmp_path: Path, postgres: Postgre
             assert [role for (role,) in roles] == ["compute", "dmp", "front", "meta"]
             # What was computed is loaded now, and gives the same tokens.
             assert connection.execute(QUESTION).fetchall() == expected
+            for scope in ("tenant", "session"):
+                connection.execute(f"SET tierkv.answer_cache = {scope}")
+                for _ in range(2):
+                    assert connection.execute(QUESTION).fetchall() == expected
+            hits = connection.execute("SELECT hits, misses FROM tierkv.answer_cache").fetchone()
+            assert hits == (4, 4), "two distinct questions for each scope"
+            detail = connection.execute(
+                "SELECT (r).cached, (r).value FROM (SELECT ai_generate_detail("
+                "body || E'\nQuestion: What did the customer buy?', "
+                "options => '{\"max_tokens\": 12}') AS r FROM notes WHERE id = 0) t"
+            ).fetchone()
+            assert detail == (True, expected[0][1])
 
 
 def test_connection_strings_are_secrets() -> None:
