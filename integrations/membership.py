@@ -147,6 +147,7 @@ class EngineMembership:
             self._settings.tenant,
             model_revision=self._identity.revision,
             layout_fingerprint=self._identity.fingerprint(),
+            model=self._identity.label,
         )
         if not grant.cache_enabled:
             self._complaints.hold(

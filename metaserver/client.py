@@ -177,6 +177,7 @@ class KvLimits:
         requests_per_s: transfers from and to all pool nodes, on average. 0.0: no limit.
         weight: share of a busy pool node's transfers; 0.0: the default, 1.
         media: ``memory`` or ``disk`` if blocks stay in only one of them; empty: both.
+        model: name of the only model whose KV belongs to the namespace; empty: all models.
     """
 
     capacity_bytes: int = 0
@@ -190,6 +191,7 @@ class KvLimits:
     requests_per_s: float = 0.0
     weight: float = 0.0
     media: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,11 @@ class Namespace:
     cache_enabled: bool = True
     policy: ReusePolicy = field(default_factory=ReusePolicy)
     limits: KvLimits | None = None
+
+    @property
+    def model(self) -> str:
+        """Name of the only model that it applies to; empty: all models."""
+        return "" if self.limits is None else self.limits.model
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -290,7 +297,7 @@ class MetaClient(Protocol):
     ) -> AsyncGenerator[HoldOrder, None]: ...
 
     async def resolve_namespace(
-        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes, model: str = ""
     ) -> NamespaceGrant: ...
 
     async def list_nodes(self) -> tuple[DirectoryNode, ...]: ...

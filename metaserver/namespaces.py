@@ -47,13 +47,15 @@ one with a version."""
 class NamespaceStore:
     """Which tenants share blocks.
 
-    At most one namespace lists a tenant; an unlisted tenant shares with no other tenant. A
-    namespace without tenants is the policy of the tenant with the same name.
+    At most one namespace lists a tenant, and at most one more for each model; an unlisted tenant
+    shares with no other tenant. A namespace without tenants is the policy of the tenant with the
+    same name.
 
     Attributes:
         version: differs after a change of a namespace.
         _namespaces, _records: mirrors of the tables; the tables are written first.
-        _namespace_of: the namespace that applies to each tenant.
+        _namespace_of: the namespace that applies to each tenant and model; with an empty model, to
+            all models without a namespace of their own.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class NamespaceStore:
         return self._database.trouble
 
     def resolve(
-        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes, model: str = ""
     ) -> NamespaceGrant:
         """Return the key of a tenant's blocks.
 
@@ -104,11 +106,11 @@ class NamespaceStore:
             UserError: the tenant's name has invalid characters.
         """
         _check_name(tenant, "tenant")
-        namespace = self._namespace_of.get(tenant)
+        namespace = self._of(tenant, model)
         shared = namespace is not None and bool(namespace.tenants)
         domain = namespace.name if namespace is not None else tenant
         policy = namespace.policy if namespace is not None else self._default_policy
-        version = self._version(tenant)
+        version = self._version(tenant, model)
         if policy.kv_codec is not None:  # Blocks of different codecs have different names.
             layout_fingerprint += policy.kv_codec.encode()
         return NamespaceGrant(
@@ -125,8 +127,12 @@ class NamespaceStore:
             version=version,
         )
 
-    def _version(self, scope: str) -> str:
-        namespace = self._namespace_of.get(tenant_of(scope))
+    def _of(self, tenant: str, model: str) -> Namespace | None:
+        known = self._namespace_of
+        return known.get((tenant, model)) or known.get((tenant, ""))
+
+    def _version(self, scope: str, model: str) -> str:
+        namespace = self._of(tenant_of(scope), model)
         return "" if namespace is None or namespace.limits is None else namespace.limits.version
 
     def namespaces(self) -> tuple[Namespace, ...]:
@@ -145,8 +151,9 @@ class NamespaceStore:
 
         def check(stored: Stored) -> NamespaceRow:
             known = _namespaces(stored)
-            self._check(changed, known)
-            return _row(_with_limits(changed, known))
+            kept = _with_limits(changed, known)
+            self._check(kept, known)
+            return _row(kept)
 
         with self._writing:
             stored = self._database.write(check)
@@ -208,12 +215,15 @@ class NamespaceStore:
     @staticmethod
     def _check(namespace: Namespace, known: dict[str, Namespace]) -> None:
         namespace_of = _index(known)
+        model = namespace.model
         _check_name(namespace.name, "namespace")
+        if model:
+            _check_name(model, "model")
         if len(namespace.tenants) > _MAX_TENANTS:
             raise UserError(f"a namespace has at most {_MAX_TENANTS} tenants")
         for tenant in namespace.tenants:
             _check_name(tenant, "tenant")
-            other = namespace_of.get(tenant)
+            other = namespace_of.get((tenant, model))
             if other is not None and other.tenants and other.name != namespace.name:
                 raise UserError(
                     f"tenant {tenant} already belongs to namespace {other.name}",
@@ -241,11 +251,14 @@ class LocalRecords:
         self._closed = False
 
     async def resolve_namespace(
-        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes, model: str = ""
     ) -> NamespaceGrant:
         with self._open():
             return self.namespaces.resolve(
-                tenant, model_revision=model_revision, layout_fingerprint=layout_fingerprint
+                tenant,
+                model_revision=model_revision,
+                layout_fingerprint=layout_fingerprint,
+                model=model,
             )
 
     async def list_namespaces(self) -> tuple[Namespace, ...]:
@@ -376,10 +389,13 @@ def _limits(name: str, text: str) -> KvLimits | None:
         raise ConfigError(f"the limits of namespace {name} can't be read: {error}") from error
 
 
-def _index(namespaces: dict[str, Namespace]) -> dict[str, Namespace]:
-    """Map each tenant to a namespace; a namespace listing the tenant wins over its own."""
-    own = {ns.name: ns for ns in namespaces.values() if not ns.tenants}
-    shared = {tenant: ns for ns in namespaces.values() for tenant in ns.tenants}
+def _index(namespaces: dict[str, Namespace]) -> dict[tuple[str, str], Namespace]:
+    """Map each tenant and model to a namespace; a namespace listing the tenant wins over its own.
+
+    The model is empty for a namespace of all models.
+    """
+    own = {(ns.name, ns.model): ns for ns in namespaces.values() if not ns.tenants}
+    shared = {(tenant, ns.model): ns for ns in namespaces.values() for tenant in ns.tenants}
     return own | shared
 
 

@@ -18,7 +18,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import xor
 from typing import Any, Final, TypeVar
 
 from tierkv.kvcore.block_event import NO_LEASE, EventBatch, HoldOrder, LeaseId
@@ -177,7 +178,8 @@ class SeveralMeta:
         if len(strangers) == len(replies) or info is None:
             return HeartbeatReply(len(strangers) < len(replies), wanted)
         version = joined_versions({number: reply.pool_version for number, reply in replies.items()})
-        namespaces = max(reply.namespaces_version for reply in replies.values())
+        # Different as long as one server knows a change before the others.
+        namespaces = reduce(xor, {reply.namespaces_version for reply in replies.values()})
         for number in strangers:  # They started again, or could not be reached when others could.
             with suppress(DirectoryUnavailableError):
                 wanted |= (await self._group.servers[number].register(info)).send_inventory
@@ -404,11 +406,14 @@ class SeveralMeta:
     # Namespaces and views
 
     async def resolve_namespace(
-        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes, model: str = ""
     ) -> NamespaceGrant:
         return await self._group.ask_any(
             lambda server: server.resolve_namespace(
-                tenant, model_revision=model_revision, layout_fingerprint=layout_fingerprint
+                tenant,
+                model_revision=model_revision,
+                layout_fingerprint=layout_fingerprint,
+                model=model,
             ),
             within_s=_READ_S,
         )

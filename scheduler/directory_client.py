@@ -175,7 +175,7 @@ class DirectoryClient:
         self._clock = clock
         self._patience = Patience(backoff_s=config.directory_backoff_s)
         self._wave = LocateWave(self._ask_all)
-        self._grants: dict[tuple[str, str, bytes], tuple[float, NamespaceGrant]] = {}
+        self._grants: dict[tuple[str, str, str, bytes], tuple[float, NamespaceGrant]] = {}
         self._own_secret = secrets.token_bytes(32)
 
     async def locate(
@@ -261,14 +261,17 @@ class DirectoryClient:
         mistake.
         """
         fingerprint = model.layout.fingerprint()
-        key = (tenant, model.revision, fingerprint)
+        key = (tenant, model.name, model.revision, fingerprint)
         cached = self._grants.get(key)
         now = self._clock.now()
         if cached is not None and now < cached[0]:
             return cached[1]
         if self._meta is not None and self._may_ask():
             question = self._meta.resolve_namespace(
-                tenant, model_revision=model.revision, layout_fingerprint=fingerprint
+                tenant,
+                model_revision=model.revision,
+                layout_fingerprint=fingerprint,
+                model=model.name,
             )
             # With a cached grant the wait for a new grant is short.
             wait_s = RESOLVE_TIMEOUT_S if cached is None else self._config.locate_timeout_s

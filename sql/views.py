@@ -301,6 +301,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "disk_blocks": "BIGINT",
         "evicted_from_disk": "BIGINT",
         "media": "VARCHAR",
+        "model_name": "VARCHAR",
         "weight": "DOUBLE",
         "read_bytes_per_s": "BIGINT",
         "write_bytes_per_s": "BIGINT",

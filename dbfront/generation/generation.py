@@ -190,7 +190,7 @@ class Generation:
             tenant=scope_of_version(scope, own.version),
             sampling=sampling,
             session_id=options.session_id,
-            priority=self.gate.priority(_caller(call), options.priority or 0),
+            priority=self.gate.priority(_caller(call, model), options.priority or 0),
             use_cache=options.cache is not False and grant.cache_enabled,
             blend=blend_of(call, prompt.chunks, grant, model),
             kv_codec=grant.policy.kv_codec,
@@ -334,7 +334,7 @@ class Generation:
         try:
             tokenizer = await self._tokenizers.get(prepared.model)
             admitted = self.gate.admitted(
-                _caller(prepared.call),
+                _caller(prepared.call, prepared.model),
                 prompt_tokens=len(prepared.request.token_ids),
                 most_tokens=0 if prepared.request.reads_out else most_tokens(prepared),
             )
@@ -372,9 +372,9 @@ class Generation:
         raise NodeLostError("the answer ended without an end")
 
 
-def _caller(call: TextCall) -> Caller:
+def _caller(call: TextCall, model: ModelInfo) -> Caller:
     """Return who makes a call; calls of SQL statements wait for their turn."""
-    return Caller(call.tenant, call.key, waits=not call.origin)
+    return Caller(call.tenant, call.key, waits=not call.origin, model=model.name)
 
 
 def _guide_of_labels(call: TextCall, model: ModelInfo) -> str:

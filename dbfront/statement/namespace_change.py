@@ -31,6 +31,8 @@ DEFAULT_CODEC: Final = "default"
 """The codec's name for "each node's own"."""
 NODES_POLICY: Final = "node"
 """The eviction policy's name for "each node's own"."""
+ALL_MODELS: Final = "all"
+"""The model's name for "all models"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class NamespaceChange:
     requests_per_s: float | None = None
     weight: float | None = None
     media: str | None = None
+    model: str | None = None
 
     def applied_to(self, namespace: Namespace) -> Namespace:
         """Return the namespace with the changes applied.
@@ -278,6 +281,19 @@ def read_media(text: str | None) -> str | None:
     return "" if text == "both" else text
 
 
+def read_model(text: str | None) -> str | None:
+    """Return the name of a model; empty for ``all``; None of None.
+
+    Raises:
+        UserError: the text is no name.
+    """
+    if text == ALL_MODELS:
+        return ""
+    if text is not None and not re.fullmatch(limits.NAME_PATTERN, text):
+        raise UserError(f"{text[:40]!r} is no name of a model", hint="View tierkv.models has them.")
+    return text
+
+
 def _version(text: str) -> str:
     if not re.fullmatch(limits.NAME_PATTERN, text):
         raise ValueError("must be 1 to 128 letters, digits and _ . : - /, such as r2")
@@ -299,6 +315,7 @@ OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "iops": ("requests_per_s", read_iops),
     "weight": ("weight", read_weight),
     "media": ("media", read_media),
+    "model": ("model", read_model),
     "ttl": ("ttl_s", read_duration),
     "on_full": ("evicts", _evicts),
     "eviction": ("eviction", read_policy),

@@ -399,6 +399,7 @@ def _namespace(namespace: Namespace, nodes: Sequence[DirectoryNode]) -> Row:
         "requests_per_s": kept.requests_per_s or None,
         "weight": kept.weight or None,
         "media": kept.media or None,
+        "model_name": kept.model or None,
         **sums,
     }
 

@@ -61,9 +61,9 @@ class DiskLedger:
 
     def takes(self, block: BlockSpec) -> bool:
         """Return whether a copy of a block is allowed; a refusal is counted."""
-        size, tenant = block.ranges.payload_bytes, block.owner.tenant
+        size = block.ranges.payload_bytes
         with self._lock:
-            number, is_outdated = self._accounts.place(tenant)
+            number, is_outdated = self._accounts.place(block.owner)
             if number == EVERYONE:
                 return True
             account = self._accounts.by_number[number]
@@ -117,7 +117,7 @@ class DiskLedger:
             self._accounts.drop_empty(quotas)
             self._doomed.clear()
             for block in blocks:
-                number, is_outdated = self._accounts.place(block.owner.tenant)
+                number, is_outdated = self._accounts.place(block.owner)
                 if is_outdated:
                     self._accounts.by_number[number].evicted_for_version += 1
                     self._doomed.append(block.key)
@@ -127,7 +127,7 @@ class DiskLedger:
                 self._doomed.extend(self._excess(number))
 
     def _charge(self, block: BlockSpec) -> int:
-        number = self._accounts.of(block.owner.tenant)
+        number = self._accounts.of(block.owner)
         if number != EVERYONE and block.key not in self._account_of:
             size = block.ranges.payload_bytes
             self._accounts.take(number, size)

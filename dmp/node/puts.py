@@ -85,7 +85,7 @@ class Puts:
         self, put: BlockSpec, deadline: float, removed: list[BlockEvent], owner: str, must: bool
     ) -> Location | None:
         state = self._state
-        account = state.table.accounts.of(put.owner.tenant) if state.quotas else EVERYONE
+        account = state.table.accounts.of(put.owner) if state.quotas else EVERYONE
         if not must and not state.turns.may_write(account):
             return None
         slot = self._take_slot(put, deadline, removed, owner, must)
@@ -125,7 +125,7 @@ class Puts:
         if not state.quotas:
             return EVERYONE
         with state.lock:
-            return state.table.accounts.of(put.owner.tenant)
+            return state.table.accounts.of(put.owner)
 
     def begin_put(self, puts: Sequence[BlockSpec]) -> PutTicket:
         """Reserve whole blocks to fill their ``views``; ``end_put`` or ``abort_put`` must follow.

@@ -12,12 +12,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from operator import attrgetter
 from typing import Final
 
 from tierkv.dmp.config import SLOT_ALIGN
 from tierkv.dmp.segment.slots import Slot
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Owner
 from tierkv.kvcore.ids import mark_of, tenant_of, version_mark
 
 EVERYONE: Final = 0
@@ -59,6 +61,8 @@ class Quota:
         requests_per_s: most transfers on average; 0: no limit.
         weight: share of a busy node's transfers, relative to the rest of the namespaces.
         media: ``memory`` or ``disk`` if blocks stay in only one of them; empty: both.
+        model: name of the only model whose blocks count; empty: all models without a quota of
+            their own for the tenant.
     """
 
     name: str
@@ -74,6 +78,7 @@ class Quota:
     requests_per_s: float = 0.0
     weight: float = 1.0
     media: str = ""
+    model: str = ""
 
     @property
     def memory_ttl_s(self) -> float:
@@ -125,13 +130,14 @@ class Accounts:
 
     Attributes:
         by_number: the accounts; everyone's is not among them.
-        _places: answers of ``place`` by tenant, as long as the quotas stay.
+        _of_tenant: the account of each tenant, and of one model where a quota names the model.
+        _places: answers of ``place`` by tenant and model, as long as the quotas stay.
     """
 
     def __init__(self) -> None:
         self.by_number: dict[int, NamespaceAccount] = {}
-        self._of_tenant: dict[str, int] = {}
-        self._places: dict[str, tuple[int, bool]] = {}
+        self._of_tenant: dict[tuple[str, str], int] = {}
+        self._places: dict[tuple[str, str], tuple[int, bool]] = {}
 
     def __iter__(self) -> Iterator[NamespaceAccount]:
         return iter(self.by_number.values())
@@ -139,21 +145,24 @@ class Accounts:
     def __len__(self) -> int:
         return len(self.by_number)
 
-    def of(self, tenant: str) -> int:
-        """Return the number of the account of a block's tenant: a salt or version changes none."""
-        return self.place(tenant)[0]
+    def of(self, owner: Owner) -> int:
+        """Return the number of the account of a block's owner: a salt or version changes none."""
+        return self.place(owner)[0]
 
-    def place(self, tenant: str) -> tuple[int, bool]:
+    def place(self, owner: Owner) -> tuple[int, bool]:
         """Return the number of a block's account, and whether the block is of an older version."""
-        place = self._places.get(tenant)
+        key = (owner.tenant, owner.model)
+        place = self._places.get(key)
         if place is None:
             if len(self._places) >= _REMEMBERED_TENANTS:
                 self._places.clear()
-            place = self._places[tenant] = self._find(tenant)
+            place = self._places[key] = self._find(*key)
         return place
 
-    def _find(self, tenant: str) -> tuple[int, bool]:
-        number = self._of_tenant.get(tenant) or self._of_tenant.get(tenant_of(tenant)) or EVERYONE
+    def _find(self, tenant: str, model: str) -> tuple[int, bool]:
+        tried = product((model, ""), (tenant, tenant_of(tenant)))
+        known = (self._of_tenant.get((name, of_model)) for of_model, name in tried)
+        number = next(filter(None, known), EVERYONE)
         account = self.by_number.get(number)
         if account is None or not account.quota.version:
             return number, False
@@ -226,7 +235,7 @@ class Accounts:
                 self.by_number[number] = NamespaceAccount(quota)
             else:
                 known.quota = quota
-            self._of_tenant.update(dict.fromkeys(quota.tenants, number))
+            self._of_tenant |= {(tenant, quota.model): number for tenant in quota.tenants}
 
     def drop_empty(self, quotas: Sequence[Quota]) -> None:
         """Forget the accounts of namespaces without a quota."""

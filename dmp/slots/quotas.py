@@ -81,7 +81,7 @@ class Quotas:
         self._renew_policies(before, now)
         place, ttls = self._accounts.place, self._new_ttls(before)
         for slot in self._store.all():
-            number, is_outdated = place(slot.block.owner.tenant)
+            number, is_outdated = place(slot.block.owner)
             if slot.state is SlotState.QUARANTINED:
                 number = EVERYONE
             moves = slot.account != number
@@ -220,7 +220,7 @@ class Quotas:
         account = self._accounts.by_number.get(slot.account)
         if account is None or slot.state is not SlotState.SEALED:
             return
-        if self._accounts.place(slot.block.owner.tenant)[1]:
+        if self._accounts.place(slot.block.owner)[1]:
             self._outdated.append((slot.index, slot.generation))
         elif account.quota.memory_ttl_s:
             self._ttl.expect(slot, max(slot.used_at, now) + account.quota.memory_ttl_s)
@@ -232,7 +232,7 @@ class Quotas:
         for _ in range(min(_REMOVED_AT_ONCE, len(self._outdated))):
             place = self._outdated.pop()
             slot = self._store.get(*place)
-            if slot is None or not self._accounts.place(slot.block.owner.tenant)[1]:
+            if slot is None or not self._accounts.place(slot.block.owner)[1]:
                 continue
             if slot.block.key in self._order.leaves.children or not evictable(slot):
                 later.append(place)  # Its readers, and its children, go first.

@@ -150,7 +150,7 @@ class SlotTable:
         size = slot_bytes_for(put.ranges.size_bytes, put.ranges.count)
         if not must and self.admission.is_unreachable(put):
             return None
-        facts, (account, is_outdated) = BlockFacts.of(put), self.accounts.place(put.owner.tenant)
+        facts, (account, is_outdated) = BlockFacts.of(put), self.accounts.place(put.owner)
         if is_outdated:
             self.accounts.by_number[account].refused += 1
             return None

@@ -648,19 +648,23 @@ class ResolveNamespaceRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     MODEL_REVISION_FIELD_NUMBER: _builtins.int
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     model_revision: _builtins.str
     layout_fingerprint: _builtins.bytes
+    model: _builtins.str
+    """its name; empty: namespaces of one model are not looked at"""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         model_revision: _builtins.str = ...,
         layout_fingerprint: _builtins.bytes = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout_fingerprint", b"layout_fingerprint", "model_revision", b"model_revision", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout_fingerprint", b"layout_fingerprint", "model", b"model", "model_revision", b"model_revision", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1000,6 +1004,7 @@ class KvLimits(_message.Message):
     REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     capacity_bytes: _builtins.int
     """over all pool nodes; 0: no limit"""
     ttl_s: _builtins.float
@@ -1021,6 +1026,8 @@ class KvLimits(_message.Message):
     """share of busy nodes' transfers; 0: 1, as others have"""
     media: _builtins.str
     """memory or disk; empty: both"""
+    model: _builtins.str
+    """the only model of the namespace's KV; empty: all models"""
     def __init__(
         self,
         *,
@@ -1035,10 +1042,11 @@ class KvLimits(_message.Message):
         requests_per_s: _builtins.float = ...,
         weight: _builtins.float = ...,
         media: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "disk_capacity_bytes", b"disk_capacity_bytes", "eviction", b"eviction", "evicts", b"evicts", "media", b"media", "read_bytes_per_s", b"read_bytes_per_s", "requests_per_s", b"requests_per_s", "ttl_s", b"ttl_s", "version", b"version", "weight", b"weight", "write_bytes_per_s", b"write_bytes_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "disk_capacity_bytes", b"disk_capacity_bytes", "eviction", b"eviction", "evicts", b"evicts", "media", b"media", "model", b"model", "read_bytes_per_s", b"read_bytes_per_s", "requests_per_s", b"requests_per_s", "ttl_s", b"ttl_s", "version", b"version", "weight", b"weight", "write_bytes_per_s", b"write_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

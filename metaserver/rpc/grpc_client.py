@@ -187,10 +187,13 @@ class GrpcMeta:
             stream.cancel()
 
     async def resolve_namespace(
-        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes
+        self, tenant: str, *, model_revision: str, layout_fingerprint: bytes, model: str = ""
     ) -> NamespaceGrant:
         request = pb.ResolveNamespaceRequest(
-            tenant=tenant, model_revision=model_revision, layout_fingerprint=layout_fingerprint
+            tenant=tenant,
+            model_revision=model_revision,
+            layout_fingerprint=layout_fingerprint,
+            model=model,
         )
         return await self._call("ResolveNamespace", request, wire.GRANT.from_proto)
 

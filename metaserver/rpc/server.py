@@ -112,6 +112,7 @@ class _MetaService(rpc.MetaServicer):
                 request.tenant,
                 model_revision=request.model_revision,
                 layout_fingerprint=request.layout_fingerprint,
+                model=request.model,
             )
             return wire.GRANT.to_proto(grant)
 

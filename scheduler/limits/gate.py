@@ -49,11 +49,13 @@ class Caller:
         tenant: the SQL user, or the tenant of the REST key.
         key: name of the REST key; empty for SQL.
         waits: whether the call may wait for its turn although no limit is smooth.
+        model: name of the model, which decides about the namespace.
     """
 
     tenant: str
     key: str = ""
     waits: bool = False
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -125,7 +127,8 @@ class CallGate:
     Attributes:
         meter: the buckets; closed by the gate's owner.
         limits: by subject; see ``follow``.
-        namespace_of: the namespace of each tenant that a namespace names.
+        namespace_of: the namespace of each tenant that a namespace names, by tenant and model; with
+            an empty model, for all models without a namespace of their own.
         refused: calls refused so far, by subject and limit.
     """
 
@@ -140,7 +143,7 @@ class CallGate:
             when_lost: what happens while the meter can't be reached.
         """
         self.limits: Mapping[Subject, CallLimits] = {}
-        self.namespace_of: Mapping[str, str] = {}
+        self.namespace_of: Mapping[tuple[str, str], str] = {}
         self.refused: dict[tuple[Subject, str], int] = {}
         self.meter = meter
         self._shares = shares
@@ -213,13 +216,19 @@ class CallGate:
 
     def _of(self, caller: Caller) -> list[tuple[Subject, CallLimits]]:
         """Return the limits that a caller has."""
-        namespace = self.namespace_of.get(caller.tenant, caller.tenant)
+        known, tenant = self.namespace_of, caller.tenant
+        namespace = known.get((tenant, caller.model)) or known.get((tenant, ""), tenant)
         subjects = (
             Subject(SubjectKind.TENANT, caller.tenant),
             Subject(SubjectKind.NAMESPACE, namespace),
             Subject(SubjectKind.KEY, caller.key),
         )
         return [(each, self.limits[each]) for each in subjects if each in self.limits]
+
+    def _of_all_models(self, caller: Caller) -> list[tuple[Subject, CallLimits]]:
+        models = {model for tenant, model in self.namespace_of if tenant == caller.tenant} | {""}
+        callers = (replace(caller, model=model) for model in sorted(models))
+        return list(dict(pair for each in callers for pair in self._of(each)).items())
 
     # -- buckets
 
@@ -425,7 +434,7 @@ class CallGate:
 
     async def left(self, caller: Caller | None = None) -> list[LimitLeft]:
         """Return the rest of a caller's limits, or of all limits."""
-        found = list(self.limits.items()) if caller is None else self._of(caller)
+        found = list(self.limits.items()) if caller is None else self._of_all_models(caller)
         metered = list(self._metered(found, dict.fromkeys(_METERED, 0.0)))
         try:
             told: list[float | None] = [*await self.meter.left([m.charge for m in metered])]

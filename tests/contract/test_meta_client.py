@@ -427,7 +427,7 @@ async def test_a_namespaces_policy_comes_back_and_is_granted(meta: MetaClient) -
 
 
 async def test_limits_stay_unless_a_change_names_some(meta: MetaClient) -> None:
-    kept = KvLimits(5 << 20, 0.5, False, "arc", "r2", 7 << 30, 9, 10, 0.5, 2.0, "disk")
+    kept = KvLimits(5 << 20, 0.5, False, "arc", "r2", 7 << 30, 9, 10, 0.5, 2.0, "disk", "m")
     await meta.put_namespace(Namespace("team", limits=kept))
     changed = await meta.put_namespace(Namespace("team", cache_enabled=False))
     assert (changed.limits, changed.cache_enabled) == (kept, False)
@@ -444,6 +444,32 @@ async def test_limits_stay_unless_a_change_names_some(meta: MetaClient) -> None:
         await meta.put_namespace(Namespace("team", limits=KvLimits(version="r 2")))
     with pytest.raises(UserError, match="too long a name"):
         await meta.put_namespace(Namespace("t" * 128, limits=KvLimits(version="r2")))
+
+
+async def test_a_namespace_of_one_model_leaves_other_models_alone(meta: MetaClient) -> None:
+    async def domain(tenant: str, model: str = "") -> tuple[str, bool]:
+        grant = await meta.resolve_namespace(
+            tenant, model_revision="r", layout_fingerprint=b"l", model=model
+        )
+        return grant.domain, grant.cache_enabled
+
+    await meta.put_namespace(Namespace("big", ("a",), limits=KvLimits(model="large")))
+    assert [await domain("a", model) for model in ("large", "small", "")] == [
+        ("big", True), ("a", True), ("a", True),
+    ]  # fmt: skip
+    await meta.put_namespace(Namespace("team", ("a", "b"), cache_enabled=False))
+    assert [await domain("a", model) for model in ("large", "small", "")] == [
+        ("big", True), ("team", False), ("team", False),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="tenant a already belongs to namespace big"):
+        await meta.put_namespace(Namespace("two", ("a",), limits=KvLimits(model="large")))
+    await meta.put_namespace(Namespace("two", ("a",), limits=KvLimits(model="small")))
+    with pytest.raises(UserError, match="tenant a already belongs to namespace team"):
+        await meta.put_namespace(Namespace("two", ("a",), limits=KvLimits()))
+    with pytest.raises(UserError, match="is not a model name"):
+        await meta.put_namespace(Namespace("x", limits=KvLimits(model="a model")))
+    unchanged = await meta.put_namespace(Namespace("two", ("a",), cache_enabled=False))
+    assert unchanged.model == "small"
 
 
 async def test_a_version_gives_all_tenants_of_a_namespace_other_keys(meta: MetaClient) -> None:

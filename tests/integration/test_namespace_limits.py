@@ -162,11 +162,34 @@ def test_a_new_version_frees_the_old_ones_kv_and_answers_stay_the_same(cluster: 
         (["--version", "r 2"], "is not a version name"),
         (["--read-bandwidth", "fast"], "'fast' is no bandwidth"),
         (["--media", "tape"], "no medium 'tape'"),
+        (["--model", "a model"], "'a model' is no name of a model"),
     ],
 )
 def test_bad_limits_are_refused(cluster: Limited, arguments: list[str], says: str) -> None:
     refused = cluster.namespace("set", "x", *arguments)
     assert refused.returncode != 0 and says in refused.stderr
+
+
+def test_a_namespace_of_one_model_applies_to_no_other(cluster: Limited) -> None:
+    made = "CREATE KV NAMESPACE {} WITH (tenants = 'mia', capacity = '1GiB', model = '{}')"
+    with pytest.raises(psycopg.Error, match="no model 'tierkv-dema' is served") as caught:
+        cluster.sql("mia", made.format("mine", "tierkv-dema"))
+    assert "tierkv-demo" in str(caught.value)
+    other = cluster.namespace(
+        "set", "other", "--tenant", "mia", "--model", "large", "--capacity", "1GiB"
+    )
+    assert other.returncode == 0, other.stderr
+    wait_for(lambda: cluster.used(name="other") == 0, what="the pool node knows the namespace")
+    expected = cluster.sql("mia", ASK)
+    wait_for(lambda: cluster.blocks_of("mia") > 0, what="KV is in the pool")
+    cluster.sql("mia", made.format("mine", "tierkv-demo"))
+    assert cluster.sql("mia", ASK) == expected
+    wait_for(lambda: cluster.used(name="mine") or 0, what="blocks of the model are counted")
+    assert cluster.used(name="other") == 0
+    shown = cluster.query(
+        "SELECT name, model_name FROM tierkv.namespaces WHERE tenants = 'mia' ORDER BY name"
+    )
+    assert shown == [("mine", "tierkv-demo"), ("other", "large")]
 
 
 def test_who_is_over_a_rate_computes_and_answers_stay_the_same(cluster: Limited) -> None:

@@ -227,6 +227,33 @@ def test_who_refuses_when_full_keeps_what_is_there() -> None:
     assert account.refused == 1
 
 
+def test_a_namespace_of_one_model_counts_only_blocks_of_the_model() -> None:
+    table = new_table("leaf_lru", has_lower_tier=False)
+
+    def store(name: str, model: str, tenant: str = "ann") -> None:
+        block = make_put(name, range_bytes=30_000, range_count=1, tenant=tenant, model=model)
+        decision = table.reserve(block, deadline=1e9)
+        assert decision is not None
+        assert table.seal(decision.slot.index, decision.slot.generation, now=table.now)
+
+    for name, model in (("a", "large"), ("b", "small"), ("c", "large")):
+        store(name, model)
+    own = Quota("own", frozenset({"ann"}), SIZE, model="large")
+    team = Quota("team", TEAMS["red"], version="r1")
+    table.quotas.set([own, team], 1.0)
+    assert names(table, *"abc") == ["b", "c"], "its oldest block, beyond its capacity"
+    assert {a.quota.name: a.blocks for a in table.accounts} == {"own": 1, "team": 1}
+    store("d", "large", "ann:salt-0123")
+    assert names(table, *"bcd") == ["b", "d"], "without the version of the other namespace"
+    while table.quotas.remove_outdated():
+        """The block of the other namespace has no version."""
+    assert names(table, *"bd") == ["d"]
+    table.check_invariants()
+    table.quotas.set([team], 2.0)
+    assert {a.quota.name: a.blocks for a in table.accounts} == {"team": 1}
+    table.check_invariants()
+
+
 def test_a_block_larger_than_the_quota_evicts_nothing() -> None:
     table = with_quota(capacity_bytes=SIZE)
     put(table, "a1", "ann")

@@ -112,6 +112,10 @@ MediaOption = Annotated[
     str | None,
     typer.Option(help="Where KV stays: memory, disk or both."),
 ]
+OnlyModelOption = Annotated[
+    str | None,
+    typer.Option(help="The only model that the namespace applies to; all: every model."),
+]
 RayOption = Annotated[
     str | None,
     typer.Option(

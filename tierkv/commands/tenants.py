@@ -33,6 +33,7 @@ from tierkv.commands.options import (
     MediaOption,
     OnFull,
     OnFullOption,
+    OnlyModelOption,
     ReadBandwidthOption,
     SelectorOption,
     SetOption,
@@ -160,6 +161,7 @@ def namespace_set(
     eviction: EvictionOption = None,
     version: VersionOption = None,
     media: MediaOption = None,
+    model: OnlyModelOption = None,
     read_bandwidth: ReadBandwidthOption = None,
     write_bandwidth: WriteBandwidthOption = None,
     iops: IopsOption = None,
@@ -196,6 +198,7 @@ def namespace_set(
         requests_per_s=options.read_iops(iops),
         weight=options.read_weight(weight),
         media=options.read_media(media),
+        model=options.read_model(model),
     )
     asyncio.run(set_namespace(load(config, settings).settings, name, change, output))
 
@@ -226,6 +229,7 @@ NAMESPACE_COLUMNS = (
     Column("eviction", "VARCHAR"),
     Column("version", "VARCHAR"),
     Column("media", "VARCHAR"),
+    Column("model", "VARCHAR"),
     Column("read_bandwidth", "VARCHAR"),
     Column("write_bandwidth", "VARCHAR"),
     Column("iops", "DOUBLE"),
@@ -309,6 +313,7 @@ def _namespace_row(namespace: Namespace) -> tuple[Any, ...]:
         kept.eviction or None,
         kept.version or None,
         kept.media or None,
+        kept.model or None,
         _rate(kept.read_bytes_per_s),
         _rate(kept.write_bytes_per_s),
         kept.requests_per_s or None,

@@ -60,6 +60,7 @@ from tierkv.kvcore.errors import (
     RightMissingError,
     SqlError,
     TierKVError,
+    UserError,
 )
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import ModelInfo, NodeReport
@@ -206,6 +207,7 @@ class MetaSource:
                 await self._change_limits(Subject(command.limited, command.name), command)
             return
         change = change_of(command.options)
+        await self._check_model(change.model)
         with _no_directory_is_no_view():
             known = {each.name: each for each in await self.meta.list_namespaces()}
             old = known.get(command.name)
@@ -219,6 +221,15 @@ class MetaSource:
                 await self.meta.put_namespace(change.applied_to(old or Namespace(command.name)))
             if self.records is not None:
                 await self.records.look()
+
+    async def _check_model(self, name: str | None) -> None:
+        """Refuse a model that nobody serves, while others are served."""
+        served = [model.name for model in await self.generation.models()] if name else []
+        if served and name not in served:
+            raise UserError(
+                f"no model {name!r} is served here",
+                hint=did_you_mean(name or "", served) or f"Served are {', '.join(sorted(served))}.",
+            )
 
     async def _change_limits(self, subject: Subject, command: ClusterCommand) -> None:
         """Set or reset limits; they hold at this front at once, elsewhere within a second."""
@@ -314,7 +325,7 @@ class MetaSource:
         """Return the names in the visible rows of a client; see ClusterSource."""
         if self._may_administer(client.user):
             return None
-        namespace = self.generation.gate.namespace_of.get(client.user, client.user)
+        namespace = self.generation.gate.namespace_of.get((client.user, ""), client.user)
         return client.user, namespace
 
     def table_access(self, client: ClientInfo) -> TableAccess | None:

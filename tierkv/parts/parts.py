@@ -351,6 +351,7 @@ def quotas_of(
             requests_per_s=kept.requests_per_s * share,
             weight=kept.weight or 1.0,
             media=kept.media,
+            model=kept.model,
         )
         found.append(quota)
     if len(found) > limits.MAX_LIMITED_NAMESPACES:

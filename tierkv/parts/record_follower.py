@@ -88,7 +88,9 @@ class RecordFollower:
             self._namespaces = namespaces
             self._directory.namespaces_changed()
         self._gate.namespace_of = {
-            tenant: namespace.name for namespace in namespaces for tenant in namespace.members
+            (tenant, namespace.model): namespace.name
+            for namespace in namespaces
+            for tenant in namespace.members
         }
         self._gate.follow(limits)
 

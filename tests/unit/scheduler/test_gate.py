@@ -18,6 +18,7 @@ from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 ANN = Subject(SubjectKind.TENANT, "ann")
 TEAM = Subject(SubjectKind.NAMESPACE, "team")
+BIGS = Subject(SubjectKind.NAMESPACE, "bigs")
 REST, SQL = Caller("ann"), Caller("ann", waits=True)
 
 
@@ -164,13 +165,19 @@ async def test_a_limit_lowered_below_what_is_in_flight_lets_it_end_and_admits_no
 async def test_the_strictest_of_several_limits_holds_and_urgency_is_bounded() -> None:
     limits = CallLimits(requests=rate("9/h"), max_priority=-5), CallLimits(requests=rate("1/h"))
     gate = gate_of(*limits, subjects=(ANN, TEAM))
-    gate.namespace_of = {"ann": "team", "bob": "team"}
+    gate.namespace_of = {("ann", ""): "team", ("bob", ""): "team", ("bob", "big"): "bigs"}
     await call(gate, Caller("bob"))
     with pytest.raises(CallLimitError, match="namespace team"):
         await call(gate)
     assert (await remaining(gate))["requests"] == pytest.approx(0.0, abs=0.1)
     assert [gate.priority(REST, asked) for asked in (-9, -5, 3)] == [-5, -5, 3]
     assert gate.priority(Caller("bob"), -9) == -9
+    await call(gate, Caller("bob", model="big"))
+    with pytest.raises(CallLimitError, match="namespace team"):
+        await call(gate, Caller("bob", model="small"))
+    gate.follow({BIGS: CallLimits(weight=3), TEAM: CallLimits(weight=2)})
+    shown = await gate.left(Caller("bob"))
+    assert [(row.subject, row.allowed) for row in shown] == [(TEAM, "2"), (BIGS, "3")]
 
 
 async def test_workers_without_shared_buckets_have_a_share_each() -> None:

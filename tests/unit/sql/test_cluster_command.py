@@ -85,15 +85,17 @@ def test_one_option_needs_no_parentheses() -> None:
 def test_rates_weight_and_medium() -> None:
     command = read(
         "CREATE KV NAMESPACE x WITH (read_bandwidth = '200MB/s', write_bandwidth = '1GiB', "
-        "iops = 5000, weight = 2.5, media = disk)"
+        "iops = 5000, weight = 2.5, media = disk, model = 'large')"
     )
     assert command is not None
     made = change_of(command.options).applied_to(Namespace("x"))
     assert made.limits == KvLimits(
         read_bytes_per_s=200_000_000, write_bytes_per_s=1 << 30, requests_per_s=5000.0,
-        weight=2.5, media="disk",
+        weight=2.5, media="disk", model="large",
     )  # fmt: skip
-    command = read("ALTER KV NAMESPACE x SET (media = both, iops = 0, read_bandwidth = 0)")
+    command = read(
+        "ALTER KV NAMESPACE x SET (media = both, iops = 0, read_bandwidth = 0, model = all)"
+    )
     assert command is not None
     changed = change_of(command.options).applied_to(made)
     assert changed.limits == KvLimits(write_bytes_per_s=1 << 30, weight=2.5)
@@ -114,6 +116,7 @@ def test_rates_weight_and_medium() -> None:
         ("weight = 0", "weight = '0' must be a number from 0.01 to 1000", ""),
         ("weight = 'nan'", "weight = 'nan' must be a number", ""),
         ("media = memroy", "there is no medium 'memroy'", "memory"),
+        ("model = 'a model'", "'a model' is no name of a model", "tierkv.models"),
         ("on_full = burst", "on_full = 'burst' must be evict or refuse", ""),
         ("recompute_ratio = high", "recompute_ratio = 'high' is not a number", ""),
     ],

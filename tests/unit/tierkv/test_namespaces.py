@@ -46,10 +46,11 @@ def shown(result: Result) -> list[dict[str, object]]:
 
 def test_rates_weight_and_medium_are_set_and_listed(address: str) -> None:
     rates = ("--read-bandwidth", "200MiB/s", "--write-bandwidth", "1GiB", "--iops", "5000")
-    more = ("--weight", "4", "--media", "memory", "--format", "json")
+    more = ("--weight", "4", "--media", "memory", "--model", "large", "--format", "json")
     (made,) = shown(typed(address, "set", "red", *rates, *more))
     assert (made["read_bandwidth"], made["write_bandwidth"]) == ("200.0MiB/s", "1.0GiB/s")
     assert (made["iops"], made["weight"], made["media"]) == (5000, 4, "memory")
+    assert made["model"] == "large"
     result = typed(address, "set", "red", "--weight", "0")
     assert "weight = '0' must be a number from 0.01" in str(result.exception)
 
@@ -72,6 +73,7 @@ def test_a_namespace_is_made_changed_and_listed(address: str) -> None:
         "eviction": None,
         "version": None,
         "media": None,
+        "model": None,
         "read_bandwidth": None,
         "write_bandwidth": None,
         "iops": None,
