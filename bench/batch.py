@@ -67,11 +67,9 @@ def connect(dsn: str, rows: int, seed: int) -> Session:
     """Connect and create the table of notes."""
     session = psycopg.connect(dsn, autocommit=True)
     session.execute("CREATE TABLE IF NOT EXISTS notes (id INTEGER, note VARCHAR)")
-    with session.cursor() as cursor:
-        records = make_records(rows, seed)
-        cursor.executemany(
-            "INSERT INTO notes VALUES (%s, %s)", [(r.record_id, r.text) for r in records]
-        )
+    with session.cursor() as cursor, cursor.copy("COPY notes FROM STDIN") as copy:
+        for record in make_records(rows, seed):
+            copy.write_row((record.record_id, record.text))
     return session
 
 

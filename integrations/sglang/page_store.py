@@ -43,7 +43,7 @@ class Page:
 
 
 def chain_notes(
-    keys: Sequence[BlockKey], before: Sequence[BlockKey], *, tokens: int, tenant: str
+    keys: Sequence[BlockKey], before: Sequence[BlockKey], *, tokens: int, owner: Owner
 ) -> list[PutNotes]:
     """Return the notes for consecutive pages.
 
@@ -51,10 +51,9 @@ def chain_notes(
         keys: names of the pages.
         before: names of the pages before them, as far as known.
         tokens: tokens of one page.
-        tenant: owner of the pages.
+        owner: owner of the pages.
     """
     parents = [before[-1] if before else ROOT_PARENT, *keys]
-    owner = Owner(tenant=tenant)
     return [
         PutNotes(parent, tokens, owner, Outlook(depth=len(before) + i))
         for i, parent in enumerate(parents[: len(keys)])
@@ -281,7 +280,7 @@ class PageStore:
                 keys,
                 names.of(component.name, before),
                 tokens=component.pages.page_tokens if component.name == KV else 0,
-                tenant=self.door.settings.tenant,
+                owner=Owner(self.door.identity.label, self.door.settings.tenant),
             )
             self._generations.keep(pool, names.by_component[component.name].base, names.generation)
             return store(pool, [Page(k, w) for k, w in zip(keys, windows, strict=True)], notes)
