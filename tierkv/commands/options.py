@@ -108,6 +108,12 @@ WeightOption = Annotated[
     str | None,
     typer.Option(help="Share of a busy pool node's transfers relative to others, such as 4."),
 ]
+RecomputeRatioOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Least share of reused document tokens that is recomputed, in (0, 1]; 1 is exact."
+    ),
+]
 MediaOption = Annotated[
     str | None,
     typer.Option(help="Where KV stays: memory, disk or both."),

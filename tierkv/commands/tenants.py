@@ -35,6 +35,7 @@ from tierkv.commands.options import (
     OnFullOption,
     OnlyModelOption,
     ReadBandwidthOption,
+    RecomputeRatioOption,
     SelectorOption,
     SetOption,
     Switch,
@@ -145,12 +146,7 @@ def namespace_set(
         Switch | None,
         typer.Option(help="Reuse documents at any position; answers become approximate."),
     ] = None,
-    recompute_ratio: Annotated[
-        float | None,
-        typer.Option(
-            help="Least share of reused document tokens that is recomputed, in (0, 1]; 1 is exact."
-        ),
-    ] = None,
+    recompute_ratio: RecomputeRatioOption = None,
     selector: SelectorOption = None,
     gradual: GradualOption = None,
     kv_codec: CodecOption = None,
