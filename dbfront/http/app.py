@@ -27,6 +27,7 @@ from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.admin import admin_router
 from tierkv.dbfront.http.endpoints.api_docs import docs_router
+from tierkv.dbfront.http.endpoints.embeddings import embeddings_router
 from tierkv.dbfront.http.endpoints.health import PROBES, health_router
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.endpoints.openai import chat_router, completions_router, models_router
@@ -164,7 +165,8 @@ def make_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    for router in (chat_router, completions_router, models_router, health_router):
+    routers = chat_router, completions_router, embeddings_router, models_router, health_router
+    for router in routers:
         app.include_router(router(services))
     if sql is not None:
         app.include_router(sql_router(services, sql))

@@ -192,6 +192,7 @@ class TurnOrder:
         self._virtual = 0.0
         self._moving: dict[Turn, None] = {}
         self._usual = math.log(_FIRST_BYTE_S)
+        self._slow_byte_s = _SLOW * _FIRST_BYTE_S
 
     def set_quotas(self, quotas: Mapping[int, Quota]) -> None:
         """Take new weights and rates; counts, and buckets with the same rate, stay."""
@@ -284,6 +285,7 @@ class TurnOrder:
             byte_s = math.log((now - turn.granted_s) / turn.piece)
             step = min(byte_s, self._usual + math.log(2 * _SLOW)) - self._usual
             self._usual += step * (_LEARNED if turn.counts else _LEARNED_OF_SLOW)
+            self._slow_byte_s = _SLOW * math.exp(self._usual)
         self._free_place(turn)
         if turn.kind is not TransferKind.WRITE:
             self.pinned -= turn.size
@@ -326,7 +328,8 @@ class TurnOrder:
                 self._free_place(turn)
 
     def _stalls(self, turn: Turn, now: float) -> bool:
-        return now - turn.granted_s > STALL_S + turn.piece * _SLOW * math.exp(self._usual)
+        waited_s = now - turn.granted_s
+        return waited_s > STALL_S and waited_s > STALL_S + turn.piece * self._slow_byte_s
 
     def _grant(self, turn: Turn, now: float) -> None:
         turn.granted_s = now

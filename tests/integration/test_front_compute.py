@@ -135,9 +135,16 @@ async def test_the_openai_client_talks_to_a_real_model(tmp_path: Path) -> None:
                 )
                 for _ in range(2)
             ]
+            embedded = await client.embeddings.create(model="tiny", input=["Who?", "You?"])
         finally:
             await client.close()
             await server.stop()
         assert [answer.choices[0].message.content for answer in answers] == [want, want]
         cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in answers]
         assert cached[1] >= 32
+        vectors = [
+            (await front.answer(await front.prepare(text_call(prompt=text, embed=True)))).embedding
+            for text in ("Who?", "You?")
+        ]
+        assert [each.embedding for each in embedded.data] == [pytest.approx(v, abs=1e-4) for v in vectors]
+        assert vectors[0] != vectors[1]

@@ -157,6 +157,28 @@ async def test_completions_take_text_lists_and_token_ids(door: Door) -> None:
     assert many.usage.prompt_tokens == 6
 
 
+async def test_embeddings_take_text_lists_and_token_ids(door: Door) -> None:
+    for form in (openai.omit, "float"):  # Without a form, the client asks for base64.
+        found = await door.client.embeddings.create(
+            model="tiny", input=["ab", "cd"], encoding_format=form
+        )
+        assert [each.index for each in found.data] == [0, 1]
+        assert found.data[1].embedding == pytest.approx([0.6, 0.8])
+        assert (found.model, found.usage.prompt_tokens, found.usage.total_tokens) == ("tiny", 6, 6)
+    ids = list((await door.front.generation.prepare(_call("ab"))).request.token_ids)
+    one = await door.client.embeddings.create(model="tiny", input=ids, dimensions=2)
+    two = await door.client.embeddings.create(model="tiny", input=[ids, ids])
+    assert (len(one.data), len(two.data)) == (1, 2)
+    for wrong, param in (([], "input"), (["a", ""], "input"), (["a"] * 1_025, "input")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await door.client.embeddings.create(model="tiny", input=wrong)
+        assert caught.value.param == param
+    with pytest.raises(openai.OpenAIError, match="have 2 dimensions"):
+        await door.client.embeddings.create(model="tiny", input="a", dimensions=3)
+    with pytest.raises(openai.NotFoundError, match="no model"):
+        await door.client.embeddings.create(model="large", input="a")
+
+
 async def test_streamed_completions_of_several_prompts_are_told_apart(door: Door) -> None:
     options: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "temperature": 0}
     whole = await door.client.completions.create(prompt=["ab", "cd"], **options)
@@ -510,7 +532,11 @@ async def test_the_api_describes_itself_without_the_internet(door: Door) -> None
     document = told.json()
     assert (told.status, document["openapi"][:2]) == (200, "3.")
     bodies = document["components"]["schemas"]
-    for path, kind in (("/v1/chat/completions", "ChatBody"), ("/v1/completions", "CompletionBody")):
+    for path, kind in (
+        ("/v1/chat/completions", "ChatBody"),
+        ("/v1/completions", "CompletionBody"),
+        ("/v1/embeddings", "EmbeddingBody"),
+    ):
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         assert content["schema"]["$ref"] == f"#/components/schemas/{kind}"
         assert bodies[kind]["examples"]

@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from tierkv.dbfront.http.endpoints.embeddings import EmbeddingBody
 from tierkv.dbfront.http.endpoints.sql import SqlBody
 from tierkv.dbfront.http.schema import ChatBody, CompletionBody
 
@@ -25,6 +26,7 @@ _REF: Final = "#/components/schemas/{model}"
 _BODIES: Final[Mapping[str, type[BaseModel]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/v1/embeddings": EmbeddingBody,
     "/v1/sql": SqlBody,
 }
 _STYLE: Final = (

@@ -75,7 +75,7 @@ def completions_router(services: Services) -> APIRouter:
                 services, prepared, envelope, include_usage=body.include_usage
             )
             return await open_stream(services, chunks)
-        answers = await until_disconnect(services, request, _answer_all(services, prepared))
+        answers = await until_disconnect(services, request, answer_all(services, prepared))
         return JSONResponse(_completion(answers, envelope))
 
     return router
@@ -91,7 +91,7 @@ def _completion_envelope(services: Services, prepared: PreparedCall) -> dict[str
     }
 
 
-async def _answer_all(services: Services, prepared: Sequence[PreparedCall]) -> list[TextAnswer]:
+async def answer_all(services: Services, prepared: Sequence[PreparedCall]) -> list[TextAnswer]:
     """Answer all prompts concurrently; the first error cancels the rest."""
     tasks = [asyncio.ensure_future(services.generator.answer(one)) for one in prepared]
     try:
