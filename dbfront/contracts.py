@@ -306,7 +306,9 @@ class TextGenerator(Protocol):
     5. ``count_tokens`` counts with the model's own tokenizer and runs no model.
     6. ``forecast`` predicts the cost of answering all calls of a statement, and runs no model.
     7. ``rights`` are those of the callers: functions are checked by whoever calls them.
-    8. ``encode_ahead`` begins to encode the prompts of calls in another thread. ``prepare`` gets
+    8. ``token_ids`` returns the tokens of a call's prompt, of any length; ``text_of`` the text of
+       tokens. Neither runs a model. Errors as of ``prepare``.
+    9. ``encode_ahead`` begins to encode the prompts of calls in another thread. ``prepare`` gets
        what it returned for the call, and gives the same result without. It raises no error.
     """
 
@@ -324,6 +326,10 @@ class TextGenerator(Protocol):
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan: ...
 
     async def count_tokens(self, texts: Sequence[str], model: str | None) -> TokenCounts: ...
+
+    async def token_ids(self, call: TextCall) -> tuple[int, ...]: ...
+
+    async def text_of(self, token_ids: Sequence[int], model: str | None) -> str: ...
 
     async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect: ...
 

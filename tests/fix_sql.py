@@ -264,6 +264,14 @@ class InstantGenerator:
             raise ContextTooLongError("a text is too long")
         return TokenCounts(tuple(len(text.encode()) for text in texts), served.context_tokens)
 
+    async def token_ids(self, call: TextCall) -> tuple[int, ...]:
+        self._model(call.model)
+        return tuple(_text(call).encode())
+
+    async def text_of(self, token_ids: Sequence[int], model: str | None) -> str:
+        self._model(model)
+        return bytes(token_ids).decode()
+
     async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect:
         clock, config = SystemClock(), SchedulerConfig()
         directory = DirectoryClient(None, config=config, stats=RoutingStats(1), clock=clock)

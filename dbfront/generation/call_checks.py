@@ -115,7 +115,11 @@ async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
     documents = clean_documents(call.documents)
     separator = call.options.chunk_separator or ""
     if call.prompt_token_ids is not None:
-        encoded = EncodedPrompt(_checked_ids(call, tokenizer))
+        if documents:
+            raise UdfArgumentError(
+                "documents can't be combined with token ids", hint="Send the prompt as text."
+            )
+        encoded = EncodedPrompt(checked_ids(call.prompt_token_ids, tokenizer))
     elif call.prompt is not None:
         encoded = await encode_text(tokenizer, call.prompt, documents, separator, plain=call.embed)
     else:
@@ -125,16 +129,16 @@ async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
     return encoded
 
 
-def _checked_ids(call: TextCall, tokenizer: TextTokenizer) -> tuple[int, ...]:
-    token_ids = call.prompt_token_ids or ()
-    if call.documents:
-        raise UdfArgumentError(
-            "documents can't be combined with token ids", hint="Send the prompt as text."
-        )
+def checked_ids(token_ids: Sequence[int], tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Return token ids of the model's vocabulary.
+
+    Raises:
+        UdfArgumentError: an id is no token of the model.
+    """
     size = tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
         raise UdfArgumentError(f"token ids must be in [0, {size})")
-    return token_ids
+    return tuple(token_ids)
 
 
 def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) -> SamplingParams:

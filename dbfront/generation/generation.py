@@ -35,6 +35,7 @@ from tierkv.dbfront.generation.call_checks import (
     check_names,
     check_ratio,
     check_stops,
+    checked_ids,
     checked_schema,
     encode,
     readout_params,
@@ -263,6 +264,18 @@ class Generation:
         info = await self._model(model)
         tokenizer = await self._tokenizers.get(info)
         return TokenCounts(await tokenizer.count(texts), info.context_tokens)
+
+    async def token_ids(self, call: TextCall) -> tuple[int, ...]:
+        """Tokenize a prompt; see TextGenerator."""
+        model = await self._model(call.model)
+        self.rights.check_model(call.tenant, model.name)
+        return (await encode(call, await self._tokenizers.get(model))).token_ids
+
+    async def text_of(self, token_ids: Sequence[int], model: str | None) -> str:
+        """Return the text of tokens; see TextGenerator."""
+        tokenizer = await self._tokenizers.get(await self._model(model))
+        checked_ids(token_ids, tokenizer)
+        return tokenizer.decode(token_ids)
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan:
         """Plan when to stream each call of a statement; see TextGenerator."""

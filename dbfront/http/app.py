@@ -32,6 +32,7 @@ from tierkv.dbfront.http.endpoints.health import PROBES, health_router
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.endpoints.openai import chat_router, completions_router, models_router
 from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
+from tierkv.dbfront.http.endpoints.tokens import tokens_router
 from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
 from tierkv.dbfront.http.services import FieldError, ReadinessCheck, Services
 from tierkv.dbfront.sql_session import SqlServer
@@ -165,8 +166,10 @@ def make_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    routers = chat_router, completions_router, embeddings_router, models_router, health_router
-    for router in routers:
+    for router in (
+        *(chat_router, completions_router, embeddings_router, tokens_router),
+        *(models_router, health_router),
+    ):
         app.include_router(router(services))
     if sql is not None:
         app.include_router(sql_router(services, sql))

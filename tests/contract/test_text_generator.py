@@ -141,6 +141,21 @@ async def test_3_readouts_come_with_the_last_event(generator: TextGenerator) -> 
     assert json.loads(said.text)["n"] in (1, 22)
 
 
+async def test_8_a_prompt_of_any_length_has_tokens_and_tokens_have_a_text(
+    subject: Subject,
+) -> None:
+    generator = subject.generator
+    asked = text_call(prompt="hello " * 4_000)
+    tokens = await generator.token_ids(asked)
+    assert len(tokens) > 4_096, "more than the context of the model"
+    assert "hello hello" in await generator.text_of(tokens[-60:], None)
+    short = call()
+    assert await generator.token_ids(short) == (await generator.prepare(short)).request.token_ids
+    assert subject.asked() == 0
+    with pytest.raises(UnknownModelError):
+        await generator.text_of((), "no-such-model")
+
+
 async def test_5_counting_runs_nothing(generator: TextGenerator) -> None:
     counted = await generator.count_tokens(("", "hello", "hello hello"), None)
     assert counted.counts[0] == 0 < counted.counts[1] < counted.counts[2]

@@ -146,5 +146,7 @@ async def test_the_openai_client_talks_to_a_real_model(tmp_path: Path) -> None:
             (await front.answer(await front.prepare(text_call(prompt=text, embed=True)))).embedding
             for text in ("Who?", "You?")
         ]
-        assert [each.embedding for each in embedded.data] == [pytest.approx(v, abs=1e-4) for v in vectors]
+        assert [each.embedding for each in embedded.data] == [
+            pytest.approx(v, abs=1e-4) for v in vectors
+        ]
         assert vectors[0] != vectors[1]

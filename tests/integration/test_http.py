@@ -179,6 +179,31 @@ async def test_embeddings_take_text_lists_and_token_ids(door: Door) -> None:
         await door.client.embeddings.create(model="large", input="a")
 
 
+async def test_prompts_become_tokens_and_tokens_text(door: Door) -> None:
+    async def post(path: str, **body: Any) -> Any:
+        reply = await door.raw("POST", path, json.dumps(body).encode())
+        return reply.json() | {"status": reply.status}
+
+    made = await post("/tokenize", model="tiny", prompt="ab")
+    ids = list((await door.front.generation.prepare(_call("ab"))).request.token_ids)
+    assert made == {"count": 3, "max_model_len": 4_096, "tokens": ids, "status": 200}
+    assert (await post("/detokenize", tokens=ids[1:]))["prompt"] == "ab"
+    chat = await post("/tokenize", messages=[{"role": "user", "content": "ab"}])
+    assert "ab" in (await post("/detokenize", tokens=chat["tokens"]))["prompt"]
+    assert chat["count"] > 3
+    long = await post("/tokenize", prompt="a" * 9_000)
+    assert long["count"] == 9_001, "longer than the context, which is what a client asks about"
+    for path, body, says in (
+        ("/tokenize", {}, "either prompt or messages"),
+        ("/tokenize", {"prompt": "a", "model": "large"}, "no model 'large'"),
+        ("/detokenize", {"tokens": [999_999]}, "token ids must be in"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+    ):
+        refused = await post(path, **body)
+        assert refused["status"] in (400, 404)
+        assert says in refused["error"]["message"]
+
+
 async def test_streamed_completions_of_several_prompts_are_told_apart(door: Door) -> None:
     options: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "temperature": 0}
     whole = await door.client.completions.create(prompt=["ab", "cd"], **options)
@@ -536,6 +561,8 @@ async def test_the_api_describes_itself_without_the_internet(door: Door) -> None
         ("/v1/chat/completions", "ChatBody"),
         ("/v1/completions", "CompletionBody"),
         ("/v1/embeddings", "EmbeddingBody"),
+        ("/tokenize", "TokenizeBody"),
+        ("/detokenize", "DetokenizeBody"),
     ):
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         assert content["schema"]["$ref"] == f"#/components/schemas/{kind}"

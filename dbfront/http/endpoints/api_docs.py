@@ -20,6 +20,7 @@ from pydantic.json_schema import models_json_schema
 
 from tierkv.dbfront.http.endpoints.embeddings import EmbeddingBody
 from tierkv.dbfront.http.endpoints.sql import SqlBody
+from tierkv.dbfront.http.endpoints.tokens import DetokenizeBody, TokenizeBody
 from tierkv.dbfront.http.schema import ChatBody, CompletionBody
 
 _REF: Final = "#/components/schemas/{model}"
@@ -27,6 +28,8 @@ _BODIES: Final[Mapping[str, type[BaseModel]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
     "/v1/sql": SqlBody,
 }
 _STYLE: Final = (
