@@ -9,8 +9,13 @@ DUCKDB15 := .venv-duckdb15
 PARALLEL ?= -n 2 --dist loadfile
 # Clusters mostly wait: for processes to start, for a lost node to be noticed.
 CLUSTERS_PARALLEL ?= -n 4 --dist loadfile
-APART := ai_functions connect dbapi engine_ pgwire_ pool_writes relay_ sql_simulate static_prefix
-SIDE_BY_SIDE := $(filter-out tests/house/ tests/integration/ tests/clients/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
+APART := ai_functions connect dbapi pgwire_ pool_writes relay_ sql_simulate static_prefix
+# What takes longest, of `make test-long`: folders of tests, and tests of clusters and of engines.
+LONG_FOLDERS := tests/differential tests/sim
+LONG_APART := engine_
+LONG := api_keys cluster_tls deployed docs door_floods front_workers installed logins namespace_limits overload \
+  pool_alone split_cluster sql_shell start_when_needed stress_reuse
+SIDE_BY_SIDE := $(filter-out $(LONG_FOLDERS:%=%/) tests/house/ tests/integration/ tests/clients/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
   $(wildcard $(APART:%=tests/integration/test_%*.py))
 BENCHES ?= bench
 USUAL := not slow and not bench and not ray and not faults
@@ -18,9 +23,10 @@ USUAL := not slow and not bench and not ray and not faults
 CLIENTS_VENV := .venv-clients
 ENGINE_VENVS := .venv-interfaces .venv-sglang .venv-vllm
 ROOMS := compute costing dbfront dmp integrations kvcore kvwire metaserver policies scheduler simulator sql storage tierkv
-CLUSTERS := tests/integration $(APART:%=--ignore-glob='*/test_%*')
+CLUSTERS := tests/integration $(patsubst %,--ignore-glob='*/test_%*',$(APART) $(LONG_APART)) \
+  $(patsubst %,--ignore-glob='*/integration/test_%.py',$(LONG))
 
-.PHONY: help setup environments demo test test-duckdb15 test-clients test-engine-interfaces test-engines test-faults test-bench test-gpu test-ray test-rdma test-slow check fuzz sql-fuzz sim bench journey quality proto format clean model
+.PHONY: help setup environments demo test test-long test-duckdb15 test-clients test-engine-interfaces test-engines test-faults test-bench test-gpu test-ray test-rdma test-slow check fuzz sql-fuzz sim bench journey quality proto format clean model
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -44,6 +50,11 @@ test: setup ## Run the tests
 	deploy/install-test-packages.sh
 	$(BIN)/pytest -m '$(USUAL)' $(PARALLEL) $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m '$(USUAL)' $(CLUSTERS_PARALLEL) $(CLUSTERS)
+
+test-long: setup ## Run what takes longest: more clusters, engines, differential and simulated ones
+	deploy/install-test-packages.sh
+	$(BIN)/pytest -m '$(USUAL)' $(PARALLEL) $(LONG_FOLDERS) $(wildcard $(LONG_APART:%=tests/integration/test_%*.py))
+	$(BIN)/pytest -m '$(USUAL)' $(CLUSTERS_PARALLEL) $(LONG:%=tests/integration/test_%.py)
 
 test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine on DuckDB 1.5
 	deploy/install-test-packages.sh
