@@ -29,6 +29,7 @@ from tierkv.dbfront.explain.rendering import (
     stats_json,
     stats_lines,
 )
+from tierkv.kvcore.call_options import AnswerScope
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.calls.functions import DOCUMENTS
 from tierkv.sql.plan.call_sites import CallSite
@@ -87,6 +88,8 @@ def ai_plan_lines(told: Explanation) -> list[str]:
         lines += _head_lines(site)
         first = first_of.setdefault(site.form.key, site.number)
         lines += _form_lines(told, site) if first == site.number else [f"    as call {first}"]
+    if _shares_answers(told):
+        lines.append(f"  answers of equal earlier calls are reused: {_scope(told)} (answer cache)")
     if plan.collect_sql is not None:
         lines.append("  collected with a SELECT before the statement writes")
     if plan.stop_after_rows is not None:
@@ -103,6 +106,8 @@ def ai_plan_lines(told: Explanation) -> list[str]:
         lines += stats_lines(told.analysis.stats, told.analysis.trace, rows=told.counts_rows)
     if told.estimate is not None:
         lines += estimate_lines(told.estimate, told.max_calls)
+        if _shares_answers(told):
+            lines.append("  assumed: the answer cache has no answer")
     if told.not_estimated:
         lines.append(f"  no estimate: {told.not_estimated}")
     return lines
@@ -117,6 +122,7 @@ def ai_plan_json(told: Explanation) -> dict[str, Any]:
     document: dict[str, Any] = {"Executor": told.executor}
     if told.why_not_stream:
         document["Not Streamed"] = told.why_not_stream
+    document["Answer Cache"] = _scope(told)
     document["Collected First"] = plan.collect_sql is not None
     if plan.stop_after_rows is not None:
         document["Stops After Rows"] = plan.stop_after_rows
@@ -133,6 +139,15 @@ def ai_plan_json(told: Explanation) -> dict[str, Any]:
     if told.not_estimated:
         document["Not Estimated"] = told.not_estimated
     return document
+
+
+def _scope(told: Explanation) -> AnswerScope:
+    """Return the session's scope; a call may name another one in its options."""
+    return told.defaults.options.answer_cache or AnswerScope.OFF
+
+
+def _shares_answers(told: Explanation) -> bool:
+    return bool(told.plan.sites) and _scope(told) is not AnswerScope.OFF
 
 
 def _ways(told: Explanation) -> str:

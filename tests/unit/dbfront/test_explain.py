@@ -456,6 +456,17 @@ async def test_streamed_and_replayed_statements_say_so(session: DuckDbSession) -
     assert "(not streamed: DISTINCT needs all rows)" in lines
 
 
+async def test_the_answer_cache_in_use_is_told(session: DuckDbSession) -> None:
+    query = "SELECT ai_generate(body) FROM docs"
+    assert (await document(session, "ANALYZE off", query))["Answer Cache"] == "off"
+    assert "answer cache" not in await text(session, f"EXPLAIN {query}")
+    await session.execute("SET tierkv.answer_cache = tenant")
+    assert (await document(session, "AI_ESTIMATE", query))["Answer Cache"] == "tenant"
+    assert "calls are reused: tenant (answer cache)" in await text(session, f"EXPLAIN {query}")
+    estimated = await text(session, f"EXPLAIN (AI_ESTIMATE) {query}")
+    assert "assumed: the answer cache has no answer" in estimated
+
+
 @pytest.mark.parametrize("execution", ["replay", "stream"])
 async def test_the_order_of_filters_is_told(session: DuckDbSession, execution: str) -> None:
     await session.execute(f"SET tierkv.execution = {execution}")
