@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -209,12 +210,15 @@ def is_damage(error: sqlite3.Error) -> bool:
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def open_database(path: str, now_s: float) -> sqlite3.Connection:
-    """Open a file, or ``MEMORY``, and create missing tables.
+def open_private(path: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+    """Open a file that only its owner can read, or ``MEMORY``, for several threads and processes.
+
+    Args:
+        path: the file; made with its folder if missing.
+        prepare: makes the tables; if it fails, the file is closed.
 
     Raises:
-        sqlite3.DatabaseError: the file cannot be used; ``is_damage`` returns True if the file is
-            the cause.
+        sqlite3.DatabaseError: the file cannot be used.
         OSError: the file or its folder cannot be created.
     """
     if path != MEMORY:
@@ -225,14 +229,29 @@ def open_database(path: str, now_s: float) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
-        ((verdict,),) = database.execute("PRAGMA quick_check(1)")
-        if verdict != "ok":
-            raise _UnusableFileError(verdict)
-        _make_tables(database, now_s)
+        prepare(database)
     except BaseException:
         database.close()
         raise
     return database
+
+
+def open_database(path: str, now_s: float) -> sqlite3.Connection:
+    """Open a file, or ``MEMORY``, and create missing tables.
+
+    Raises:
+        sqlite3.DatabaseError: the file cannot be used; ``is_damage`` returns True if the file is
+            the cause.
+        OSError: the file or its folder cannot be created.
+    """
+
+    def prepare(database: sqlite3.Connection) -> None:
+        ((verdict,),) = database.execute("PRAGMA quick_check(1)")
+        if verdict != "ok":
+            raise _UnusableFileError(verdict)
+        _make_tables(database, now_s)
+
+    return open_private(path, prepare)
 
 
 def _make_tables(database: sqlite3.Connection, now_s: float) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tierkv.dbfront.accounts.statistic_tables import Transaction, is_damage
+from tierkv.dbfront.accounts.statistic_tables import Transaction, is_damage, open_private
 from tierkv.dbfront.answer_cache.kept_answer import (
     KeptAnswer,
     StoreLimits,
@@ -41,7 +41,6 @@ _KEEP: Final = (
     "used_s = excluded.used_s"
 )
 _FOUND_AT_ONCE: Final = 500
-_BUSY_S: Final = 5.0
 _KEPT_BETWEEN_PRUNES: Final = 2_000
 _FULL_SHARE: Final = 0.9
 """Share of the limit that a deletion leaves, so that not every write deletes."""
@@ -117,7 +116,7 @@ class AnswerFile:
         with self._lock:
             try:
                 if self._database is None:
-                    self._database = _open(self.place)
+                    self._database = open_private(self.place, _prepare)
                 return work(self._database)
             except (sqlite3.Error, OSError) as error:
                 self._drop()
@@ -133,22 +132,11 @@ class AnswerFile:
             self._database = None
 
 
-def _open(path: str) -> sqlite3.Connection:
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file.touch(mode=0o600)
-    database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA secure_delete = ON")
-        database.execute(_TABLE)
-        for index in _INDEXES:
-            database.execute(index)
-    except BaseException:
-        database.close()
-        raise
-    return database
+def _prepare(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA secure_delete = ON")
+    database.execute(_TABLE)
+    for index in _INDEXES:
+        database.execute(index)
 
 
 def _find(database: sqlite3.Connection, keys: list[bytes]) -> dict[bytes, KeptAnswer]:
