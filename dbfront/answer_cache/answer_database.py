@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 
 from tierkv.dbfront.answer_cache.kept_answer import (
+    KEPT_BETWEEN_PRUNES,
     KeptAnswer,
     StoreLimits,
     StoreLostError,
@@ -55,9 +56,6 @@ _PRUNE: Final = (
     "sum(bytes) OVER (ORDER BY used_s, key) - bytes AS before FROM tierkv_front.answers) AS t "
     "WHERE before < %s)"
 )
-_KEPT_BETWEEN_PRUNES: Final = 2_000
-_FULL_SHARE: Final = 0.9
-"""Share of the limit that a deletion leaves, so that not every write deletes."""
 _ROW_BYTES: Final = 120
 """Bytes of a row and its index entries, besides the text."""
 _CONNECT_S: Final = 2
@@ -76,7 +74,7 @@ class AnswerDatabase:
         self._limits = limits
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self._kept_since_prune = _KEPT_BETWEEN_PRUNES  # The first write prunes.
+        self._kept_since_prune = KEPT_BETWEEN_PRUNES  # The first write prunes.
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, KeptAnswer]:
         """Return the stored answers; see AnswerStore."""
@@ -103,11 +101,11 @@ class AnswerDatabase:
                     connection.execute(_KEEP, columns)
                 if used:
                     connection.execute(_USE, (list(used), list(used.values())))
-                if self._kept_since_prune + len(kept) >= _KEPT_BETWEEN_PRUNES:
+                if self._kept_since_prune + len(kept) >= KEPT_BETWEEN_PRUNES:
                     self._prune(connection, now_s)
 
         self._done(write)
-        self._kept_since_prune = (self._kept_since_prune + len(kept)) % _KEPT_BETWEEN_PRUNES
+        self._kept_since_prune = (self._kept_since_prune + len(kept)) % KEPT_BETWEEN_PRUNES
 
     def close(self) -> None:
         """Close the connection."""
@@ -121,9 +119,7 @@ class AnswerDatabase:
         found = connection.execute(
             "SELECT coalesce(sum(bytes), 0)::bigint FROM tierkv_front.answers"
         ).fetchone()
-        total = int(found[0]) if found else 0
-        if total > self._limits.most_bytes:
-            surplus = total - int(_FULL_SHARE * self._limits.most_bytes)
+        if surplus := self._limits.surplus(int(found[0]) if found else 0):
             connection.execute(_PRUNE, (surplus,))
 
     def _done(self, work: Callable[[Connection], T]) -> T:
@@ -135,14 +131,12 @@ class AnswerDatabase:
         with self._lock:
             known = self._connection is not None
             try:
-                return self._tried(work)
-            except psycopg.OperationalError as error:
-                if not known:
-                    raise StoreLostError(f"{self.place}: {_line(error)}") from error
-            except psycopg.Error as error:
-                raise StoreLostError(f"{self.place}: {_line(error)}") from error
-            try:  # The server may have been restarted since the last use.
-                return self._tried(work)
+                try:
+                    return self._tried(work)
+                except psycopg.OperationalError:
+                    if not known:
+                        raise
+                    return self._tried(work)  # The server was restarted since the last use.
             except psycopg.Error as error:
                 raise StoreLostError(f"{self.place}: {_line(error)}") from error
 

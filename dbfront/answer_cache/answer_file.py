@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from tierkv.dbfront.accounts.statistic_tables import Transaction, is_damage, open_private
 from tierkv.dbfront.answer_cache.kept_answer import (
+    KEPT_BETWEEN_PRUNES,
     KeptAnswer,
     StoreLimits,
     StoreLostError,
@@ -41,9 +42,6 @@ _KEEP: Final = (
     "used_s = excluded.used_s"
 )
 _FOUND_AT_ONCE: Final = 500
-_KEPT_BETWEEN_PRUNES: Final = 2_000
-_FULL_SHARE: Final = 0.9
-"""Share of the limit that a deletion leaves, so that not every write deletes."""
 _ROW_BYTES: Final = 80
 """Bytes of a row and its index entries, besides the text."""
 
@@ -60,7 +58,7 @@ class AnswerFile:
         self._limits = limits
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
-        self._kept_since_prune = _KEPT_BETWEEN_PRUNES  # The first write prunes.
+        self._kept_since_prune = KEPT_BETWEEN_PRUNES  # The first write prunes.
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, KeptAnswer]:
         """Return the stored answers; see AnswerStore."""
@@ -83,11 +81,11 @@ class AnswerFile:
                     "UPDATE answers SET used_s = ? WHERE key = ?",
                     [(at_s, key) for key, at_s in used.items()],
                 )
-                if self._kept_since_prune + len(rows) >= _KEPT_BETWEEN_PRUNES:
+                if self._kept_since_prune + len(rows) >= KEPT_BETWEEN_PRUNES:
                     self._prune(database, now_s)
 
         self._done(write)
-        self._kept_since_prune = (self._kept_since_prune + len(rows)) % _KEPT_BETWEEN_PRUNES
+        self._kept_since_prune = (self._kept_since_prune + len(rows)) % KEPT_BETWEEN_PRUNES
 
     def close(self) -> None:
         """Close the connection."""
@@ -97,15 +95,13 @@ class AnswerFile:
     def _prune(self, database: sqlite3.Connection, now_s: float) -> None:
         database.execute("DELETE FROM answers WHERE made_s < ?", (now_s - self._limits.keep_s,))
         ((total,),) = database.execute("SELECT coalesce(sum(bytes), 0) FROM answers")
-        if total <= self._limits.most_bytes:
-            return
-        surplus = total - int(_FULL_SHARE * self._limits.most_bytes)
-        database.execute(
-            "DELETE FROM answers WHERE key IN (SELECT key FROM (SELECT key, "
-            "sum(bytes) OVER (ORDER BY used_s, key) - bytes AS before FROM answers) "
-            "WHERE before < ?)",
-            (surplus,),
-        )
+        if surplus := self._limits.surplus(total):
+            database.execute(
+                "DELETE FROM answers WHERE key IN (SELECT key FROM (SELECT key, "
+                "sum(bytes) OVER (ORDER BY used_s, key) - bytes AS before FROM answers) "
+                "WHERE before < ?)",
+                (surplus,),
+            )
 
     def _done(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do something with the open file; a damaged file is removed.

@@ -18,6 +18,9 @@ _OVERHEAD_BYTES: Final = 400
 """Memory of an answer besides its text and its numbers."""
 _NUMBER_BYTES: Final = 32
 
+KEPT_BETWEEN_PRUNES: Final = 2_000
+"""Answers that a store takes before it looks at its limits again."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
@@ -117,6 +120,12 @@ class StoreLimits:
 
     most_bytes: int
     keep_s: float
+
+    def surplus(self, total_bytes: int) -> int:
+        """Return the bytes to delete: a tenth of the limit is then free, so deletions are rare."""
+        if total_bytes <= self.most_bytes:
+            return 0
+        return total_bytes - self.most_bytes * 9 // 10
 
 
 class StoreLostError(Exception):

@@ -19,7 +19,7 @@ from tierkv.dbfront.answer_cache.answer_key import (
     check_scope,
     may_keep,
 )
-from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer, StoreLostError
+from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer, StoreLimits, StoreLostError
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer
 from tierkv.kvcore.call_options import AnswerScope
 from tierkv.kvcore.clock import ManualClock
@@ -195,6 +195,11 @@ async def ask(
         if turn.found is None:
             turn.given = answer
         return turn.found
+
+
+def test_a_deletion_leaves_a_tenth_of_the_limit_free() -> None:
+    limits = StoreLimits(most_bytes=1_000, keep_s=1.0)
+    assert [limits.surplus(total) for total in (0, 1_000, 1_001, 5_000)] == [0, 0, 101, 4_100]
 
 
 async def test_an_answer_is_found_until_it_is_too_old() -> None:
