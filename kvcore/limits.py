@@ -191,3 +191,10 @@ MAX_USAGE_ROWS: Final = 100_000
 
 MAX_QUERY_LOG_ROWS: Final = 100_000
 """Events kept in tierkv.query_log; about 30 MB on disk."""
+
+MAX_JOB_BATCH_ROWS: Final = 100_000
+"""Rows of one transaction of a job."""
+
+MAX_JOB_PARTITIONS: Final = 1_024
+MAX_JOB_FAILURES_SHOWN: Final = 10_000
+"""Rows of tierkv.job_failures."""

@@ -23,14 +23,14 @@ rights_change.py know the meaning.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from tierkv.kvcore import limits
 from tierkv.kvcore.call_limits import SubjectKind
-from tierkv.kvcore.errors import SqlError, SqlSyntaxError
+from tierkv.kvcore.errors import SqlError
+from tierkv.sql.command_reader import CommandOption, CommandReader
 from tierkv.sql.schema_rights import PRIVILEGES, SHARED_SCHEMAS
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
 
@@ -52,25 +52,9 @@ _LIMITED: Final = {
     _NAMESPACE: SubjectKind.NAMESPACE,
     ("AI", "KEY"): SubjectKind.KEY,
 }
-_NAME: Final = re.compile(limits.NAME_PATTERN)
 _HEAD_CHARS: Final = 1_000
 _SETS_PASSWORD: Final = re.compile(r"(?is)\b(?:create|alter)\b.{1,200}\bpassword\b")
 _PASSWORD: Final = re.compile(r"(?is)(\bpassword\s+)[eu]?&?(?:'[^']*'?|\$(\w*)\$.*?(?:\$\2\$|\Z))+")
-
-
-@dataclass(frozen=True, slots=True)
-class CommandOption:
-    """One ``name = value`` of a statement; a list of values is joined by commas.
-
-    Attributes:
-        name: in lower case.
-        value: text of the value.
-        position: of the name, counted in characters from 1.
-    """
-
-    name: str
-    value: str
-    position: int
 
 
 class RightKind(StrEnum):
@@ -207,104 +191,100 @@ def in_transaction(command: ClusterCommand) -> SqlError:
     )
 
 
-class _Reader:
-    """Reads the tokens of one statement from left to right."""
-
-    def __init__(self, tokens: Sequence[Token], at: int) -> None:
-        self._tokens = tokens
-        self._at = at
+class _Reader(CommandReader):
+    """Reads a statement about the cluster."""
 
     def command(self) -> ClusterCommand:
-        verb = self._tokens[0].upper
-        tolerant = self._if_exists(verb)
-        name = self._name("a namespace's name")
+        verb = self.tokens[0].upper
+        tolerant = self.if_exists(verb)
+        name = self.name("a namespace's name")
         options: tuple[CommandOption, ...] = ()
-        if verb == "ALTER" and self._word("SET"):
-            options = self._options() if self._sees("(") else (self._option(),)
-        elif verb != "DROP" and self._word("WITH"):
-            options = self._options()
+        if verb == "ALTER" and self.word("SET"):
+            options = self.options() if self.sees("(") else (self.option(),)
+        elif verb != "DROP" and self.word("WITH"):
+            options = self.options()
         if verb == "ALTER" and not options:
-            raise self._wrong("expected SET (option = value, ...)")
-        self._end()
+            raise self.wrong("expected SET (option = value, ...)")
+        self.end()
         return ClusterCommand(verb, name, options, tolerant)
 
     def limit(self, kind: SubjectKind) -> ClusterCommand:
-        name = self._name(f"the name of a {kind}")
-        sets = self._word("SET")
-        self._at += 2 if sets else 3
-        options = self._options() if sets else ()
-        self._end()
+        name = self.name(f"the name of a {kind}")
+        sets = self.word("SET")
+        self.at += 2 if sets else 3
+        options = self.options() if sets else ()
+        self.end()
         return ClusterCommand("ALTER" if sets else "DROP", name, options, limited=kind)
 
     def right(self, kind: RightKind, *, named: bool) -> ClusterCommand:
-        verb = self._tokens[0].upper
-        position = self._tokens[self._at].start + 1 if self._at < len(self._tokens) else 0
+        verb = self.tokens[0].upper
+        position = self.tokens[self.at].start + 1 if self.at < len(self.tokens) else 0
         names = self._names(f"the name of a {kind}") if named else ()
         word = "TO" if verb == "GRANT" else "FROM"
-        if not self._word(word):
-            raise self._wrong(f"expected {word}")
+        if not self.word(word):
+            raise self.wrong(f"expected {word}")
         roles = self._names("the name of a role")
-        self._end()
+        self.end()
         right = GrantedRight(kind, names, roles, position)
         return ClusterCommand(verb, ", ".join(roles), right=right)
 
     def table_right(self) -> ClusterCommand:
         """Read GRANT privilege ON [TABLE] schema.table or ON ALL TABLES IN SCHEMA schema."""
-        verb = self._tokens[0].upper
+        verb = self.tokens[0].upper
         privileges: set[str] = set()
         while True:
-            if self._word("ALL"):
-                self._word("PRIVILEGES")
+            if self.word("ALL"):
+                self.word("PRIVILEGES")
                 privileges.update(PRIVILEGES)
             else:
-                token = self._next("a privilege")
+                token = self.next("a privilege")
                 if token.upper not in PRIVILEGES:
-                    self._at -= 1
-                    raise self._wrong(f"expected ALL or one of {', '.join(PRIVILEGES)}")
+                    self.at -= 1
+                    raise self.wrong(f"expected ALL or one of {', '.join(PRIVILEGES)}")
                 privileges.add(token.upper)
-            if not self._sign(","):
+            if not self.sign(","):
                 break
-        if not self._word("ON"):
-            raise self._wrong("expected ON")
-        whole = self._word("ALL")
+        if not self.word("ON"):
+            raise self.wrong("expected ON")
+        whole = self.word("ALL")
         for word in ("TABLES", "IN", "SCHEMA") if whole else ():
-            if not self._word(word):
-                raise self._wrong("expected ALL TABLES IN SCHEMA")
+            if not self.word(word):
+                raise self.wrong("expected ALL TABLES IN SCHEMA")
         if not whole:
-            self._word("TABLE")
-        position = self._tokens[min(self._at, len(self._tokens) - 1)].start + 1
+            self.word("TABLE")
+        position = self.tokens[min(self.at, len(self.tokens) - 1)].start + 1
         names = [self._table(whole=whole)]
-        while self._sign(","):
+        while self.sign(","):
             names.append(self._table(whole=whole))
-        if not self._word("TO" if verb == "GRANT" else "FROM"):
-            raise self._wrong(f"expected {'TO' if verb == 'GRANT' else 'FROM'}")
+        if not self.word("TO" if verb == "GRANT" else "FROM"):
+            raise self.wrong(f"expected {'TO' if verb == 'GRANT' else 'FROM'}")
         roles = self._names("the name of a role")
-        self._end()
+        self.end()
         right = GrantedRight(RightKind.TABLE, tuple(names), roles, position, frozenset(privileges))
         return ClusterCommand(verb, ", ".join(roles), right=right)
 
     def _table(self, *, whole: bool) -> str:
-        schema = self._name("the name of a schema").lower()
-        dotted = not whole and self._sees(".")
+        schema = self.name("the name of a schema").lower()
+        dotted = not whole and self.sees(".")
         if schema in SHARED_SCHEMAS or not (whole or dotted):
             raise SqlError(
                 f"{schema} is not a schema of a user",
                 sqlstate="0A000",
-                position=self._tokens[self._at - 1].start + 1,
+                position=self.tokens[self.at - 1].start + 1,
                 hint="Write schema.table. Tables of schema main are everybody's and need no GRANT.",
             )
-        self._sign(".")
+        self.sign(".")
         if whole:
             return f"{schema}.*"
-        return f"{schema}.{self._name('the name of a table').lower()}"
+        return f"{schema}.{self.name('the name of a table').lower()}"
 
     def role(self, *, user: bool) -> ClusterCommand:
-        verb = self._tokens[0].upper
-        tolerant = self._if_exists(verb)
-        name = self._name("the name of a role")
-        position = self._tokens[self._at - 1].start + 1
+        verb = self.tokens[0].upper
+        tolerant = self.if_exists(verb)
+        name = self.name("the name of a role")
+        position = self.tokens[self.at - 1].start + 1
         password = None if verb == "DROP" else self._password()
-        self._end()
+        self.end()
         if user and verb == "CREATE" and not password:
             raise SqlError(
                 "a user needs a password",
@@ -318,18 +298,18 @@ class _Reader:
 
     def _password(self) -> str | None:
         """Read [WITH] [LOGIN] [ENCRYPTED] PASSWORD; None without it, empty for PASSWORD NULL."""
-        self._word("WITH")
-        logs_in = self._word("LOGIN") | self._word("ENCRYPTED")
-        if not self._word("PASSWORD"):
+        self.word("WITH")
+        logs_in = self.word("LOGIN") | self.word("ENCRYPTED")
+        if not self.word("PASSWORD"):
             if logs_in:
-                raise self._wrong("expected PASSWORD")
+                raise self.wrong("expected PASSWORD")
             return None
-        if self._word("NULL"):
+        if self.word("NULL"):
             return ""
-        token = self._next("a password in quotes")
+        token = self.next("a password in quotes")
         if token.kind is not TokenKind.STRING:
-            self._at -= 1
-            raise self._wrong("expected a password in quotes")
+            self.at -= 1
+            raise self.wrong("expected a password in quotes")
         if not string_value(token):
             raise SqlError(
                 "an empty password lets nobody in",
@@ -341,116 +321,14 @@ class _Reader:
 
     def _names(self, what: str) -> tuple[str, ...]:
         found = [self._one_name(what)]
-        while self._sign(","):
+        while self.sign(","):
             found.append(self._one_name(what))
         return tuple(found)
 
     def _one_name(self, what: str) -> str:
         """Read a name, and skip the argument types of a function."""
-        name = self._name(what)
-        if self._sign("("):
-            while not self._sign(")"):
-                self._next('")"')
+        name = self.name(what)
+        if self.sign("("):
+            while not self.sign(")"):
+                self.next('")"')
         return name
-
-    def _end(self) -> None:
-        if self._at < len(self._tokens):
-            raise self._wrong("unexpected text")
-
-    def _if_exists(self, verb: str) -> bool:
-        if verb == "ALTER" or not self._word("IF"):
-            return False
-        wanted = ("NOT", "EXISTS") if verb == "CREATE" else ("EXISTS",)
-        for word in wanted:
-            if not self._word(word):
-                raise self._wrong(f"expected {' '.join(wanted)}")
-        return True
-
-    def _name(self, what: str) -> str:
-        token = self._next(what)
-        name = token.text.lower() if token.kind is TokenKind.WORD else ""
-        if token.kind is TokenKind.QUOTED:
-            name = token.text[1:-1]
-        if not name or not _NAME.fullmatch(name):
-            self._at -= 1
-            raise self._wrong(f"expected {what}")
-        return name
-
-    def _options(self) -> tuple[CommandOption, ...]:
-        self._expect("(")
-        found: dict[str, CommandOption] = {}
-        while True:
-            option = self._option(known=found)
-            found[option.name] = option
-            if not self._sign(","):
-                break
-        self._expect(")")
-        return tuple(found.values())
-
-    def _option(self, known: Container[str] = ()) -> CommandOption:
-        token = self._next("an option")
-        name = token.text.lower()
-        if token.kind is not TokenKind.WORD or name in known:
-            self._at -= 1
-            raise self._wrong(
-                f"option {name} is given twice" if name in known else "expected an option's name"
-            )
-        self._sign("=")
-        return CommandOption(name, self._value(), token.start + 1)
-
-    def _value(self) -> str:
-        if not self._sign("("):
-            return self._scalar()
-        values = [self._scalar()]
-        while self._sign(","):
-            values.append(self._scalar())
-        self._expect(")")
-        return ",".join(values)
-
-    def _scalar(self) -> str:
-        token = self._next("a value")
-        if token.kind is TokenKind.STRING:
-            return string_value(token)
-        if token.kind is TokenKind.NUMBER:
-            return token.text + self._unit(token)
-        if token.kind is TokenKind.WORD:
-            return token.text
-        self._at -= 1
-        raise self._wrong("expected a value; quote a value such as '4GiB'")
-
-    def _unit(self, number: Token) -> str:
-        """Take the unit right behind a number, as in 4GiB; empty without one."""
-        after = self._tokens[self._at] if self._at < len(self._tokens) else None
-        if after is None or after.kind is not TokenKind.WORD or after.start != number.end:
-            return ""
-        self._at += 1
-        return after.text
-
-    def _word(self, *words: str) -> bool:
-        found = self._at < len(self._tokens) and self._tokens[self._at].upper in words
-        self._at += found
-        return found
-
-    def _sees(self, sign: str) -> bool:
-        return self._at < len(self._tokens) and self._tokens[self._at].text == sign
-
-    def _sign(self, sign: str) -> bool:
-        found = self._sees(sign)
-        self._at += found
-        return found
-
-    def _expect(self, sign: str) -> None:
-        if not self._sign(sign):
-            raise self._wrong(f'expected "{sign}"')
-
-    def _next(self, what: str) -> Token:
-        if self._at >= len(self._tokens):
-            raise self._wrong(f"expected {what}")
-        self._at += 1
-        return self._tokens[self._at - 1]
-
-    def _wrong(self, what: str) -> SqlSyntaxError:
-        if self._at >= len(self._tokens):
-            return SqlSyntaxError(f"{what} at end of input", position=self._tokens[-1].end + 1)
-        token = self._tokens[self._at]
-        return SqlSyntaxError(f'{what} at or near "{token.text}"', position=token.start + 1)

@@ -96,6 +96,7 @@ class Cluster:
     def kill(self, node: str) -> None:
         """Kill -9 a child and wait until the supervisor has started it again."""
         pid = self.pid_of(node)
+        assert pid, f"no process of {node}"
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: self.pid_of(node) not in (0, pid), what=f"{node} started again")
         wait_for(self._views_work, what="the meta server answers the views")

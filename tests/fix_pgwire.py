@@ -50,7 +50,8 @@ def running_pgwire(
     async def serving() -> AsyncIterator[RunningServer]:
         sql_server = make_sql()
         config = PgWireConfig(port=0, shutdown_grace_s=5.0, **settings)
-        server = PgWireServer(config, DialectServer(sql_server), SystemClock())
+        jobs = getattr(sql_server, "jobs", None)
+        server = PgWireServer(config, DialectServer(sql_server, jobs=jobs), SystemClock())
         try:
             port = await server.start()
             yield RunningServer(port, server, sql_server, asyncio.get_running_loop())

@@ -70,9 +70,7 @@ class ClusterSettings(Section):
         default="", description="name by which others reach this machine; empty: the bound address"
     )
     start_wait_s: float = Field(
-        default=0.0,
-        ge=0.0,
-        description="longest time that a starting role waits for the meta server",
+        default=0.0, ge=0.0, description="longest wait of a starting role for the meta server"
     )
     start_nodes: int = Field(
         default=0,
@@ -136,9 +134,9 @@ class FrontSettings(Section):
         le=3_600.0,
         description="seconds between writes of statistics, the most that a killed front loses",
     )
-    stats_days: float = Field(
-        default=30.0, gt=0.0, description="days that usage history and query log are kept"
-    )
+    stats_days: float = Field(default=30.0, gt=0.0, description="days of usage history, query log")
+    ray_address: str = Field(default="", description="Ray for jobs of runner = 'ray'; empty: none")
+    ray_door: str = Field(default="", description="DSN by which nodes of that Ray reach the fronts")
     answer_cache: str = Field(
         default="",
         description="SQLite file, or postgresql://... for several fronts, where answers stay for "

@@ -158,6 +158,14 @@ class DuckDbEngine:
         self._user_names = state, names
         return names
 
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query of the front; none if its tables do not exist yet."""
+        with closing(self._root.cursor()) as cursor:
+            try:
+                return cursor.execute(query).fetchall()
+            except duckdb.CatalogException:
+                return []
+
     def close(self) -> None:
         """Close the database; the connections must be closed first."""
         self.simulations.close()

@@ -11,11 +11,19 @@ from typing import Final
 
 from tierkv.dbfront.accounts.statistics import StatementProgress
 from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.jobs.job_commands import JobCommands
+from tierkv.dbfront.jobs.job_views import JOB_VIEWS, VIEW_QUERIES, view_rows_of
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
 from tierkv.dbfront.postgres.statements.block import Block
 from tierkv.dbfront.postgres.statements.extended import Batch, NamedStatements
+from tierkv.dbfront.postgres.statements.relayed_jobs import (
+    HAS_JOBS,
+    HELD_PARTS,
+    RelayedJobs,
+    notice_frame,
+)
 from tierkv.dbfront.postgres.statements.simple import SimpleQuery
 from tierkv.dbfront.postgres.statements.statement import (
     RESETS,
@@ -51,6 +59,7 @@ class AiAttendant:
         self._planner = StatementPlanner()
         self._names = NamedStatements({}, {})
         self._run: AiRun | None = None
+        self._job: RelayedJobs | None = None
         self._cursors = WindowCursors(self._exchange, relay.books.parameters, self._planner)
         self._fetching: dict[bytes, str] = {}
         login = relay.login
@@ -103,6 +112,8 @@ class AiAttendant:
 
     def cancel(self) -> bool:
         """See Attendant."""
+        if self._job is not None:
+            self._job.cancel()
         run = self._cursors.run or self._run
         return run is not None and run.cancel()
 
@@ -130,6 +141,9 @@ class AiAttendant:
         if any(statement.command is not None for statement in statements):
             await self._change_cluster(query, statements)
             return
+        if any(statement.job is not None for statement in statements):
+            await self._run_job(query, statements)
+            return
         fetches = self._cursors and any(touches(statement.text) for statement in statements)
         if not fetches and all(statement.plan is None for statement in statements):
             self._relay.pass_on(message)
@@ -141,10 +155,7 @@ class AiAttendant:
         command, change = statements[0].command, self._services.change_cluster
         try:
             if command is None or len(statements) > 1 or change is None:
-                raise FeatureNotSupportedError(
-                    "a statement about the cluster stands alone in its query string",
-                    hint="Send one statement per query.",
-                )
+                raise _stands_alone("cluster")
             if self._exchange.status != "I":
                 raise in_transaction(command)
             await self._learn_roles(Block(self._exchange, sync=True))
@@ -155,6 +166,32 @@ class AiAttendant:
         await self._exchange.send(
             [replies.command_complete(command.tag), replies.ready_for_query("I")]
         )
+
+    async def _run_job(self, query: SimpleQuery, statements: list[Statement]) -> None:
+        """Carry out a statement about a job, which PostgreSQL does not see."""
+        command, services = statements[0].job, self._services
+        self._job = job = RelayedJobs(
+            self._relay,
+            self._planner,
+            self._make_run,
+            self._refresh,
+            self._cursors,
+            services.job_holders,
+        )
+        try:
+            if command is None or len(statements) > 1:
+                raise _stands_alone("job")
+            commands = JobCommands(job, services.clock, services.run_parts)
+            result = await commands.run(command)
+        except TierKVError as error:
+            await query.refuse(error)
+            return
+        finally:
+            self._job = None
+        parameters = self._relay.books.parameters
+        notices = [notice_frame(notice, parameters) for notice in result.notices]
+        done = [replies.command_complete(result.command_tag), replies.ready_for_query("I")]
+        await self._exchange.send([*notices, *done])
 
     async def _batch(self, message: bytes) -> None:
         batch = Batch(
@@ -208,9 +245,9 @@ class AiAttendant:
             if self._exchange.status == "E":
                 return None  # PostgreSQL would not have read the message.
             raise
-        if statements and statements[0].command is not None:
+        if statements and (statements[0].command or statements[0].job) is not None:
             raise FeatureNotSupportedError(
-                "behind PostgreSQL, a statement about the cluster can't be prepared",
+                "behind PostgreSQL, a statement about the cluster or a job can't be prepared",
                 hint="Send it as a simple query, without parameters, as psql does.",
             )
         if len(statements) != 1 or statements[0].plan is None:
@@ -279,6 +316,8 @@ class AiAttendant:
         if view == RESETS:
             refuse_reset(services.owners(self._client))
             return []
+        if view in JOB_VIEWS:
+            return await self._job_rows(view, block)
         if view == "stat_activity":
             rows = await joined_rows(
                 services.siblings, services.activity(self._client.user), user=self._client.user
@@ -295,6 +334,22 @@ class AiAttendant:
         rows = [row for row in rows if not row["name"].startswith("tierkv.")]
         return rows + [dict(zip(names, row, strict=True)) for row in own]
 
+    async def _job_rows(self, view: str, block: Block) -> list[Row]:
+        """Return the rows of a view of jobs, as PostgreSQL shows them to the user."""
+
+        async def texts(sql: str) -> list[tuple[str | None, ...]]:
+            reply = await block.before(messages.own_statement(sql))
+            parameters = self._relay.books.parameters
+            return [
+                tuple(None if value is None else decoded(value, parameters) for value in row)
+                for row in reply.all_rows()
+            ]
+
+        if await texts(HAS_JOBS) != [("t",)]:
+            return []
+        held = {str(name) for (name,) in await texts(HELD_PARTS)}
+        return view_rows_of(view, await texts(VIEW_QUERIES[view]), held.__contains__)
+
 
 _NOT_TOLD: Final = {
     "stat_statements": ("ai_calls", "ai_calls_deduped"),
@@ -304,3 +359,10 @@ _NOT_TOLD: Final = {
 """Columns counting rows: PostgreSQL reports questions, not the number of rows with a question."""
 
 _STATES: Final = {"I": "idle", "T": "idle in transaction", "E": "idle in transaction (aborted)"}
+
+
+def _stands_alone(what: str) -> FeatureNotSupportedError:
+    return FeatureNotSupportedError(
+        f"a statement about the {what} stands alone in its query string",
+        hint="Send one statement per query.",
+    )

@@ -14,6 +14,7 @@ from typing import Final
 
 from tierkv.kvcore.errors import ConfigError
 from tierkv.sql.calls.functions import RESULT_FIELDS
+from tierkv.sql.jobs.job_tables import postgres_tables
 from tierkv.sql.views import VIEW_COLUMNS
 
 _LOCK: Final = 0x746965726B76
@@ -25,6 +26,7 @@ def install_sql() -> str:
     text = resources.files("tierkv.sql").joinpath("ddl/postgres.sql").read_text(encoding="utf-8")
     fields = ", ".join(f'"{name}" {type_name}' for name, type_name in RESULT_FIELDS.items())
     text = text.replace("/*ai_result*/", fields).replace("/*views*/", _views())
+    text = text.replace("/*jobs*/", postgres_tables())
     version = blake2b(text.encode(), digest_size=8).hexdigest()
     return text.replace("/*version*/", version)
 

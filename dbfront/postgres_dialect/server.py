@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
 from tierkv.dbfront.postgres_dialect.catalog.install import SharedCatalog
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
 from tierkv.dbfront.postgres_dialect.session.session import DialectSession, WireNeeds
@@ -26,14 +27,18 @@ _NAMED_BY_CLIENTS: Final = (
 class DialectServer:
     """Opens sessions; implements SqlServer."""
 
-    def __init__(self, engine: SqlServer, *, keeps_tables: bool = False) -> None:
+    def __init__(
+        self, engine: SqlServer, *, keeps_tables: bool = False, jobs: RunningJobs | None = None
+    ) -> None:
         """Wrap an engine, which ``close`` closes.
 
         Args:
             engine: opens the underlying sessions.
             keeps_tables: the database, and perhaps its views, existed before this process.
+            jobs: what the sessions share about jobs; by default nobody owns jobs.
         """
         self._engine = engine
+        self._jobs = jobs or RunningJobs()
         self._catalog = SharedCatalog(engine)
         self._unread = keeps_tables
 
@@ -50,7 +55,7 @@ class DialectServer:
             self._unread = False
             if await inner.execute_own(_NAMED_BY_CLIENTS):
                 await self._catalog.need()
-        return DialectSession(inner, client, self._catalog, wire)
+        return DialectSession(inner, client, self._catalog, wire, self._jobs)
 
     async def close(self) -> None:
         """Close the engine with all its sessions."""

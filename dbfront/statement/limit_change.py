@@ -12,7 +12,7 @@ from typing import Any, Final
 from tierkv.dbfront.statement.namespace_change import read_options
 from tierkv.kvcore.call_limits import CallLimits, CallRate, rate
 from tierkv.kvcore.value_kinds import Flag, Whole
-from tierkv.sql.cluster_command import CommandOption
+from tierkv.sql.command_reader import CommandOption
 
 NO_LIMIT: Final = "none"
 _MOST: Final = 1_000_000

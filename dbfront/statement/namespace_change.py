@@ -20,7 +20,7 @@ from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.kvcore.value_kinds import Flag
 from tierkv.metaserver.client import KvLimits, Namespace
 from tierkv.policies.select import NAMESPACE_POLICIES
-from tierkv.sql.cluster_command import CommandOption
+from tierkv.sql.command_reader import CommandOption
 from tierkv.sql.text.suggest import did_you_mean
 
 G = TypeVar("G")

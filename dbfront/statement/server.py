@@ -19,6 +19,8 @@ from tierkv.dbfront.contracts import (
     TextGenerator,
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
+from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
+from tierkv.dbfront.jobs.job_views import JOB_VIEWS, VIEW_QUERIES, view_rows_of
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.statement.settings import SessionSettings
@@ -49,6 +51,7 @@ class DuckDbSqlServer:
         statements: statement statistics; stopped when the server closes.
         tenant_of: maps a client to the owner of its KV namespace.
         siblings: the other workers of the front.
+        jobs: what runs in the sessions; each user owns jobs where users log in.
     """
 
     def __init__(
@@ -88,6 +91,9 @@ class DuckDbSqlServer:
         self._defaults = dict(session_defaults or {})
         SessionSettings(self._defaults)
         self._cluster = cluster
+        self.jobs = RunningJobs(
+            lambda client: "" if self.table_access(client) is None else client.user, self.clock
+        )
         self._engine = DuckDbEngine(config)
         self._engine.cancel_session = self._cancel_session
         self._engine.reset_statistics = self._reset_statistics
@@ -243,6 +249,9 @@ class DuckDbSqlServer:
             return await joined_rows(
                 self.siblings, self._activity(asking.client.user), user=asking.client.user
             )
+        if view in JOB_VIEWS:
+            found = await asyncio.to_thread(self._engine.rows, VIEW_QUERIES[view])
+            return view_rows_of(view, found, self.jobs.holders.__contains__)
         if view in STATISTIC_VIEWS:
             await self.siblings.ask_all("flush")
             return await statistic_rows(view, self.statements)

@@ -425,6 +425,8 @@ _OWNED: Final = {
     "usage_history": "user_name",
     "query_log": "user_name",
     "queue": "tenant",
+    "jobs": "owner",
+    "job_failures": "owner",
     "kvcache_blocks": "cache_scope",
     "kvcache_prefixes": "cache_scope",
 }

@@ -277,6 +277,8 @@ $stat_reset$;
 -- Admin views. The front fills the setting that a view unpacks just before a statement that names
 -- the view; so a view costs nothing otherwise, and is empty without the front.
 /*views*/
+-- Jobs, beside the rows that they write (sql/jobs/job_tables.py).
+/*jobs*/
 GRANT USAGE ON SCHEMA tierkv TO PUBLIC;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tierkv TO PUBLIC;
 GRANT SELECT ON ALL TABLES IN SCHEMA tierkv TO PUBLIC;

@@ -81,13 +81,13 @@ def _query_columns(tokens: list[Token]) -> tuple[Piece, ...] | None:
 
 def _returned(tokens: list[Token], verb: int, last: int) -> tuple[Piece, ...] | None:
     """Derive a SELECT with the columns of a RETURNING clause; None without the clause."""
-    returning = _find(tokens, verb + 1, {"RETURNING"}, last)
+    returning = find_word(tokens, verb + 1, {"RETURNING"}, last)
     if returning >= last or tokens[verb].upper not in ("INSERT", "UPDATE", "DELETE"):
         return None
     target = next(
         index for index in range(verb + 1, last) if tokens[index].upper not in _BEFORE_TARGET
     )
-    end = _find(tokens, target, _TARGET_ENDS, last)
+    end = find_word(tokens, target, _TARGET_ENDS, last)
     if tokens[verb].upper == "INSERT":
         end = next((index for index in range(target, end) if tokens[index].text == "("), end)
     return ("SELECT ", (returning + 1, last), " FROM ", (target, end))
@@ -106,10 +106,10 @@ def _insert(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
         return None
     while tokens[start - 1].text == "(":
         start -= 1
-    end = _find(tokens, start, {"RETURNING"})
+    end = find_word(tokens, start, {"RETURNING"})
     conflict = start
     while conflict < end:
-        conflict = _find(tokens, conflict + 1, {"ON"})
+        conflict = find_word(tokens, conflict + 1, {"ON"})
         if conflict + 1 < end and tokens[conflict + 1].upper == "CONFLICT":
             end = conflict
     return tuple(_without_default(tokens, start, end))
@@ -127,15 +127,15 @@ def _without_default(tokens: list[Token], first: int, last: int) -> list[Piece]:
 
 
 def _update(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
-    set_at = _find(tokens, verb + 1, {"SET"})
-    ends = _find(tokens, set_at + 1, {"FROM", "WHERE", "RETURNING"})
+    set_at = find_word(tokens, verb + 1, {"SET"})
+    ends = find_word(tokens, set_at + 1, {"FROM", "WHERE", "RETURNING"})
     if set_at >= len(tokens):
         return None
     pieces: list[Piece] = ["SELECT 1"]
     for first, last in _assigned(tokens, set_at + 1, ends):
         pieces += [", ", *_without_default(tokens, first, last)]
     pieces += [" FROM ", (verb + 1, set_at)]
-    where = _find(tokens, ends, {"WHERE", "RETURNING"})
+    where = find_word(tokens, ends, {"WHERE", "RETURNING"})
     if ends < len(tokens) and tokens[ends].upper == "FROM":
         pieces += [", ", (ends + 1, where)]
     return (*pieces, *_where(tokens, where))
@@ -159,8 +159,8 @@ def _assigned(tokens: list[Token], first: int, last: int) -> list[tuple[int, int
 def _delete(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
     if verb + 1 >= len(tokens) or tokens[verb + 1].upper != "FROM":
         return None
-    using = _find(tokens, verb + 2, {"USING", "WHERE", "RETURNING"})
-    where = _find(tokens, using, {"WHERE", "RETURNING"})
+    using = find_word(tokens, verb + 2, {"USING", "WHERE", "RETURNING"})
+    where = find_word(tokens, using, {"WHERE", "RETURNING"})
     pieces: list[Piece] = ["SELECT 1 FROM ", (verb + 2, using)]
     if using < where:
         pieces += [", ", (using + 1, where)]
@@ -170,11 +170,11 @@ def _delete(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
 def _where(tokens: list[Token], where: int) -> tuple[Piece, ...]:
     if where >= len(tokens) or tokens[where].upper != "WHERE":
         return ()
-    return (" ", (where, _find(tokens, where, {"RETURNING"})))
+    return (" ", (where, find_word(tokens, where, {"RETURNING"})))
 
 
 def _create_table_as(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None:
-    start = _find(tokens, verb, {"AS"}) + 1
+    start = find_word(tokens, verb, {"AS"}) + 1
     if any(token.upper == "EXISTS" for token in tokens[verb:start]):
         # IF NOT EXISTS: the calls may be unnecessary; only running the statement tells.
         return None
@@ -186,7 +186,7 @@ def _create_table_as(tokens: list[Token], verb: int) -> tuple[Piece, ...] | None
     return ((start, end),)
 
 
-def _find(tokens: list[Token], first: int, words: Set[str], last: int | None = None) -> int:
+def find_word(tokens: list[Token], first: int, words: Set[str], last: int | None = None) -> int:
     """Return the index of the first of the words outside brackets, ``last`` if none."""
     last = len(tokens) if last is None else last
     depth = 0

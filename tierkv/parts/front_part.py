@@ -30,6 +30,7 @@ from tierkv.kvcore.node import NodeInfo
 from tierkv.metaserver.client import MetaClient
 from tierkv.parts.access import cluster_access
 from tierkv.parts.front_source import MetaSource, front_checks
+from tierkv.parts.ray_jobs import ray_runner
 from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher
@@ -48,6 +49,12 @@ if TYPE_CHECKING:
 
 _ENGINE_SHARE: Final = 80
 """DuckDB's own limit, in percent of the machine's memory."""
+
+
+def _sql_server(database: DuckDbSqlServer, settings: FrontSettings) -> DialectServer:
+    """Return the sessions of every door over the embedded database."""
+    database.jobs.run_parts = ray_runner(settings)
+    return DialectServer(database, keeps_tables=bool(_database(settings)), jobs=database.jobs)
 
 
 def answer_cache(settings: FrontSettings) -> AnswerCache:
@@ -173,7 +180,7 @@ class FrontPart:
             statements=self.statements,
             siblings=self.siblings,
         )
-        self.sql = DialectServer(self.database, keeps_tables=bool(_database(settings)))
+        self.sql = _sql_server(self.database, settings)
         self._pg: PgWireServer | RelayServer | None = None
         self._http: HttpServer | None = None
 

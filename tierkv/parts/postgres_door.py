@@ -17,6 +17,7 @@ from tierkv.dbfront.postgres.statements.ai_run import AiServices
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.views.admin import of_worker
 from tierkv.kvcore.clock import SystemClock
+from tierkv.parts.ray_jobs import ray_runner
 from tierkv.settings import FrontSettings
 from tierkv.sql.views import Row
 
@@ -48,6 +49,7 @@ async def relay_door(
         reset=sql.reset,
         change_cluster=sql.change_cluster,
         siblings=sql.siblings,
+        run_parts=ray_runner(settings),
     )
 
     async def tell_activity(details: dict[str, Any]) -> list[Row]:

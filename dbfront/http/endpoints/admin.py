@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 
 from tierkv.dbfront.http.services import Services, caller_of, read_body
 from tierkv.dbfront.views.admin import ClusterSource, cluster_rows
-from tierkv.sql.cluster_command import ClusterCommand, CommandOption
+from tierkv.sql.cluster_command import ClusterCommand
+from tierkv.sql.command_reader import CommandOption
 from tierkv.sql.text.suggest import did_you_mean
 from tierkv.sql.views import Row
 

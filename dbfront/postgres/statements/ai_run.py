@@ -18,6 +18,7 @@ from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.contracts import CallDefaults, ClientInfo, TextGenerator
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.plan import Analysis, Explanation
+from tierkv.dbfront.jobs.job_commands import RunParts
 from tierkv.dbfront.pgwire.protocol.errors import notice_fields
 from tierkv.dbfront.postgres.relay import hinted
 from tierkv.dbfront.postgres.statements.ai_rounds import (
@@ -66,6 +67,8 @@ class AiServices:
         change_cluster: carries out a user's statement about the cluster.
         sessions: the live sessions, for stat_activity; a weak set.
         siblings: the other workers of the front.
+        run_parts: hands the parts of jobs to a cluster; None: no cluster is known.
+        job_holders: how to cancel the running jobs, by the names of their parts.
     """
 
     generator: TextGenerator
@@ -78,6 +81,8 @@ class AiServices:
     change_cluster: Callable[[str, ClusterCommand], Awaitable[None]] | None = None
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)
     siblings: Siblings = field(default_factory=Siblings)
+    run_parts: RunParts | None = None
+    job_holders: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     def activity(self, user: str) -> list[Row]:
         """Return the sessions' rows of stat_activity, as visible to a user."""

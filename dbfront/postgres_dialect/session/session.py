@@ -38,10 +38,13 @@ from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
+from tierkv.sql.jobs.job_command import JobCommand, job_command
+from tierkv.sql.text.lexer import tokenize
 
 if TYPE_CHECKING:
     # Only sessions of the wire have table numbers; others should not wait for their import.
     from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
+    from tierkv.dbfront.jobs.embedded_jobs import EmbeddedJobs, RunningJobs
     from tierkv.dbfront.postgres_dialect.catalog.table_numbers import TableNumbers
 
 Params = Sequence[Any] | Mapping[str, Any] | None
@@ -82,6 +85,7 @@ class DialectSession:
         client: ClientInfo,
         catalog: SharedCatalog,
         wire: WireNeeds | None = None,
+        jobs: RunningJobs | None = None,
     ) -> None:
         """Wrap the engine's session; nothing runs before the first statement.
 
@@ -90,13 +94,13 @@ class DialectSession:
             client: the client; without a database name the engine's name is used.
             catalog: PostgreSQL's catalog in the engine.
             wire: given for a client of the wire protocol, whose intervals are text.
+            jobs: shared by the sessions of the database; None: the session runs no jobs.
         """
         defaults = wire.defaults if wire is not None else None
         self.settings = PgSettings(client.user, client.application_name, defaults)
         self.cursors = Cursors()
-        self._timer = StatementTimer(inner.cancel)
+        self._timer = StatementTimer(self.cancel)
         self.split = inner.split
-        self.cancel = inner.cancel
         self.close = inner.close
         self.execute_own = inner.execute_own
         self.catalogue_state = inner.catalogue_state
@@ -110,6 +114,8 @@ class DialectSession:
         self._client = client
         self._wire = wire
         self._deallocate: Deallocator = lambda _sql: None
+        self._jobs = jobs
+        self._job: EmbeddedJobs | None = None
 
     @property
     def pid(self) -> int:
@@ -130,6 +136,10 @@ class DialectSession:
     @property
     def last_ai_stats(self) -> AiStats:
         return self._inner.last_ai_stats
+
+    async def cancel(self) -> None:
+        """Cancel the running statement, if any, and a job that runs statements."""
+        await (self._inner if self._job is None else self._job).cancel()
 
     def set_deallocator(self, deallocate: Deallocator) -> None:
         """Let DEALLOCATE reach the prepared statements of the wire protocol."""
@@ -199,7 +209,7 @@ class DialectSession:
             return StatementDescription(SET_CONFIG_COLUMN)
         if command is not None and self._commands.shows(command):
             return StatementDescription(self._commands.columns(command))
-        if word in _NO_ROWS:
+        if word in _NO_ROWS or _job_command(sql, word) is not None:
             return StatementDescription(None)
         return await self._engine.describe(sql)
 
@@ -270,7 +280,26 @@ class DialectSession:
         return await self._on_setting(sql, params)
 
     async def _on_create(self, sql: str, params: Params) -> StatementResult | None:
-        return await self._engine.create(sql, params)
+        done = await self._on_job(sql, params)
+        return done or await self._engine.create(sql, params)
+
+    async def _on_job(self, sql: str, params: Params) -> StatementResult | None:
+        command = _job_command(sql, first_word(sql))
+        if command is None:
+            return None
+        if self._jobs is None:
+            raise FeatureNotSupportedError("jobs need a session of a front")
+        from tierkv.dbfront.jobs.embedded_jobs import EmbeddedJobs
+        from tierkv.dbfront.jobs.job_commands import JobCommands
+
+        async def execute(text: str) -> StatementResult:
+            return await self._execute(text, None)
+
+        self._job = EmbeddedJobs(self._inner, execute, self._client, self._jobs)
+        try:
+            return await JobCommands(self._job, self._jobs.clock, self._jobs.run_parts).run(command)
+        finally:
+            self._job = None
 
     async def _on_alter(self, sql: str, params: Params) -> StatementResult | None:
         return await self._engine.alter(sql, params)
@@ -339,6 +368,7 @@ class DialectSession:
 
 
 Handler = Callable[..., Any]
+_JOB_VERBS: Final = frozenset({"CREATE", "RESUME", "RUN", "CANCEL", "DROP", "CALL"})
 _HANDLERS: Final[dict[str, Handler]] = {
     "SET": DialectSession._on_setting,
     "RESET": DialectSession._on_setting,
@@ -364,4 +394,14 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "UNLISTEN": DialectSession._on_unlisten,
     "SAVEPOINT": DialectSession._on_savepoint,
     "RELEASE": DialectSession._on_savepoint,
+    "RESUME": DialectSession._on_job,
+    "RUN": DialectSession._on_job,
+    "CANCEL": DialectSession._on_job,
+    "DROP": DialectSession._on_job,
+    "CALL": DialectSession._on_job,
 }
+
+
+def _job_command(sql: str, word: str) -> JobCommand | None:
+    lowered = sql.lower() if word in _JOB_VERBS else ""
+    return job_command(tokenize(sql), sql) if "job" in lowered else None

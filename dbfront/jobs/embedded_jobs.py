@@ -1,0 +1,156 @@
+"""Jobs in sessions of the embedded database; implements JobSession.
+
+dbfront/postgres_dialect/session/session.py makes an EmbeddedJobs per statement about a job. One
+process has the database open and knows all running jobs: ``RunningJobs``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
+from tierkv.dbfront.contracts import ClientInfo, Notice, StatementResult
+from tierkv.dbfront.jobs.job_errors import cancelled_by_client
+from tierkv.dbfront.sql_session import SqlSession
+from tierkv.kvcore.clock import Clock, SystemClock
+from tierkv.kvcore.errors import UserError
+from tierkv.sql.jobs.job_tables import MAKE_TABLES
+
+if TYPE_CHECKING:
+    from tierkv.dbfront.jobs.job_commands import RunParts
+
+
+def _nobody(client: ClientInfo) -> str:
+    """Return the owner of jobs where nobody logs in."""
+    return ""
+
+
+@dataclass(slots=True)
+class RunningJobs:
+    """State of jobs shared by the sessions of a database.
+
+    Attributes:
+        owner_of: returns the owner of a client's jobs.
+        clock: for checkpoints.
+        run_parts: hands parts to a cluster; None: no cluster is known.
+        holders: the sessions with running jobs, by held name.
+        made: the tables exist.
+    """
+
+    owner_of: Callable[[ClientInfo], str] = _nobody
+    clock: Clock = field(default_factory=SystemClock)
+    run_parts: RunParts | None = None
+    holders: dict[str, EmbeddedJobs] = field(default_factory=dict)
+    made: bool = False
+    making: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class EmbeddedJobs:
+    """A client's session, with the interface of a job."""
+
+    type_function = "typeof"
+
+    def __init__(
+        self,
+        inner: SqlSession,
+        execute: Callable[[str], Awaitable[StatementResult]],
+        client: ClientInfo,
+        running: RunningJobs,
+    ) -> None:
+        """Wrap a session; nothing runs before ``prepare``.
+
+        Args:
+            inner: the engine's session.
+            execute: runs a statement of the client.
+            client: whose jobs the session sees.
+            running: shared by the sessions of the database.
+        """
+        self.owner = running.owner_of(client)
+        self.stats = AiStats()
+        self._inner = inner
+        self._execute = execute
+        self._running = running
+        self._cancelled = asyncio.Event()
+        self._report: Callable[[StatementProgress], None] | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        """See JobSession."""
+        return self._inner.transaction_status != "I"
+
+    async def prepare(self) -> None:
+        """See JobSession."""
+        self._cancelled.clear()
+        async with self._running.making:
+            if not self._running.made:
+                for text in MAKE_TABLES:
+                    await self._inner.execute_own(text)
+                self._running.made = True
+
+    async def execute(self, sql: str) -> StatementResult:
+        """See JobSession."""
+        if self._cancelled.is_set():
+            raise cancelled_by_client()
+        before, self._report = self._inner.last_ai_stats, self._inner.on_progress or self._report
+        self._inner.on_progress = None  # The client sees the progress of the job instead.
+        try:
+            return await self._execute(sql)
+        except UserError as error:
+            error.position = 0  # The client did not write this text.
+            raise
+        finally:
+            self._inner.on_progress = self._report
+            if self._inner.last_ai_stats is not before:
+                self.stats.add(self._inner.last_ai_stats)
+
+    async def own(self, sql: str) -> Sequence[tuple[str | None, ...]]:
+        """See JobSession."""
+        rows = await self._inner.execute_own(sql)
+        return [tuple(None if value is None else str(value) for value in row) for row in rows]
+
+    async def abandon(self) -> None:
+        """See JobSession."""
+        if self._inner.transaction_status != "I":
+            await self._execute("ROLLBACK")
+
+    async def search_path(self) -> str:
+        """See JobSession."""
+        ((path,),) = await self.own("SELECT current_setting('search_path')")
+        return path or ""
+
+    async def lock(self, name: str) -> bool:
+        """See JobSession."""
+        return self._running.holders.setdefault(name, self) is self
+
+    async def unlock(self, name: str) -> None:
+        """See JobSession."""
+        if self._running.holders.get(name) is self:
+            del self._running.holders[name]
+
+    async def interrupt(self, name: str) -> None:
+        """See JobSession."""
+        holder = self._running.holders.get(name)
+        if holder is not None:
+            await holder.cancel()
+
+    async def cancel(self) -> None:
+        """Cancel the job of this session, inside or between statements."""
+        self._cancelled.set()
+        await self._inner.cancel()
+
+    async def pause(self, seconds: float) -> None:
+        """See JobSession."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._cancelled.wait()
+        except TimeoutError:
+            return
+        raise cancelled_by_client()
+
+    def tell(self, notice: Notice | None, done: int, total: int) -> None:
+        """See JobSession."""
+        if self._report is not None:
+            self._report(StatementProgress("llm", 0, done, total, self.stats, notice))

@@ -1,0 +1,292 @@
+"""Carries out the statements about jobs, in the client's session.
+
+A job runs in its client's session, with the client's rights and settings, and the statement returns
+when the job is done: as CREATE INDEX, but with a place to go on from. The sessions of both doors
+call ``JobCommands.run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+from tierkv.dbfront.contracts import Notice, StatementResult
+from tierkv.dbfront.jobs.job import AiJob, JobPart, JobSession
+from tierkv.dbfront.jobs.job_book import JobBook
+from tierkv.dbfront.jobs.job_progress import TOLD_EVERY_S, end_notice, progress_notice
+from tierkv.dbfront.jobs.job_runner import PartRunner
+from tierkv.dbfront.jobs.job_views import lock_name
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
+from tierkv.sql.jobs.job_command import JobCommand, JobOptions, JobVerb, job_options
+from tierkv.sql.jobs.job_statement import JobStatement, KeyRange, read_job_statement
+from tierkv.sql.text.suggest import did_you_mean
+
+RunParts = Callable[[AiJob, Callable[[], Awaitable[None]]], Awaitable[None]]
+"""Runs the parts of a job elsewhere. The callback waits a moment and tells the client how far the
+job is; a cancel ends the callback with CancelledByUserError."""
+
+_LOOK_S: Final = 0.5
+
+_KEY_TYPES: Final = (
+    "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid",
+    "tinyint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint", "uhugeint",
+    "decimal", "varchar",
+)  # fmt: skip
+"""Types whose text means the same in every session, with one value per text."""
+
+
+class JobCommands:
+    """The statements about jobs of one session."""
+
+    def __init__(
+        self, session: JobSession, clock: Clock, run_parts: RunParts | None = None
+    ) -> None:
+        """Use a session.
+
+        Args:
+            session: runs the batches.
+            clock: for checkpoints and speeds.
+            run_parts: hands the parts to a cluster; None: this front knows no cluster.
+        """
+        self._session = session
+        self._clock = clock
+        self._book = JobBook(session, clock)
+        self._run_parts = run_parts
+        self._told_s = 0.0
+
+    async def run(self, command: JobCommand) -> StatementResult:
+        """Carry out a statement; it returns when the job is done.
+
+        Raises:
+            SqlError: 42710 or 42704, the job exists already or not; 55006, it is running; 25001,
+                inside a transaction; or what its own statement gives.
+            TierKVError: the job stopped and can be resumed.
+        """
+        if self._session.in_transaction:
+            raise SqlError(
+                f"{command.tag} cannot run inside a transaction block",
+                sqlstate="25001",
+                hint="A job commits each batch: COMMIT first.",
+            )
+        self._told_s = self._clock.now()
+        await self._session.prepare()
+        notices: tuple[Notice, ...] = ()
+        if command.verb is JobVerb.CREATE:
+            notices = await self._create(command)
+        else:
+            job = await self._book.find(command.name)
+            if job is None:
+                if command.tolerant:
+                    return StatementResult(command.tag)
+                raise await self._unknown(command)
+            notices = await self._on_known(command, job)
+        return StatementResult(command.tag, notices=notices)
+
+    async def _on_known(self, command: JobCommand, job: AiJob) -> tuple[Notice, ...]:
+        if command.verb is JobVerb.CANCEL:
+            count = await self._book.cancel(job.name)
+            for part in job.parts:
+                await self._session.interrupt(self._lock_name(job, part.number))
+            return () if count else (Notice("NOTICE", f"job {job.name} is done already"),)
+        if command.verb is JobVerb.DROP:
+            async with self._alone(job):
+                await self._book.drop(job.name)
+            return ()
+        if command.verb is JobVerb.RUN:
+            return await self._run_one(job, command)
+        options = job_options(command, job.options)
+        kept = replace(options, retry_failed=False)
+        if kept != job.options:
+            await self._book.change_options(job, kept)
+        return await self._work(replace(job, options=options))
+
+    async def _create(self, command: JobCommand) -> tuple[Notice, ...]:
+        known = await self._book.find(command.name)
+        if known is not None:
+            if command.tolerant:
+                return (Notice("NOTICE", f"job {command.name} already exists, skipping"),)
+            raise SqlError(
+                f'job "{command.name}" already exists',
+                sqlstate="42710",
+                hint=f"RESUME AI JOB {command.name} goes on; DROP AI JOB {command.name} removes "
+                "it, without what it has written.",
+            )
+        options = job_options(command)
+        if options.runner == "ray":
+            self._need_cluster()
+        pieces = self._read(command)
+        job = await self._checked(command, options, pieces)
+        await self._session.execute("BEGIN")
+        try:
+            if create := pieces.table():
+                await self._session.execute(create)
+            await self._session.execute(pieces.batch("FALSE"))
+            await self._book.add(job)
+            await self._session.execute("COMMIT")
+        except TierKVError:
+            await self._session.abandon()
+            raise
+        return await self._work(job)
+
+    def _read(self, command: JobCommand) -> JobStatement:
+        try:
+            return read_job_statement(command.statement)
+        except UserError as error:
+            if error.position:
+                error.position += command.offset
+            raise
+
+    async def _checked(
+        self, command: JobCommand, options: JobOptions, pieces: JobStatement
+    ) -> AiJob:
+        """Return the new job; refuse keys that can't cut its rows into batches."""
+        keys = pieces.keys(options.key)
+        await self._session.execute(pieces.probe(options.key))
+        kind = (await self._book.type_of_key(keys)).lower()
+        if kind.partition("(")[0] not in _KEY_TYPES:
+            raise FeatureNotSupportedError(
+                f"a job's key can't have type {kind}",
+                hint="Use a column of an integer type, numeric, text or uuid, as a primary key is.",
+            )
+        rows, keyed, different = await self._book.count_source(keys)
+        if keyed < rows:
+            raise SqlError(
+                f"key {options.key} is NULL in {rows - keyed} of {rows} rows",
+                sqlstate="23502",
+                hint="Rows without a key would be lost. Use another key, or leave them out in "
+                "WHERE.",
+            )
+        if different < rows:
+            raise SqlError(
+                f"key {options.key} is not unique: {rows} rows have {different} values",
+                sqlstate="23505",
+                hint="Use a column with one value for each row of the SELECT's FROM.",
+            )
+        count = options.partitions or (8 if options.runner == "ray" else 1)
+        cuts = await self._book.cuts(keys, count) if count > 1 else []
+        bounds = zip([None, *cuts], [*cuts, None], strict=True)
+        parts = tuple(
+            JobPart(number, KeyRange(low, high)) for number, (low, high) in enumerate(bounds, 1)
+        )
+        return AiJob(
+            command.name,
+            command.statement,
+            pieces,
+            replace(options, partitions=len(parts)),
+            kind,
+            await self._session.search_path(),
+            rows,
+            self._clock.wall(),
+            parts,
+        )
+
+    async def _work(self, job: AiJob) -> tuple[Notice, ...]:
+        """Run the parts of a job to their ends."""
+        await self._check_path(job)
+        async with self._alone(job):
+            if job.options.runner == "ray":
+                await self._need_cluster()(job, lambda: self._look(job))
+            else:
+                for part in job.parts:
+                    await self._run_part(job, part.number)
+        return await self._end(job.name)
+
+    async def _run_one(self, job: AiJob, command: JobCommand) -> tuple[Notice, ...]:
+        if not 1 <= command.partition <= len(job.parts):
+            raise SqlError(f"job {job.name} has {len(job.parts)} partitions", sqlstate="22023")
+        job = replace(job, options=job_options(command, job.options))
+        await self._check_path(job)
+        async with self._alone(job, command.partition):
+            await self._run_part(job, command.partition)
+        return ()
+
+    async def _run_part(self, job: AiJob, number: int) -> None:
+        current = await self._book.find(job.name) or job
+        current = replace(current, options=job.options)
+        runner = PartRunner(self._session, self._book, current, self._clock, self._tell)
+        await runner.run(number)
+
+    async def _end(self, name: str) -> tuple[Notice, ...]:
+        job = await self._book.find(name)
+        if job is None:
+            return ()
+        rows, _, _ = await self._book.count_source(job.pieces.keys(job.options.key))
+        return (end_notice(job, rows),)
+
+    async def _check_path(self, job: AiJob) -> None:
+        """Refuse to run a job after a change of the search path."""
+        path = await self._session.search_path()
+        if path != job.path:
+            raise SqlError(
+                f"job {job.name} was made with another search_path",
+                sqlstate="55000",
+                detail=f"Its names could mean other tables. It was {job.path}; now it is {path}.",
+                hint=f"Run SET search_path = {job.path} first.",
+            )
+
+    @asynccontextmanager
+    async def _alone(self, job: AiJob, number: int | None = None) -> AsyncIterator[None]:
+        """Hold a job, or one part of it; refuse if another session runs it.
+
+        Raises:
+            SqlError: 55006.
+        """
+        numbers = [part.number for part in job.parts] if number is None else [number]
+        if number is None and job.options.runner == "ray":
+            numbers = [0]  # Its runners hold the parts.
+        names = [self._lock_name(job, each) for each in numbers]
+        held: list[str] = []
+        try:
+            for name in names:
+                if not await self._session.lock(name):
+                    raise SqlError(
+                        f"job {job.name} is running in another session",
+                        sqlstate="55006",
+                        hint=f"CANCEL AI JOB {job.name} stops it; tierkv.jobs shows how far it is.",
+                    )
+                held.append(name)
+            yield
+        finally:
+            for name in held:
+                await self._session.unlock(name)
+
+    def _lock_name(self, job: AiJob, number: int) -> str:
+        return lock_name(self._session.owner, job.name, number)
+
+    def _tell(self, job: AiJob, part: JobPart) -> None:
+        """Tell the client how far a job is, but not too often."""
+        parts = tuple(part if each.number == part.number else each for each in job.parts)
+        self._tell_progress(replace(job, parts=parts))
+
+    async def _look(self, job: AiJob) -> None:
+        await self._session.pause(_LOOK_S)
+        current = await self._book.find(job.name)
+        if current is not None:
+            self._tell_progress(current)
+
+    def _tell_progress(self, job: AiJob) -> None:
+        now_s = self._clock.now()
+        due = now_s - self._told_s >= TOLD_EVERY_S
+        if due:
+            self._told_s = now_s
+        notice = progress_notice(job) if due else None
+        self._session.tell(notice, job.examined, max(job.total, job.examined))
+
+    def _need_cluster(self) -> RunParts:
+        if self._run_parts is None:
+            raise FeatureNotSupportedError(
+                "this front knows no Ray cluster",
+                hint="Set front.ray_address and front.ray_door, or use runner = 'local'.",
+            )
+        return self._run_parts
+
+    async def _unknown(self, command: JobCommand) -> SqlError:
+        names = await self._book.names()
+        return SqlError(
+            f'job "{command.name}" does not exist',
+            sqlstate="42704",
+            hint=did_you_mean(command.name, names) if names else "There is no job yet.",
+        )

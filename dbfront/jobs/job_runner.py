@@ -1,0 +1,225 @@
+"""Runs a part of a job: batch after batch, each in a transaction with a checkpoint.
+
+``PartRunner.run`` is the story. A batch with a failing row is halved until the row stands
+alone; the row is then set aside, and the part goes on behind the row. While a node or the database
+is away, a batch is tried again. The answers of a session are kept while a job runs: halves and
+second tries pay for no answer twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from tierkv.dbfront.jobs.job import AiJob, FailedRow, JobBatch, JobPart, JobSession, PartState
+from tierkv.dbfront.jobs.job_book import JobBook
+from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import CallLimitError, CancelledByUserError, SqlError, TierKVError
+from tierkv.sql.jobs.job_statement import KeyRange, literal
+
+FIRST_PAUSE_S: Final = 0.25
+_LONGEST_PAUSE_S: Final = 15.0
+TRIES_FOR_S: Final = 300.0
+"""A batch is tried again for this long before its part fails."""
+
+
+T = TypeVar("T")
+
+
+class JobStoppedError(SqlError):
+    """The job has reached max_cost_tokens or max_failed."""
+
+    code = "job_stopped"
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message, sqlstate="53400", hint=hint)
+
+
+class PartRunner:
+    """Works through one part of a job."""
+
+    def __init__(
+        self,
+        session: JobSession,
+        book: JobBook,
+        job: AiJob,
+        clock: Clock,
+        on_batch: Callable[[AiJob, JobPart], None],
+    ) -> None:
+        """Note what to run; nothing happens before ``run``.
+
+        Args:
+            session: runs the batches.
+            book: keeps the checkpoints.
+            job: the job.
+            clock: for the time that batches take.
+            on_batch: called after each batch with the job and the part as they are now.
+        """
+        self._session = session
+        self._book = book
+        self._job = job
+        self._clock = clock
+        self._on_batch = on_batch
+        self._before = job.cost_tokens
+        self._failed_before = job.failed
+
+    async def run(self, number: int) -> JobPart:
+        """Run a part from the last checkpoint to the end; return the part.
+
+        Raises:
+            TierKVError: the part stops; state and error are noted, and the part can be resumed.
+        """
+        part = await self._book.begin(self._job, number)
+        began = part
+        try:
+            if self._job.options.retry_failed:
+                part = await self._retry_failed(part)
+            while batch := await self._again(lambda p=part: self._next(p)):  # type: ignore[misc]
+                self._check_limits(part, began)
+                part = await self._run(part, batch)
+        except TierKVError as error:
+            await self._session.abandon()
+            await self._book.end(self._job, part, _state(error), told(error))
+            raise
+        await self._book.end(self._job, part, PartState.DONE)
+        return await self._book.part(self._job, number)
+
+    async def _next(self, part: JobPart) -> JobBatch | None:
+        return await self._book.next_batch(self._job, part.left, self._job.options.batch)
+
+    def _check_limits(self, part: JobPart, began: JobPart) -> None:
+        options = self._job.options
+        spent = self._before + _cost(part) - _cost(began)
+        if options.max_cost_tokens and spent >= options.max_cost_tokens:
+            raise JobStoppedError(
+                f"job {self._job.name} has used {spent} of max_cost_tokens "
+                f"{options.max_cost_tokens}",
+                f"RESUME AI JOB {self._job.name} WITH (max_cost_tokens = ...) goes on.",
+            )
+        failed = self._failed_before + part.failed - began.failed
+        if options.max_failed and failed >= options.max_failed:
+            raise JobStoppedError(
+                f"job {self._job.name} has set {failed} rows aside, and max_failed is "
+                f"{options.max_failed}",
+                "See tierkv.job_failures for the reasons. RESUME AI JOB "
+                f"{self._job.name} WITH (max_failed = ..., retry_failed = true) tries again.",
+            )
+
+    async def _run(self, part: JobPart, batch: JobBatch) -> JobPart:
+        """Run a batch, or the halves of a batch with a failing row; return the part afterwards."""
+        try:
+            return await self._again(lambda: self._write(part, batch))
+        except TierKVError as error:
+            if remedy(error) is not JobRemedy.SET_ASIDE:
+                raise
+            failure = error
+        if batch.rows <= 1:
+            return await self._again(lambda: self._set_aside(part, batch, failure))
+        half, middle = max(1, batch.rows // 2), part
+        while True:
+            left = KeyRange(middle.left.low, batch.keys.high)
+            following = await self._book.next_batch(self._job, left, half)
+            if following is None:
+                return middle
+            middle = await self._run(middle, following)
+
+    async def _again(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do work, again and again while a node or the database is away."""
+        pause_s, since = FIRST_PAUSE_S, self._clock.now()
+        while True:
+            try:
+                return await work()
+            except TierKVError as error:
+                await self._session.abandon()
+                tried_s = self._clock.now() - since
+                if remedy(error) is not JobRemedy.WAIT or tried_s > TRIES_FOR_S:
+                    raise
+                limited = isinstance(error, CallLimitError)
+                wait_s = error.retry_after_ms / 1000 if limited else 0.0  # type: ignore[attr-defined]
+            await self._session.pause(max(pause_s, wait_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _write(self, part: JobPart, batch: JobBatch) -> JobPart:
+        """Write the rows and the checkpoint of a batch in a transaction."""
+        done = await self._behind(part, batch)
+        if done is not None:
+            return done
+        condition = batch.keys.condition(self._job.options.key, self._job.key_type)
+        started = self._clock.now()
+        await self._session.execute("BEGIN")
+        written = await self._insert(condition)
+        busy_s = self._clock.now() - started
+        kept = await self._book.checkpoint(self._job, part, batch, written, busy_s)
+        return await self._commit(part, kept)
+
+    async def _behind(self, part: JobPart, batch: JobBatch) -> JobPart | None:
+        """Return the part if the batch is done already: the COMMIT of an earlier try succeeded."""
+        known = await self._book.part(self._job, part.number)
+        if known.run != part.run:
+            raise _taken(self._job)
+        return known if known.at == batch.keys.high and known.at != part.at else None
+
+    async def _set_aside(self, part: JobPart, batch: JobBatch, error: TierKVError) -> JobPart:
+        key = batch.keys.high or ""
+        row = FailedRow(key, error.sqlstate, " ".join(error.message.split())[:2000])
+        await self._session.execute("BEGIN")
+        kept = await self._book.set_aside(self._job, part, batch, row, 0.0)
+        return await self._commit(part, kept)
+
+    async def _retry_failed(self, part: JobPart) -> JobPart:
+        """Ask again about the rows set aside; rows with another failure stay there."""
+        for row in await self._book.failed_rows(self._job, part.number):
+            try:
+                part = await self._again(lambda r=row: self._recover(part, r))  # type: ignore[misc]  # noqa: B023
+            except TierKVError as error:
+                if remedy(error) is not JobRemedy.SET_ASIDE:
+                    raise
+        return part
+
+    async def _recover(self, part: JobPart, row: FailedRow) -> JobPart:
+        key, kind = self._job.options.key, self._job.key_type
+        await self._session.execute("BEGIN")
+        written = await self._insert(f"({key}) = CAST({literal(row.key)} AS {kind})")
+        return await self._commit(part, await self._book.recover(self._job, part, row, written))
+
+    async def _insert(self, condition: str) -> int:
+        """Write the rows for which a condition holds; return their number."""
+        options = self._job.options
+        for name, value in (
+            ("max_calls", "0"), ("priority", options.priority), ("answer_cache", "session"),
+        ):  # fmt: skip
+            if value is not None and not (name == "answer_cache" and await self._keeps_answers()):
+                await self._session.execute(f"SET LOCAL tierkv.{name} = '{value}'")
+        result = await self._session.execute(self._job.pieces.batch(condition))
+        return int(result.command_tag.rsplit(" ", 1)[-1])
+
+    async def _keeps_answers(self) -> bool:
+        shown = await self._session.execute("SHOW tierkv.answer_cache")
+        return str(shown.rows[0][0]) != "off"
+
+    async def _commit(self, part: JobPart, kept: bool) -> JobPart:
+        if not kept:
+            raise _taken(self._job)
+        await self._session.execute("COMMIT")
+        self._book.committed()
+        known = await self._book.part(self._job, part.number)
+        self._on_batch(self._job, known)
+        return known
+
+
+def _cost(part: JobPart) -> int:
+    return part.prompt_tokens + part.completion_tokens
+
+
+def _state(error: TierKVError) -> PartState:
+    if isinstance(error, CancelledByUserError) or error.sqlstate == "57014":
+        return PartState.CANCELLED
+    return PartState.STOPPED if isinstance(error, JobStoppedError) else PartState.FAILED
+
+
+def _taken(job: AiJob) -> CancelledByUserError:
+    return CancelledByUserError(
+        f"job {job.name} was cancelled, or is run elsewhere",
+        hint=f"RESUME AI JOB {job.name} goes on behind its last batch.",
+    )

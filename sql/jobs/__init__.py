@@ -1,0 +1,1 @@
+"""AI jobs in SQL: statements, batches, and the tables of jobs."""

@@ -1,0 +1,56 @@
+"""The tables of schema ``tierkv_jobs``, which keep jobs beside the rows that the jobs write.
+
+The rows and the checkpoint of a batch are a transaction, hence jobs live in the user's database. A
+backup of the database has both, in step. PostgreSQL and DuckDB read the same texts. Times are
+seconds since 1970; keys are text and are compared in the type of the key.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SCHEMA: Final = "tierkv_jobs"
+
+_TABLES: Final = {
+    "jobs": "owner text, job text, statement text, options text, key_type text, path text, "
+    "total bigint, created_s float8",
+    "parts": "owner text, job text, part bigint, low text, high text, last_key text, run text, "
+    "state text, examined bigint, written bigint, failed bigint, calls bigint, "
+    "prompt_tokens bigint, hit_tokens bigint, completion_tokens bigint, busy_s float8, "
+    "updated_s float8, error text",
+    "failures": "owner text, job text, part bigint, key text, sqlstate text, message text, "
+    "failed_s float8",
+}
+
+MAKE_TABLES: Final = (
+    f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}",
+    *(
+        f"CREATE TABLE IF NOT EXISTS {SCHEMA}.{name} ({columns})"
+        for name, columns in _TABLES.items()
+    ),
+)
+"""Statements of the embedded database, which makes the tables for its first job."""
+
+PART_COLUMNS: Final = (
+    "part", "low", "high", "last_key", "run", "state", "examined", "written", "failed", "calls",
+    "prompt_tokens", "hit_tokens", "completion_tokens", "busy_s", "updated_s", "error",
+)  # fmt: skip
+
+
+def postgres_tables() -> str:
+    """Return the statements of a PostgreSQL database, where each user sees own jobs only.
+
+    The front installs them as the user of ``front.postgres``. Administrators, who bypass row-level
+    security, see all jobs.
+    """
+    texts = [f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};\nGRANT USAGE ON SCHEMA {SCHEMA} TO PUBLIC;\n"]
+    for name, columns in _TABLES.items():
+        table = f"{SCHEMA}.{name}"
+        texts.append(
+            f"CREATE TABLE IF NOT EXISTS {table} ({columns});\n"
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO PUBLIC;\n"
+            f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY;\n"
+            f"DROP POLICY IF EXISTS own_jobs ON {table};\n"
+            f"CREATE POLICY own_jobs ON {table} USING (owner = current_user);\n"
+        )
+    return "".join(texts)
