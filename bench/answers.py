@@ -62,8 +62,8 @@ def _again(report: Report, dsn: str, run_dir: str, rows: int, seed: int) -> None
         without_s, without = _run(session, QUESTION, rows)
         _use(session, on=True)
         with_s, found = _run(session, QUESTION, rows)
-    _kill_front(run_dir)
-    with _connect_again(dsn) as session:
+    kill_front(run_dir)
+    with connect_again(dsn) as session:
         _use(session, on=True)
         restarted_s, from_file = _run(session, QUESTION, rows)
         counts = session.execute("SELECT hits, misses FROM tierkv.answer_cache").fetchone()
@@ -109,7 +109,7 @@ def _run(session: Session, question: str, rows: int) -> tuple[float, str]:
     return time.perf_counter() - began_s, str(row[0])
 
 
-def _kill_front(run_dir: str) -> None:
+def kill_front(run_dir: str) -> None:
     """Kill -9 the front; ``tierkv up`` starts another one."""
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -120,7 +120,7 @@ def _kill_front(run_dir: str) -> None:
             os.kill(int(process.parent.name), signal.SIGKILL)
 
 
-def _connect_again(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
+def connect_again(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     """Connect once the front has been started again."""
     end_s = time.monotonic() + _RESTART_S
     while True:
