@@ -37,14 +37,13 @@ class RunningJobs:
         clock: for checkpoints.
         run_parts: hands parts to a cluster; None: no cluster is known.
         holders: the sessions with running jobs, by held name.
-        made: the tables exist.
+        making: held while a session makes the tables, if they do not exist.
     """
 
     owner_of: Callable[[ClientInfo], str] = _nobody
     clock: Clock = field(default_factory=SystemClock)
     run_parts: RunParts | None = None
     holders: dict[str, EmbeddedJobs] = field(default_factory=dict)
-    made: bool = False
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -85,10 +84,8 @@ class EmbeddedJobs:
         """See JobSession."""
         self._cancelled.clear()
         async with self._running.making:
-            if not self._running.made:
-                for text in MAKE_TABLES:
-                    await self._inner.execute_own(text)
-                self._running.made = True
+            for text in MAKE_TABLES:
+                await self._inner.execute_own(text)
 
     async def execute(self, sql: str) -> StatementResult:
         """See JobSession."""

@@ -232,6 +232,14 @@ class JobBook:
         result = await self._session.execute(f"SELECT CAST({kind}({one}) AS text)")
         return str(result.rows[0][0])
 
+    async def last_key(self, keys: str) -> str | None:
+        """Return the highest key of a query of keys now; None without rows."""
+        result = await self._session.execute(
+            f"SELECT CAST({KEY} AS text) AS last_key FROM ({keys}) AS tierkv_source "
+            f"ORDER BY {KEY} DESC LIMIT 1"
+        )
+        return str(result.rows[0][0]) if result.rows else None
+
     async def next_batch(self, job: AiJob, left: KeyRange, most: int) -> JobBatch | None:
         """Return the lowest keys of a range as a batch; None without any."""
         keys = job.pieces.keys(job.options.key)

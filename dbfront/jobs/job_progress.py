@@ -87,8 +87,8 @@ def end_notice(job: AiJob, now_rows: int) -> Notice:
         )
     if now_rows != job.examined:
         detail = (
-            f"The source changed while the job ran: it has {now_rows} rows now. Rows with keys "
-            "behind the job's place were not read."
+            f"The source changed: it has {now_rows} rows now. RESUME reads new rows with higher "
+            "keys; new rows with lower keys are not read."
         )
     return Notice("NOTICE", text, detail=detail, hint=hint)
 

@@ -63,6 +63,7 @@ class PartRunner:
         self._on_batch = on_batch
         self._before = job.cost_tokens
         self._failed_before = job.failed
+        self._horizon: str | None = None
 
     async def run(self, number: int) -> JobPart:
         """Run a part from the last checkpoint to the end; return the part.
@@ -73,6 +74,7 @@ class PartRunner:
         part = await self._book.begin(self._job, number)
         began = part
         try:
+            self._horizon = await self._book.last_key(self._job.pieces.keys(self._job.options.key))
             if self._job.options.retry_failed:
                 part = await self._retry_failed(part)
             while batch := await self._again(lambda p=part: self._next(p)):  # type: ignore[misc]
@@ -86,7 +88,15 @@ class PartRunner:
         return await self._book.part(self._job, number)
 
     async def _next(self, part: JobPart) -> JobBatch | None:
-        return await self._book.next_batch(self._job, part.left, self._job.options.batch)
+        """Return the next batch up to the last key when the run began.
+
+        Rows that come later are for the next run: a source that always grows, as a table that the
+        job itself writes, would have no end.
+        """
+        if self._horizon is None:
+            return None
+        left = KeyRange(part.left.low, part.left.high or self._horizon)
+        return await self._book.next_batch(self._job, left, self._job.options.batch)
 
     def _check_limits(self, part: JobPart, began: JobPart) -> None:
         options = self._job.options

@@ -20,6 +20,7 @@ from tierkv.kvcore.access import (
 from tierkv.kvcore.errors import SqlError
 from tierkv.sql.calls.functions import AI_FUNCTIONS
 from tierkv.sql.cluster_command import ClusterCommand, GrantedRight, RightKind
+from tierkv.sql.jobs.job_tables import SCHEMA as JOBS_SCHEMA
 from tierkv.sql.text.suggest import did_you_mean
 
 
@@ -124,8 +125,10 @@ def check_new_role(name: str, known: Iterable[str]) -> None:
     """Refuse a role with the name of another role in other letters: both would own one schema.
 
     Raises:
-        SqlError: 42710.
+        SqlError: 42710; 42939 for the name of the schema of jobs.
     """
+    if name.lower() == JOBS_SCHEMA:
+        raise SqlError(f'role name "{name}" is reserved', sqlstate="42939")
     same = [role for role in known if role != name and role.lower() == name.lower()]
     if same:
         raise SqlError(

@@ -331,3 +331,12 @@ def test_names_of_a_job_never_mean_other_tables(door: Door) -> None:
         connection.execute("SET search_path = elsewhere")
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="search_path"):
             connection.execute("RESUME JOB work")
+
+
+def test_a_job_that_reads_what_it_writes_ends(door: Door) -> None:
+    with door.session() as connection:
+        connection.execute(
+            "CREATE AI JOB grow AS INSERT INTO docs SELECT id + 1000, ai_generate(body) FROM docs "
+            "WITH (key = id, batch = 7)"
+        )
+        assert connection.execute("SELECT count(*) FROM docs").fetchone() == (2 * ROWS,)

@@ -284,6 +284,30 @@ def test_a_roles_schema_is_its_members(notes: WithLogins) -> None:
     notes.run(BOSS, "DROP ROLE team")
 
 
+def test_jobs_are_their_owners(notes: WithLogins) -> None:
+    notes.run(ANN, "CREATE TABLE IF NOT EXISTS copied (id int)")
+    notes.run(ANN, "CREATE TABLE IF NOT EXISTS numbers AS SELECT 1 AS id UNION ALL SELECT 2")
+    made = "CREATE AI JOB work AS INSERT INTO copied SELECT id FROM numbers WITH (key = id)"
+    notes.run(ANN, made)
+    assert notes.run(ANN, "SELECT job, owner, done FROM tierkv.jobs") == [("work", "ann", 2)]
+    assert notes.run(BOSS, "SELECT job, owner, done FROM tierkv.jobs") == [("work", "ann", 2)]
+    assert notes.run(BOB, "SELECT * FROM tierkv.jobs") == []
+    for text, state in (
+        ("RESUME JOB work", "42704"),
+        ("CALL tierkv.cancel_job('work')", "42704"),
+        ("DROP AI JOB work", "42704"),
+        ("SELECT * FROM tierkv_jobs.jobs", "42501"),
+        ("UPDATE tierkv_jobs.parts SET state = 'done'", "42501"),
+        ("CREATE AI JOB x AS CREATE TABLE y AS SELECT id FROM ann.numbers WITH (key = id)",
+         "42501"),
+        ("CREATE AI JOB x AS INSERT INTO ann.copied SELECT 1 FROM (SELECT 1 AS id) WITH (key = id)",
+         "42501"),
+    ):  # fmt: skip
+        assert notes.state(BOB, text) == state, text
+    assert notes.state(BOSS, "CREATE USER tierkv_jobs PASSWORD 'x'") == "42939"
+    notes.run(ANN, "DROP AI JOB work")
+
+
 @pytest.mark.parametrize(
     ("statement", "state"),
     [
