@@ -6,6 +6,7 @@ Pure. Used by tierkv/parts/front_source.py.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from tierkv.kvcore.access import (
@@ -70,6 +71,21 @@ def changed_rights(old: RoleRights, right: GrantedRight, *, grants: bool) -> Rol
         change = held.with_names if grants else held.without_names
         values[right.kind] = change(right.names)
     return RoleRights(values[RightKind.FUNCTION], values[RightKind.MODEL], members, tables)
+
+
+def without_tables(known: Rights, names: AbstractSet[str]) -> dict[str, RoleRights]:
+    """Return the roles with rights on tables of some names, now without these rights.
+
+    Args:
+        known: all rights.
+        names: ``schema.table``, or ``schema.*`` for a whole schema.
+    """
+    return {
+        role: replace(rights, tables=kept)
+        for role, rights in known.roles.items()
+        if (kept := {n: held for n, held in rights.tables.items() if n not in names})
+        != dict(rights.tables)
+    }
 
 
 def with_role(known: Rights, name: str, *, exists: bool) -> dict[str, RoleRights | None]:

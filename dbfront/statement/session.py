@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tierkv.dbfront.accounts.statement_entry import StatementEntry
@@ -17,6 +18,7 @@ from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.contracts import (
     ClientInfo,
     Column,
+    Notice,
     RowStream,
     StatementDescription,
     StatementResult,
@@ -93,6 +95,7 @@ class DuckDbSession:
         self._closing: asyncio.Task[None] | None = None
         self._rows: StatementRows | None = None
         self._cancelling = False
+        self._dropped: set[str] = set()
 
     @property
     def pid(self) -> int:
@@ -264,6 +267,9 @@ class DuckDbSession:
         kind = classify(tokens)
         if kind in (StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK):
             account.planned(kind.value, holds_calls=False)
+            if kind is StatementKind.COMMIT and self._transaction.status == "T":
+                await self._server.revoke_tables(self.client, frozenset(self._dropped))
+            self._dropped.clear()
             return await self._transaction.block_statement(kind, tokens, self.settings)
         if kind is StatementKind.SAVEPOINT:
             account.planned(kind.value, holds_calls=False)
@@ -286,10 +292,41 @@ class DuckDbSession:
             return StatementResult("RESET")
         inside = self._transaction.status == "T"
         self._connection.own_functions |= makes_function(tokens, temporary=not inside)
+        granted = await self._server.granted_tables(self._connection, self.client, tokens)
         with self._transaction.running(sql, kind, changed=may_change(tokens)):
             result = await run_statement(sql, params, context)
+        if granted:
+            result = await self._without_rights(granted, tokens, result)
         if kind is StatementKind.RESET:  # As in PostgreSQL, the path begins with the own schema.
             await self.enter_own_schema()
+        return result
+
+    async def _without_rights(
+        self, granted: dict[str, int], tokens: list[Token], result: StatementResult
+    ) -> StatementResult:
+        """Take the rights on tables that a statement has dropped, now or at COMMIT.
+
+        Args:
+            granted: tables with rights before the statement.
+            tokens: the statement.
+            result: gets a warning if the rights could not be taken.
+        """
+        left = await self._server.granted_tables(self._connection, self.client, tokens)
+        made = tokens[0].upper == "CREATE"  # Only then another number is another table.
+        self._dropped |= {
+            name
+            for name, number in granted.items()
+            if name not in left or (made and left[name] != number)
+        }
+        if self._transaction.status == "T":
+            return result
+        dropped, self._dropped = frozenset(self._dropped), set()
+        try:
+            await self._server.revoke_tables(self.client, dropped)
+        except TierKVError as error:
+            text = f"rights on {', '.join(sorted(dropped))} could not be revoked: {error.message}"
+            warning = Notice("WARNING", text, hint="REVOKE them before a new table has the name.")
+            return replace(result, notices=(*result.notices, warning))
         return result
 
     def _context(

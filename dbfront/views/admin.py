@@ -167,6 +167,7 @@ class ClusterSource(Protocol):
     2. ``settings`` returns the process's configuration, with secrets masked.
     3. ``change_cluster`` carries out a statement of a user; RightMissingError if the user may
        not, SqlError for a namespace that exists already or not, UserError for a bad option.
+       ``revoke_tables`` takes all rights on tables away that a user has dropped.
     4. ``call_limits`` returns the limits of a client, or all limits to an admin who does not ask
        for his own; ``audit_log`` likewise returns all lines to an admin only.
     5. ``owners`` returns the names under which a client's visible rows stand: the user and the
@@ -206,6 +207,8 @@ class ClusterSource(Protocol):
     def table_access(self, client: ClientInfo) -> TableAccess | None: ...
 
     async def change_cluster(self, user: str, command: ClusterCommand) -> None: ...
+
+    async def revoke_tables(self, user: str, names: frozenset[str]) -> None: ...
 
 
 async def cluster_rows(

@@ -284,6 +284,45 @@ def test_a_roles_schema_is_its_members(notes: WithLogins) -> None:
     notes.run(BOSS, "DROP ROLE team")
 
 
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["DROP TABLE notes", "CREATE TABLE notes (id int, body text)"],
+        ["DROP TABLE ann.notes; CREATE TABLE ann.notes (id int, body text)"],
+        ["BEGIN; DROP TABLE notes; CREATE TABLE notes (id int, body text); COMMIT"],
+        ["CREATE OR REPLACE TABLE notes AS SELECT 2 AS id, 'new' AS body"],
+        ["ALTER TABLE notes RENAME TO old", "CREATE TABLE notes (id int, body text)"],
+        ["DROP SCHEMA ann CASCADE; CREATE SCHEMA ann", "CREATE TABLE ann.notes (body text)"],
+    ],
+)
+@pytest.mark.parametrize("by", [ANN, BOSS])
+def test_rights_on_a_dropped_table_are_none_on_a_later_one(
+    notes: WithLogins, statements: list[str], by: tuple[str, str]
+) -> None:
+    for name in ("ann.notes", "ALL TABLES IN SCHEMA ann"):
+        notes.run(ANN, f"GRANT SELECT ON {name} TO bob")
+    if "SCHEMA" not in statements[0]:
+        notes.run(ANN, "REVOKE SELECT ON ALL TABLES IN SCHEMA ann FROM bob")
+    assert notes.run(BOB, "SELECT body FROM ann.notes") == [("mine",)]
+    for text in statements:
+        notes.run(by, text if by == ANN else f"SET search_path = ann; {text}")
+    assert notes.state(BOB, "SELECT body FROM ann.notes") == "42501"
+
+
+def test_rights_stay_while_their_table_does(notes: WithLogins) -> None:
+    notes.run(ANN, "GRANT SELECT ON ann.notes TO bob")
+    for text in (
+        "BEGIN; DROP TABLE notes; ROLLBACK",
+        "ALTER TABLE notes ADD COLUMN more int",
+        "ALTER TABLE notes RENAME COLUMN id TO number",
+        "CREATE TABLE other (a int)",
+        "DROP TABLE other",
+        "DROP TABLE IF EXISTS nothing",
+    ):
+        notes.run(ANN, text)
+        assert notes.run(BOB, "SELECT body FROM ann.notes") == [("mine",)]
+
+
 def test_jobs_are_their_owners(notes: WithLogins) -> None:
     notes.run(ANN, "CREATE TABLE IF NOT EXISTS copied (id int)")
     notes.run(ANN, "CREATE TABLE IF NOT EXISTS numbers AS SELECT 1 AS id UNION ALL SELECT 2")

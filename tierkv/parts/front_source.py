@@ -28,6 +28,7 @@ from tierkv.dbfront.statement.rights_change import (
     check_new_role,
     check_right,
     with_role,
+    without_tables,
     wrong_role,
 )
 from tierkv.dbfront.views.admin import SettingRow
@@ -279,6 +280,17 @@ class MetaSource:
         if login is not None:
             body = login_body(login)
             await self.meta.put_record(ClusterRecord(LOGIN_RECORDS, command.name, body))
+        if self.records is not None:
+            await self.records.look()
+
+    async def revoke_tables(self, user: str, names: frozenset[str]) -> None:
+        """Take all rights on dropped tables away; see ClusterSource."""
+        with _no_directory_is_no_view():
+            known = rights_of(await self.meta.list_records(RIGHTS_RECORDS))
+            for role, rights in without_tables(known, names).items():
+                await self.meta.put_record(ClusterRecord(RIGHTS_RECORDS, role, rights.to_json()))
+        audit = AuditWriter(self.meta)
+        await audit.write(user, "REVOKE", ", ".join(sorted(names)), detail="dropped")
         if self.records is not None:
             await self.records.look()
 
