@@ -22,14 +22,29 @@ from tierkv.dbfront.jobs.job import (
 )
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
 from tierkv.sql.jobs.job_command import JobOptions
-from tierkv.sql.jobs.job_statement import KEY, KeyRange, literal, read_job_statement
+from tierkv.sql.jobs.job_statement import (
+    KEY,
+    JobStatement,
+    KeyRange,
+    literal,
+    read_job_statement,
+)
 from tierkv.sql.jobs.job_tables import PART_COLUMNS, SCHEMA
 
 _COUNTS: Final = (
     "examined", "written", "failed", "calls", "prompt_tokens", "hit_tokens", "completion_tokens",
 )  # fmt: skip
 _OPEN: Final = f"'{PartState.DONE}'"
+
+
+_KEY_TYPES: Final = (
+    "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid",
+    "tinyint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint", "uhugeint",
+    "decimal", "varchar",
+)  # fmt: skip
+"""Types whose text means the same in every session, with one value per text."""
 
 
 class JobBook:
@@ -216,6 +231,37 @@ class JobBook:
         }
 
     # The source.
+
+    async def check_key(self, pieces: JobStatement, key: str) -> tuple[str, int]:
+        """Return the type of the key and the number of rows; refuse a key that can't cut the rows.
+
+        Raises:
+            SqlError: 23502 or 23505, NULL or equal keys; or what the statement's own parts give.
+            FeatureNotSupportedError: keys of a type whose text depends on the session.
+        """
+        keys = pieces.keys(key)
+        await self._session.execute(pieces.probe(key))
+        kind = (await self.type_of_key(keys)).lower()
+        if kind.partition("(")[0] not in _KEY_TYPES:
+            raise FeatureNotSupportedError(
+                f"a key can't have type {kind}",
+                hint="Use a column of an integer type, numeric, text or uuid, as a primary key is.",
+            )
+        rows, keyed, different = await self.count_source(keys)
+        if keyed < rows:
+            raise SqlError(
+                f"key {key} is NULL in {rows - keyed} of {rows} rows",
+                sqlstate="23502",
+                hint="Rows without a key would be lost. Use another key, or leave them out in "
+                "WHERE.",
+            )
+        if different < rows:
+            raise SqlError(
+                f"key {key} is not unique: {rows} rows have {different} values",
+                sqlstate="23505",
+                hint="Use a column with one value for each row of the SELECT's FROM.",
+            )
+        return kind, rows
 
     async def count_source(self, keys: str) -> tuple[int, int, int]:
         """Return the number of rows, rows with a key, and different keys, of a query of keys."""

@@ -30,13 +30,6 @@ job is; a cancel ends the callback with CancelledByUserError."""
 
 _LOOK_S: Final = 0.5
 
-_KEY_TYPES: Final = (
-    "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid",
-    "tinyint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint", "uhugeint",
-    "decimal", "varchar",
-)  # fmt: skip
-"""Types whose text means the same in every session, with one value per text."""
-
 
 class JobCommands:
     """The statements about jobs of one session."""
@@ -143,28 +136,8 @@ class JobCommands:
         self, command: JobCommand, options: JobOptions, pieces: JobStatement
     ) -> AiJob:
         """Return the new job; refuse keys that can't cut its rows into batches."""
+        kind, rows = await self._book.check_key(pieces, options.key)
         keys = pieces.keys(options.key)
-        await self._session.execute(pieces.probe(options.key))
-        kind = (await self._book.type_of_key(keys)).lower()
-        if kind.partition("(")[0] not in _KEY_TYPES:
-            raise FeatureNotSupportedError(
-                f"a job's key can't have type {kind}",
-                hint="Use a column of an integer type, numeric, text or uuid, as a primary key is.",
-            )
-        rows, keyed, different = await self._book.count_source(keys)
-        if keyed < rows:
-            raise SqlError(
-                f"key {options.key} is NULL in {rows - keyed} of {rows} rows",
-                sqlstate="23502",
-                hint="Rows without a key would be lost. Use another key, or leave them out in "
-                "WHERE.",
-            )
-        if different < rows:
-            raise SqlError(
-                f"key {options.key} is not unique: {rows} rows have {different} values",
-                sqlstate="23505",
-                hint="Use a column with one value for each row of the SELECT's FROM.",
-            )
         count = options.partitions or (8 if options.runner == "ray" else 1)
         cuts = await self._book.cuts(keys, count) if count > 1 else []
         bounds = zip([None, *cuts], [*cuts, None], strict=True)

@@ -27,6 +27,38 @@ TRIES_FOR_S: Final = 300.0
 T = TypeVar("T")
 
 
+async def try_again(session: JobSession, clock: Clock, work: Callable[[], Awaitable[T]]) -> T:
+    """Do work, again and again while a node or the database is away.
+
+    Raises:
+        TierKVError: another error of the work, or the last one after TRIES_FOR_S.
+    """
+    pause_s, since = FIRST_PAUSE_S, clock.now()
+    while True:
+        try:
+            return await work()
+        except TierKVError as error:
+            await session.abandon()
+            if remedy(error) is not JobRemedy.WAIT or clock.now() - since > TRIES_FOR_S:
+                raise
+            limited = isinstance(error, CallLimitError)
+            wait_s = error.retry_after_ms / 1000 if limited else 0.0  # type: ignore[attr-defined]
+        await session.pause(max(pause_s, wait_s))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def set_for_batch(session: JobSession, priority: int | None) -> None:
+    """Set what the calls of a batch need until the end of the transaction."""
+    shown = await session.execute("SHOW tierkv.answer_cache")
+    values: dict[str, object] = {"max_calls": 0}
+    if str(shown.rows[0][0]) == "off":
+        values["answer_cache"] = "session"
+    if priority is not None:
+        values["priority"] = priority
+    for name, value in values.items():
+        await session.execute(f"SET LOCAL tierkv.{name} = '{value}'")
+
+
 class JobStoppedError(SqlError):
     """The job has reached max_cost_tokens or max_failed."""
 
@@ -135,20 +167,7 @@ class PartRunner:
             middle = await self._run(middle, following)
 
     async def _again(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do work, again and again while a node or the database is away."""
-        pause_s, since = FIRST_PAUSE_S, self._clock.now()
-        while True:
-            try:
-                return await work()
-            except TierKVError as error:
-                await self._session.abandon()
-                tried_s = self._clock.now() - since
-                if remedy(error) is not JobRemedy.WAIT or tried_s > TRIES_FOR_S:
-                    raise
-                limited = isinstance(error, CallLimitError)
-                wait_s = error.retry_after_ms / 1000 if limited else 0.0  # type: ignore[attr-defined]
-            await self._session.pause(max(pause_s, wait_s))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return await try_again(self._session, self._clock, work)
 
     async def _write(self, part: JobPart, batch: JobBatch) -> JobPart:
         """Write the rows and the checkpoint of a batch in a transaction."""
@@ -195,18 +214,9 @@ class PartRunner:
 
     async def _insert(self, condition: str) -> int:
         """Write the rows for which a condition holds; return their number."""
-        options = self._job.options
-        for name, value in (
-            ("max_calls", "0"), ("priority", options.priority), ("answer_cache", "session"),
-        ):  # fmt: skip
-            if value is not None and not (name == "answer_cache" and await self._keeps_answers()):
-                await self._session.execute(f"SET LOCAL tierkv.{name} = '{value}'")
+        await set_for_batch(self._session, self._job.options.priority)
         result = await self._session.execute(self._job.pieces.batch(condition))
         return int(result.command_tag.rsplit(" ", 1)[-1])
-
-    async def _keeps_answers(self) -> bool:
-        shown = await self._session.execute("SHOW tierkv.answer_cache")
-        return str(shown.rows[0][0]) != "off"
 
     async def _commit(self, part: JobPart, kept: bool) -> JobPart:
         if not kept:

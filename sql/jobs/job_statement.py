@@ -17,6 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 from tierkv.sql.calls.calls import find_calls
 from tierkv.sql.plan.collect import find_word
@@ -72,6 +76,7 @@ class JobStatement:
         conditions: conjuncts of WHERE.
         plain_conditions: the conjuncts without AI calls.
         tail: ON CONFLICT and what belongs to it; may be empty.
+        inputs: a select list of all that the rows depend on, without AI calls; empty if unknown.
     """
 
     target: str
@@ -83,11 +88,18 @@ class JobStatement:
     conditions: tuple[str, ...]
     plain_conditions: tuple[str, ...]
     tail: str
+    inputs: str
 
     def keys(self, key: str) -> str:
         """Return a query of the keys, in a column ``KEY``, of all rows of the source."""
         where = _where(self.plain_conditions)
         return f"{self.with_clause}SELECT ({key}) AS {KEY} {self.source}{where}"
+
+    def fingerprints(self, key: str) -> str:
+        """Return a query of key and fingerprint of each row; equal fingerprints, equal inputs."""
+        where = _where(self.plain_conditions)
+        rows = f"{self.with_clause}SELECT ({key}) AS {KEY}, {self.inputs} {self.source}{where}"
+        return f"SELECT {KEY}, md5(CAST(tierkv_row AS text)) AS print FROM ({rows}) AS tierkv_row"
 
     def probe(self, key: str) -> str:
         """Return a query without rows; aggregates in the select list make the query fail."""
@@ -157,6 +169,8 @@ class _StatementReader:
         if clauses is None:
             raise self._wrong(select)
         source = self._source(select, last)
+        items = (select + 1, source[0])
+        asking = [each for each in clauses.conjuncts if self._asks(each)]
         self._refuse_dependent(select, source, last)
         with_clause = with_before or with_inside
         self._refuse_calls((0, verb), (query, select), source, (last, len(tokens)))
@@ -165,18 +179,53 @@ class _StatementReader:
             creates=creates,
             insert=insert,
             with_clause=f"{with_clause} " if with_clause else "",
-            items=self._cut((select + 1, source[0])),
+            items=self._cut(items),
             source=self._cut(source),
             conditions=tuple(self._cut(each) for each in clauses.conjuncts),
             plain_conditions=tuple(
-                self._cut(each) for each in clauses.conjuncts if not self._asks(each)
+                self._cut(each) for each in clauses.conjuncts if each not in asking
             ),
             tail=self._cut((last, len(tokens))) if last < len(tokens) else "",
+            inputs=self._inputs(clauses.items, asking),
         )
 
     def _cut(self, part: Range) -> str:
         first, last = part
         return self._text[self._tokens[first].start : self._tokens[last - 1].end]
+
+    def _inputs(self, items: Iterable[Range], asking: Iterable[Range]) -> str:
+        """Return a select list of all that the items and conditions depend on.
+
+        An item without AI calls stands for itself. Of an item or a condition with AI calls, the
+        columns are listed: a model sees nothing else of a row.
+        """
+        found: dict[str, None] = {}
+        for part in (*items, *asking):
+            columns = self._columns(part) if self._asks(part) else [self._cut(part)]
+            if columns is None:
+                return ""
+            found.update(dict.fromkeys(columns))
+        return ", ".join(found) or "1"
+
+    def _columns(self, part: Range) -> list[str] | None:
+        """Return the columns in an expression, outside subqueries; None if not understood."""
+        tokens = self._tokens[part[0] : part[1]]
+        text, at = "", tokens[0].start
+        for token in tokens:  # sqlglot has functions of its own by some of the names.
+            is_ours = token.kind is TokenKind.WORD and token.text[:3].lower() == "ai_"
+            text += self._text[at : token.start] + ("tierkv_" if is_ours else "") + token.text
+            at = token.end
+        for dialect in ("duckdb", "postgres"):
+            try:
+                tree = sqlglot.parse_one(f"SELECT {text}", dialect=dialect)
+            except SqlglotError:
+                continue
+            return [
+                column.sql(dialect=dialect)
+                for column in tree.find_all(exp.Column)
+                if column.find_ancestor(exp.Select) is tree
+            ]
+        return None
 
     def _words(self, first: int, last: int) -> Iterable[tuple[int, str]]:
         """Yield the words outside brackets, in upper case."""
