@@ -23,4 +23,5 @@ pytest_plugins: list[str] = [
     "tests.fix_postgres",
     "tests.fix_serve_dmp",
     "tests.fix_door",
+    "tests.fix_jobs",  # Behind those that it imports.
 ]

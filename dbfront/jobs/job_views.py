@@ -17,7 +17,7 @@ from tierkv.kvcore import limits
 from tierkv.sql.jobs.job_tables import PART_COLUMNS, SCHEMA
 from tierkv.sql.views import Row, timestamp
 
-JOB_VIEWS: Final = frozenset({"jobs", "job_failures"})
+JOB_VIEWS: Final = frozenset({"jobs", "job_failures", "ai_tables"})
 
 _JOB_COLUMNS: Final = ("owner", "job", "statement", "options", "total", "created_s")
 _FAILURE_COLUMNS: Final = ("owner", "job", "key", "sqlstate", "message", "failed_s")
@@ -32,9 +32,27 @@ _SELECT_JOBS: Final = (
 _SELECT_FAILURES: Final = (
     "SELECT "
     + ", ".join(f"CAST({name} AS text)" for name in _FAILURE_COLUMNS)
-    + f" FROM {SCHEMA}.failures ORDER BY failed_s DESC LIMIT {limits.MAX_JOB_FAILURES_SHOWN}"
+    + f" FROM (SELECT * FROM {SCHEMA}.failures UNION ALL SELECT owner, name, 0, key, "
+    f"substr(error, 1, 5), substr(error, 8), NULL FROM {SCHEMA}.ai_rows WHERE error <> '') f "
+    f"ORDER BY failed_s DESC LIMIT {limits.MAX_JOB_FAILURES_SHOWN}"
 )
-VIEW_QUERIES: Final = {"jobs": _SELECT_JOBS, "job_failures": _SELECT_FAILURES}
+_AI_TABLE_COLUMNS: Final = (
+    "owner", "name", "state", "options", "refreshed_s", "asked", "took_s", "error", "statement",
+)  # fmt: skip
+_SELECT_AI_TABLES: Final = (
+    "SELECT "
+    + ", ".join(f"CAST(t.{name} AS text)" for name in _AI_TABLE_COLUMNS)
+    + ", CAST(count(r.key) AS text), CAST(count(NULLIF(r.error, '')) AS text) "
+    f"FROM {SCHEMA}.ai_tables t LEFT JOIN {SCHEMA}.ai_rows r ON r.owner = t.owner "
+    "AND r.name = t.name GROUP BY "
+    + ", ".join(f"t.{name}" for name in _AI_TABLE_COLUMNS)
+    + " ORDER BY t.owner, t.name"
+)
+VIEW_QUERIES: Final = {
+    "jobs": _SELECT_JOBS,
+    "job_failures": _SELECT_FAILURES,
+    "ai_tables": _SELECT_AI_TABLES,
+}
 """Query of each view's data, in either database; without tables there are no jobs."""
 
 _WORST_FIRST: Final = (
@@ -60,6 +78,8 @@ def view_rows_of(
     """
     if view == "job_failures":
         return [_failure(row) for row in rows]
+    if view == "ai_tables":
+        return [_ai_table(row) for row in rows]
     jobs: dict[tuple[str | None, ...], list[JobPart]] = {}
     for row in rows:
         count = len(_JOB_COLUMNS)
@@ -69,7 +89,28 @@ def view_rows_of(
 
 def _failure(row: Sequence[str | None]) -> Row:
     found: Row = dict(zip(_FAILURE_COLUMNS, row, strict=True))
-    return found | {"failed_at": timestamp(float(found.pop("failed_s") or 0))}
+    failed_s = found.pop("failed_s")
+    return found | {"failed_at": None if failed_s is None else timestamp(float(failed_s))}
+
+
+def _ai_table(row: Sequence[str | None]) -> Row:
+    facts = dict(zip(_AI_TABLE_COLUMNS, row, strict=False))
+    options = json.loads(facts["options"] or "{}")
+    refreshed_s = facts["refreshed_s"]
+    return {
+        "name": facts["name"],
+        "owner": facts["owner"],
+        "state": facts["state"],
+        "rows": int(row[-2] or 0) - int(row[-1] or 0),
+        "failed": int(row[-1] or 0),
+        "refreshed_at": None if refreshed_s is None else timestamp(float(refreshed_s)),
+        "asked": int(facts["asked"] or 0),
+        "refresh_time": 1000 * float(facts["took_s"] or 0),
+        "refresh_s": options["refresh_s"],
+        "suspended": options["suspended"],
+        "last_error": facts["error"] or None,
+        "statement": facts["statement"],
+    }
 
 
 def _job(

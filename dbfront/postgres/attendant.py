@@ -11,6 +11,7 @@ from typing import Final
 
 from tierkv.dbfront.accounts.statistics import StatementProgress
 from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.jobs.ai_tables import AiTables
 from tierkv.dbfront.jobs.job_commands import JobCommands
 from tierkv.dbfront.jobs.job_views import JOB_VIEWS, VIEW_QUERIES, view_rows_of
 from tierkv.dbfront.pgwire.protocol import replies
@@ -40,6 +41,7 @@ from tierkv.dbfront.views.admin import joined_rows, refuse_reset, to_json, visib
 from tierkv.dbfront.views.statistics import Activity, activity_row
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.cluster_command import in_transaction
+from tierkv.sql.jobs.ai_table_command import AiTableCommand
 from tierkv.sql.views import Row
 
 
@@ -181,8 +183,11 @@ class AiAttendant:
         try:
             if command is None or len(statements) > 1:
                 raise _stands_alone("job")
-            commands = JobCommands(job, services.clock, services.run_parts)
-            result = await commands.run(command)
+            if isinstance(command, AiTableCommand):
+                result = await AiTables(job, services.clock).run(command)
+            else:
+                commands = JobCommands(job, services.clock, services.run_parts)
+                result = await commands.run(command)
         except TierKVError as error:
             await query.refuse(error)
             return

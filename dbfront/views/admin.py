@@ -429,6 +429,7 @@ _OWNED: Final = {
     "query_log": "user_name",
     "queue": "tenant",
     "jobs": "owner",
+    "ai_tables": "owner",
     "job_failures": "owner",
     "kvcache_blocks": "cache_scope",
     "kvcache_prefixes": "cache_scope",

@@ -88,7 +88,7 @@ class JobOptions:
     retry_failed: bool = False
 
 
-_KINDS: Final[dict[str, ValueKind]] = {
+OPTION_KINDS: Final[dict[str, ValueKind]] = {
     "batch": Whole(1, limits.MAX_JOB_BATCH_ROWS),
     "max_cost_tokens": Whole(0),
     "max_failed": Whole(0),
@@ -108,7 +108,7 @@ def job_options(command: JobCommand, old: JobOptions | None = None) -> JobOption
         SqlError: 42601, an unknown or missing option; 22023, an unusable value.
     """
     values: dict[str, object] = {}
-    known = [name for name in (*_AT_CREATION[:1], *_KINDS) if _allowed(name, command.verb)]
+    known = [name for name in (*_AT_CREATION[:1], *OPTION_KINDS) if _allowed(name, command.verb)]
     for option in command.options:
         if option.name not in known:
             raise SqlError(
@@ -119,7 +119,8 @@ def job_options(command: JobCommand, old: JobOptions | None = None) -> JobOption
                 position=option.position,
                 hint=did_you_mean(option.name, known) or f"Options are {', '.join(known)}.",
             )
-        values[option.name] = _value(option)
+        kind = OPTION_KINDS.get(option.name)
+        values[option.name] = option.value if kind is None else option_value(option, kind)
     if old is None and "key" not in values:
         raise SqlError(
             "a job needs a key to be cut into batches",
@@ -135,14 +136,17 @@ def _allowed(name: str, verb: JobVerb) -> bool:
     return name == "retry_failed" if verb is JobVerb.RUN else name not in _AT_CREATION
 
 
-def _value(option: CommandOption) -> object:
-    if option.name == "key":
-        return option.value
+def option_value(option: CommandOption, kind: ValueKind) -> object:
+    """Return the value of an option.
+
+    Raises:
+        SqlError: 22023, the value is unusable.
+    """
     text = option.value
     if option.name == "priority":
         text = _PRIORITIES.get(text.lower(), text)
     try:
-        return _KINDS[option.name].from_text(text)
+        return kind.from_text(text)
     except ValueError as error:
         raise SqlError(
             f"option {option.name} {error}", sqlstate="22023", position=option.position
@@ -184,7 +188,7 @@ class _JobReader(CommandReader):
         if not self.word("AS"):
             raise self.wrong("expected AS")
         first = self.at
-        opening = _options_start(self.tokens, first)
+        opening = options_start(self.tokens, first)
         if opening is None:
             end = len(self.tokens)
             options: tuple[CommandOption, ...] = ()
@@ -230,7 +234,7 @@ class _JobReader(CommandReader):
         return JobCommand(JobVerb.CANCEL, string_value(token) if is_text else token.text.lower())
 
 
-def _options_start(tokens: Sequence[Token], first: int) -> int | None:
+def options_start(tokens: Sequence[Token], first: int) -> int | None:
     """Return the bracket of the WITH (...) at the end; None without one."""
     if tokens[-1].text != ")":
         return None

@@ -18,6 +18,9 @@ _TABLES: Final = {
     "state text, examined bigint, written bigint, failed bigint, calls bigint, "
     "prompt_tokens bigint, hit_tokens bigint, completion_tokens bigint, busy_s float8, "
     "updated_s float8, error text",
+    "ai_tables": "owner text, name text, statement text, options text, key_type text, path text, "
+    "refreshed_s float8, asked bigint, took_s float8, state text, error text",
+    "ai_rows": "owner text, name text, key text, print text, error text",
     "failures": "owner text, job text, part bigint, key text, sqlstate text, message text, "
     "failed_s float8",
 }

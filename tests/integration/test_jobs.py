@@ -2,108 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 import pytest
 
 from tests.fix_cluster import wait_for
-from tests.fix_pgwire import running_pgwire
-from tests.fix_postgres import PostgresServer, attendants, running_relay
-from tests.fix_sql import InstantGenerator
-from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.postgres.install import install
-from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tests.fix_jobs import ROWS, Door, Running
 from tierkv.kvcore.errors import NoNodeError, RowLevelError, TierKVError
 
 pytestmark = pytest.mark.integration
 
-ROWS = 60
 JOB = (
     "CREATE AI JOB work AS INSERT INTO answers SELECT id, ai_generate('say ' || body) FROM docs "
     "WHERE id % 2 = 0 WITH (key = id, batch = 7{more})"
 )
-
-
-@dataclass
-class Door:
-    """A door that is open, and the model behind it."""
-
-    dsn: str
-    generator: InstantGenerator
-    loop: asyncio.AbstractEventLoop
-
-    @contextmanager
-    def session(self) -> Iterator[psycopg.Connection[Any]]:
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-            yield connection
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        with self.session() as connection:
-            return connection.execute(sql).fetchall()
-
-    def hold(self) -> None:
-        """Let no answer come before ``release``."""
-
-        async def set_gate() -> None:
-            self.generator.gate = asyncio.Event()
-            self.generator.started.clear()
-
-        asyncio.run_coroutine_threadsafe(set_gate(), self.loop).result(10)
-
-    def release(self) -> None:
-        async def open_gate() -> None:
-            assert self.generator.gate is not None
-            self.generator.gate.set()
-            self.generator.gate = None
-
-        asyncio.run_coroutine_threadsafe(open_gate(), self.loop).result(10)
-
-    def state(self) -> tuple[Any, ...]:
-        found = self.rows("SELECT state, done, total, written, failed FROM tierkv.jobs")
-        return found[0] if found else ()
-
-
-TABLES = f"""
-DROP TABLE IF EXISTS docs;
-DROP TABLE IF EXISTS answers;
-DROP TABLE IF EXISTS made;
-CREATE TABLE docs (id int, body text);
-INSERT INTO docs SELECT i, 'text ' || i FROM generate_series(1, {ROWS}) t(i);
-CREATE TABLE answers (id int, answer text);
-"""
-
-
-@pytest.fixture(params=["embedded", "postgres"])
-def door(request: pytest.FixtureRequest, generator: InstantGenerator) -> Iterator[Door]:
-    if request.param == "embedded":
-        sql = DuckDbSqlServer(DuckDbConfig(threads=1), generator)
-        with running_pgwire(lambda: sql) as running:
-            made = Door(running.dsn, generator, running.loop)
-            _make_tables(made)
-            yield made
-        return
-    postgres: PostgresServer = request.getfixturevalue("postgres")
-    asyncio.run(install(postgres.dsn))
-    with running_relay(postgres.dsn, attendants(generator)) as relay:
-        made = Door(relay.dsn, generator, relay.loop)
-        _make_tables(made)
-        with made.session() as connection:
-            connection.execute("DELETE FROM tierkv_jobs.jobs; DELETE FROM tierkv_jobs.parts")
-            connection.execute("DELETE FROM tierkv_jobs.failures")
-        yield made
-
-
-def _make_tables(door: Door) -> None:
-    with door.session() as connection:
-        for text in TABLES.strip().split(";\n"):
-            connection.execute(text)
 
 
 def ids(door: Door, table: str = "answers") -> list[int]:
@@ -165,28 +78,6 @@ def test_a_node_that_is_away_for_a_while_costs_no_row(door: Door) -> None:
         connection.execute(JOB.format(more=""))
     assert ids(door) == even()
     assert door.state() == ("done", 30, 30, 30, 0)
-
-
-class Running:
-    """A job in a thread of its own, with its error."""
-
-    def __init__(self, door: Door, sql: str) -> None:
-        self.connection = psycopg.connect(door.dsn, autocommit=True)
-        self.error: psycopg.Error | None = None
-        self._sql = sql
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.connection.execute(self._sql)
-        except psycopg.Error as error:
-            self.error = error
-
-    def join(self) -> None:
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        self.connection.close()
 
 
 @pytest.mark.parametrize("how", ["client", "session", "call"])

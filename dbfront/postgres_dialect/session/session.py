@@ -38,6 +38,7 @@ from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
+from tierkv.sql.jobs.ai_table_command import AiTableCommand, ai_table_command
 from tierkv.sql.jobs.job_command import JobCommand, job_command
 from tierkv.sql.text.lexer import tokenize
 
@@ -289,20 +290,24 @@ class DialectSession:
             return None
         if self._jobs is None:
             raise FeatureNotSupportedError("jobs need a session of a front")
+        from tierkv.dbfront.jobs.ai_tables import AiTables
         from tierkv.dbfront.jobs.embedded_jobs import EmbeddedJobs
         from tierkv.dbfront.jobs.job_commands import JobCommands
 
         async def execute(text: str) -> StatementResult:
             return await self._execute(text, None)
 
-        self._job = EmbeddedJobs(self._inner, execute, self._client, self._jobs)
+        jobs = self._jobs
+        self._job = EmbeddedJobs(self._inner, execute, self._client, jobs)
         try:
-            return await JobCommands(self._job, self._jobs.clock, self._jobs.run_parts).run(command)
+            if isinstance(command, AiTableCommand):
+                return await AiTables(self._job, jobs.clock).run(command)
+            return await JobCommands(self._job, jobs.clock, jobs.run_parts).run(command)
         finally:
             self._job = None
 
     async def _on_alter(self, sql: str, params: Params) -> StatementResult | None:
-        return await self._engine.alter(sql, params)
+        return await self._on_job(sql, params) or await self._engine.alter(sql, params)
 
     async def _on_insert(self, sql: str, params: Params) -> StatementResult | None:
         return await self._engine.insert(sql, params)
@@ -368,7 +373,9 @@ class DialectSession:
 
 
 Handler = Callable[..., Any]
-_JOB_VERBS: Final = frozenset({"CREATE", "RESUME", "RUN", "CANCEL", "DROP", "CALL"})
+_JOB_VERBS: Final = frozenset(
+    {"CREATE", "RESUME", "RUN", "CANCEL", "DROP", "CALL", "REFRESH", "ALTER"}
+)
 _HANDLERS: Final[dict[str, Handler]] = {
     "SET": DialectSession._on_setting,
     "RESET": DialectSession._on_setting,
@@ -399,9 +406,13 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "CANCEL": DialectSession._on_job,
     "DROP": DialectSession._on_job,
     "CALL": DialectSession._on_job,
+    "REFRESH": DialectSession._on_job,
 }
 
 
-def _job_command(sql: str, word: str) -> JobCommand | None:
+def _job_command(sql: str, word: str) -> JobCommand | AiTableCommand | None:
     lowered = sql.lower() if word in _JOB_VERBS else ""
-    return job_command(tokenize(sql), sql) if "job" in lowered else None
+    if "job" not in lowered and "table" not in lowered:
+        return None
+    found = tokenize(sql)
+    return job_command(found, sql) or ai_table_command(found, sql)

@@ -1,0 +1,381 @@
+"""AI tables: tables of answers; a refresh asks again only about rows that changed.
+
+Theory of operation. ``tierkv_jobs.ai_rows`` has a fingerprint of each row's inputs when the row was
+asked about last: the columns and expressions that the SELECT depends on. A refresh walks the
+source in ranges of keys and compares. Keys with another fingerprint, and keys that are gone, lose
+their rows of the table; the changed ones are asked about again; the new fingerprints commit with
+the new rows. Hence a refresh that is killed leaves a table of right rows, and the next one goes on:
+what was done needs no checkpoint. A row that fails by itself has no row in the table and an error
+in ``ai_rows``, until its inputs change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from tierkv.dbfront.contracts import Notice, StatementResult
+from tierkv.dbfront.jobs.job import AiJob, JobSession
+from tierkv.dbfront.jobs.job_book import JobBook
+from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
+from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
+from tierkv.sql.jobs.ai_table_command import AiTableCommand, AiTableOptions, ai_table_options
+from tierkv.sql.jobs.job_command import JobOptions
+from tierkv.sql.jobs.job_statement import KEY, KeyRange, literal, read_job_statement
+from tierkv.sql.jobs.job_tables import SCHEMA
+from tierkv.sql.text.suggest import did_you_mean
+
+_COMPARED_ROWS: Final = 5_000
+"""Fingerprints that the front compares at a time."""
+
+FRESH: Final = "fresh"
+STALE: Final = "stale"
+_FAILED_SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AiTable:
+    """An AI table.
+
+    Attributes:
+        source: its statement, cut like that of a job.
+        options: how it is kept.
+        key_column: column of the table that has the key.
+        path: search path of the session that made it.
+    """
+
+    source: AiJob
+    options: AiTableOptions
+    key_column: str
+    path: str
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.source.name
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshResult:
+    """What a refresh did: rows asked about, rows removed, and rows that failed by themselves."""
+
+    asked: int = 0
+    removed: int = 0
+    failed: int = 0
+
+
+class AiTables:
+    """The statements about AI tables of one session."""
+
+    def __init__(self, session: JobSession, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+        self._book = JobBook(session, clock)
+
+    async def run(self, command: AiTableCommand) -> StatementResult:
+        """Carry out a statement; CREATE and REFRESH return when all rows are right.
+
+        Raises:
+            SqlError: 42P07 or 42P01, the table exists already or not; 55006, a refresh runs; 25001,
+                inside a transaction; or what the SELECT gives.
+        """
+        if self._session.in_transaction:
+            raise SqlError(
+                f"{command.tag} cannot run inside a transaction block",
+                sqlstate="25001",
+                hint="A refresh commits each batch: COMMIT first.",
+            )
+        await self._session.prepare()
+        if command.verb == "CREATE":
+            return StatementResult(command.tag, notices=await self._create(command))
+        table = await self._find(command.name)
+        if table is None:
+            if command.tolerant:
+                return StatementResult(command.tag)
+            raise await self._unknown(command.name)
+        notices: tuple[Notice, ...] = ()
+        if command.verb == "DROP":
+            await self._drop(table)
+        elif command.verb == "ALTER":
+            await self._alter(table, ai_table_options(command, table.options))
+        else:
+            notices = (_notice(table, await self.refresh(table)),)
+        return StatementResult(command.tag, notices=notices)
+
+    async def _create(self, command: AiTableCommand) -> tuple[Notice, ...]:
+        if await self._find(command.name) is not None:
+            if command.tolerant:
+                return (Notice("NOTICE", f"AI table {command.name} already exists, skipping"),)
+            raise SqlError(
+                f'AI table "{command.name}" already exists',
+                sqlstate="42P07",
+                hint=f"REFRESH AI TABLE {command.name} brings it up to date.",
+            )
+        options = ai_table_options(command)
+        table = await self._checked(command, options)
+        await self._session.execute("BEGIN")
+        try:
+            await self._session.execute(table.source.pieces.table())
+            await self._check_columns(table)
+            owner, name = literal(self._session.owner), literal(table.name)
+            texts = (table.source.statement, _json(options), table.source.key_type, table.path)
+            await self._session.own(
+                f"INSERT INTO {SCHEMA}.ai_tables VALUES ({owner}, {name}, "
+                f"{', '.join(map(literal, texts))}, NULL, 0, 0, '{STALE}', '')"
+            )
+            await self._session.execute("COMMIT")
+        except TierKVError:
+            await self._session.abandon()
+            raise
+        return (_notice(table, await self.refresh(table)),)
+
+    async def _checked(self, command: AiTableCommand, options: AiTableOptions) -> AiTable:
+        prefix = f'CREATE TABLE "{command.name}" AS '
+        try:
+            pieces = read_job_statement(prefix + command.query)
+        except UserError as error:
+            if error.position:
+                error.position = max(1, error.position - len(prefix) + command.offset)
+            raise
+        if not pieces.inputs:
+            raise FeatureNotSupportedError(
+                "the columns that this SELECT depends on are not known",
+                hint="Write its AI calls over plain columns of a view.",
+            )
+        kind, rows = await self._book.check_key(pieces, options.key)
+        path = await self._session.search_path()
+        source = AiJob(
+            command.name, prefix + command.query, pieces, JobOptions(key=options.key), kind, path,
+            rows, self._clock.wall(),
+        )  # fmt: skip
+        return AiTable(source, options, options.key.rpartition(".")[2], path)
+
+    async def _check_columns(self, table: AiTable) -> None:
+        """Refuse a select list without the key, by which rows are found again."""
+        try:
+            await self._session.execute(
+                f'SELECT {table.key_column} FROM "{table.name}" WHERE FALSE'
+            )
+        except SqlError as error:
+            if error.sqlstate != "42703":
+                raise
+            raise SqlError(
+                f"the select list of an AI table must have its key {table.key_column}",
+                sqlstate="42601",
+                hint=f"Add {table.source.options.key} to the select list.",
+            ) from None
+
+    async def _find(self, name: str) -> AiTable | None:
+        rows = await self._session.own(
+            f"SELECT statement, options, key_type, path FROM {SCHEMA}.ai_tables "
+            f"WHERE {self._is(name)}"
+        )
+        if not rows:
+            return None
+        statement, options_text, kind, path = (text or "" for text in rows[0])
+        options = AiTableOptions(**json.loads(options_text))
+        pieces = read_job_statement(statement)
+        job_options = JobOptions(key=options.key)
+        source = AiJob(name, statement, pieces, job_options, kind, path, 0, 0.0)
+        return AiTable(source, options, options.key.rpartition(".")[2], path)
+
+    async def _alter(self, table: AiTable, options: AiTableOptions) -> None:
+        await self._session.own(
+            f"UPDATE {SCHEMA}.ai_tables SET options = {literal(_json(options))} "
+            f"WHERE {self._is(table.name)}"
+        )
+
+    async def _drop(self, table: AiTable) -> None:
+        async with self._alone(table):
+            await self._session.execute("BEGIN")
+            try:
+                await self._session.execute(f'DROP TABLE IF EXISTS "{table.name}"')
+                for each in ("ai_rows", "ai_tables"):
+                    await self._session.own(
+                        f"DELETE FROM {SCHEMA}.{each} WHERE {self._is(table.name)}"
+                    )
+                await self._session.execute("COMMIT")
+            except TierKVError:
+                await self._session.abandon()
+                raise
+
+    # Refresh.
+
+    async def refresh(self, table: AiTable) -> RefreshResult:
+        """Make all rows of a table right, and return what was done.
+
+        Raises:
+            TierKVError: the refresh stopped; rows that were not reached are as before.
+        """
+        path = await self._session.search_path()
+        if path != table.path:
+            raise SqlError(
+                f"AI table {table.name} was made with another search_path",
+                sqlstate="55000",
+                detail=f"Its names could mean other tables. It was {table.path}; now it is {path}.",
+                hint=f"Run SET search_path = {table.path} first.",
+            )
+        started = self._clock.now()
+        async with self._alone(table):
+            try:
+                done = await self._walk(table)
+            except TierKVError as error:
+                await self._session.abandon()
+                await self._note(table, f"state = '{STALE}', error = {literal(told(error))}")
+                raise
+            await self._note(
+                table,
+                f"state = '{FRESH}', error = '', refreshed_s = {self._clock.wall()}, "
+                f"asked = {done.asked}, took_s = {self._clock.now() - started}",
+            )
+        return done
+
+    async def _walk(self, table: AiTable) -> RefreshResult:
+        done, low = RefreshResult(), None
+        while True:
+            chunk = await self._book.next_batch(table.source, KeyRange(low, None), _COMPARED_ROWS)
+            # Behind the last key there may be rows whose keys are gone.
+            keys = KeyRange(low, None) if chunk is None else chunk.keys
+            done = await self._compare(table, keys, done)
+            if chunk is None:
+                return done
+            low = chunk.keys.high
+
+    async def _compare(self, table: AiTable, keys: KeyRange, done: RefreshResult) -> RefreshResult:
+        """Bring the rows of a range of keys up to date; return what was done so far."""
+        kind = table.source.key_type
+        found = await self._session.execute(
+            f"SELECT CAST({KEY} AS text) AS shown, print FROM "
+            f"({table.source.pieces.fingerprints(table.options.key)}) AS tierkv_prints "
+            f"WHERE {keys.condition(KEY, kind)}"
+        )
+        rows = await self._session.own(
+            f"SELECT key, print FROM {SCHEMA}.ai_rows WHERE {self._is(table.name)} "
+            f"AND {keys.condition(f'CAST(key AS {kind})', kind)}"
+        )
+        known = {str(key): text for key, text in rows}
+        prints = {str(key): str(text) for key, text in found.rows}
+        changed = {key: text for key, text in prints.items() if known.get(key) != text}
+        gone = [key for key in known if key not in prints]
+        size = table.options.batch
+        for at in range(0, len(gone), size):
+            await self._write(table, {}, gone[at : at + size])
+            done = replace(done, removed=done.removed + len(gone[at : at + size]))
+        names = list(changed)
+        for at in range(0, len(names), size):
+            some = {name: changed[name] for name in names[at : at + size]}
+            failed = await self._ask(table, some)
+            done = replace(done, asked=done.asked + len(some), failed=done.failed + failed)
+            self._session.tell(None, done.asked, max(done.asked, len(names)))
+        return done
+
+    async def _ask(self, table: AiTable, prints: dict[str, str]) -> int:
+        """Ask about changed rows; return how many fail by themselves."""
+        try:
+            await try_again(
+                self._session, self._clock, lambda: self._write(table, prints, list(prints))
+            )
+        except TierKVError as error:
+            if remedy(error) is not JobRemedy.SET_ASIDE:
+                raise
+            if len(prints) == 1:
+                await self._write(table, prints, list(prints), error=told(error))
+                return 1
+        else:
+            return 0
+        names, half = list(prints), len(prints) // 2
+        parts = (names[:half], names[half:])
+        return sum([await self._ask(table, {n: prints[n] for n in part}) for part in parts])
+
+    async def _write(
+        self,
+        table: AiTable,
+        prints: dict[str, str],
+        old: Sequence[str],
+        *,
+        error: str = "",
+    ) -> None:
+        """Replace rows and fingerprints in one transaction.
+
+        Args:
+            table: the table.
+            prints: new fingerprint of each key that is asked about.
+            old: keys whose rows go.
+            error: the row that fails: it is not asked about, and its error is kept.
+        """
+        kind = table.source.key_type
+        await self._session.execute("BEGIN")
+        await self._session.execute(
+            f'DELETE FROM "{table.name}" WHERE {table.key_column} IN ({_listed(old, kind)})'
+        )
+        if prints and not error:
+            await set_for_batch(self._session, table.options.priority)
+            condition = f"({table.options.key}) IN ({_listed(prints, kind)})"
+            await self._session.execute(table.source.pieces.batch(condition))
+        await self._session.own(
+            f"DELETE FROM {SCHEMA}.ai_rows WHERE {self._is(table.name)} "
+            f"AND key IN ({', '.join(map(literal, old))})"
+        )
+        if prints:
+            owner, name = literal(self._session.owner), literal(table.name)
+            rows = ", ".join(
+                f"({owner}, {name}, {literal(key)}, {literal(text)}, {literal(error)})"
+                for key, text in prints.items()
+            )
+            await self._session.own(f"INSERT INTO {SCHEMA}.ai_rows VALUES {rows}")
+        await self._session.execute("COMMIT")
+
+    async def _note(self, table: AiTable, changes: str) -> None:
+        await self._session.own(
+            f"UPDATE {SCHEMA}.ai_tables SET {changes} WHERE {self._is(table.name)}"
+        )
+
+    @asynccontextmanager
+    async def _alone(self, table: AiTable) -> AsyncIterator[None]:
+        name = f"{self._session.owner}/table/{table.name}"
+        if not await self._session.lock(name):
+            raise SqlError(
+                f"AI table {table.name} is being refreshed in another session", sqlstate="55006"
+            )
+        try:
+            yield
+        finally:
+            await self._session.unlock(name)
+
+    async def _unknown(self, name: str) -> SqlError:
+        rows = await self._session.own(
+            f"SELECT name FROM {SCHEMA}.ai_tables WHERE owner = {literal(self._session.owner)}"
+        )
+        names = [str(each) for (each,) in rows]
+        return SqlError(
+            f'AI table "{name}" does not exist',
+            sqlstate="42P01",
+            hint=did_you_mean(name, names) if names else "There is no AI table yet.",
+        )
+
+    def _is(self, name: str) -> str:
+        return f"owner = {literal(self._session.owner)} AND name = {literal(name)}"
+
+
+def _listed(keys: Iterable[str], kind: str) -> str:
+    return ", ".join(f"CAST({literal(key)} AS {kind})" for key in keys)
+
+
+def _json(options: AiTableOptions) -> str:
+    return json.dumps(asdict(options))
+
+
+def _notice(table: AiTable, done: RefreshResult) -> Notice:
+    text = f"AI table {table.name}: {done.asked} rows asked about, {done.removed} removed"
+    hint = ""
+    if done.failed:
+        text += f", {done.failed} failed"
+        hint = (
+            "See tierkv.job_failures for the reasons. A row is asked about again when it changes."
+        )
+    return Notice("NOTICE", text, hint=hint)

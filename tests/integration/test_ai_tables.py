@@ -1,0 +1,131 @@
+"""AI tables through psycopg, over the embedded database and over a real PostgreSQL."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fix_cluster import wait_for
+from tests.fix_jobs import ROWS, Door, Running
+from tierkv.kvcore.errors import NoNodeError, RowLevelError
+
+pytestmark = pytest.mark.integration
+
+QUERY = "SELECT id, ai_generate('say ' || body) AS answer FROM docs WHERE id % 3 <> 0"
+MADE = f"CREATE AI TABLE made AS {QUERY} WITH (key = id, batch = 10)"
+
+
+def rows_of(door: Door, sql: str) -> list[tuple[Any, ...]]:
+    return sorted(door.rows(sql))
+
+
+def test_only_rows_that_changed_are_asked_about(door: Door) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with door.session() as connection:
+        told: list[str] = []
+        connection.add_notice_handler(lambda notice: told.append(str(notice.message_primary)))
+        assert connection.execute(MADE).statusmessage == "CREATE AI TABLE"
+        assert told[-1] == "AI table made: 40 rows asked about, 0 removed"
+        assert rows_of(door, "SELECT * FROM made") == rows_of(door, QUERY)
+        for number in range(4):
+            changed = rng.sample(range(1, ROWS + 1), 5)
+            listed = ", ".join(map(str, changed))
+            connection.execute(
+                f"UPDATE docs SET body = 'new {number} ' || id WHERE id IN ({listed})"
+            )
+            connection.execute(f"DELETE FROM docs WHERE id = {rng.randrange(1, ROWS)}")
+            connection.execute(f"INSERT INTO docs VALUES ({1000 + number}, 'more {number}')")
+            before = set(door.generator.prompts)
+            expected_rows = rows_of(door, "SELECT id, body FROM docs WHERE id % 3 <> 0")
+            door.generator.prompts.clear()
+            connection.execute("REFRESH AI TABLE made")
+            asked = set(door.generator.prompts)
+            assert asked <= {f"say {body}" for _, body in expected_rows} - before
+            assert len(asked) <= 6
+            assert rows_of(door, "SELECT * FROM made") == rows_of(door, QUERY)
+        door.generator.prompts.clear()
+        connection.execute("REFRESH AI TABLE made")
+        assert door.generator.prompts == [] and told[-1].endswith("0 rows asked about, 0 removed")
+    state = door.rows("SELECT name, state, failed, asked, last_error FROM tierkv.ai_tables")
+    assert state == [("made", "fresh", 0, 0, None)]
+    with door.session() as connection:
+        connection.execute("DROP AI TABLE made")
+        connection.execute("DROP AI TABLE IF EXISTS made")
+    assert door.rows("SELECT * FROM tierkv.ai_tables") == []
+
+
+def test_a_row_that_fails_is_told_and_asked_about_when_it_changes(door: Door) -> None:
+    door.generator.failing["text 8"] = RowLevelError("no answer")
+    door.generator.failing["text 20"] = [NoNodeError("away")]
+    with door.session() as connection:
+        connection.execute(MADE)
+        assert 8 not in [row[0] for row in door.rows("SELECT id FROM made")]
+        assert door.rows("SELECT job, key, sqlstate, message FROM tierkv.job_failures") == [
+            ("made", "8", "22000", "no answer")
+        ]
+        door.generator.prompts.clear()
+        connection.execute("REFRESH AI TABLE made")
+        assert door.generator.prompts == []
+        connection.execute("UPDATE docs SET body = 'better' WHERE id = 8")
+        connection.execute("REFRESH AI TABLE made")
+        assert rows_of(door, "SELECT * FROM made") == rows_of(door, QUERY)
+        assert door.rows("SELECT * FROM tierkv.job_failures") == []
+        connection.execute("DROP AI TABLE made")
+
+
+def test_a_refresh_that_is_cancelled_leaves_right_rows(door: Door) -> None:
+    door.hold()
+    running = Running(door, MADE)
+    wait_for(door.generator.started.is_set, what="the first call")
+    with pytest.raises(psycopg.errors.ObjectInUse):
+        door.rows("REFRESH AI TABLE made")
+    running.connection.cancel_safe()
+    running.join()
+    assert isinstance(running.error, psycopg.errors.QueryCanceled)
+    door.release()
+    assert door.rows("SELECT state FROM tierkv.ai_tables") == [("stale",)]
+    with door.session() as connection:
+        connection.execute("REFRESH AI TABLE made")
+        assert rows_of(door, "SELECT * FROM made") == rows_of(door, QUERY)
+        connection.execute("DROP AI TABLE made")
+
+
+REFUSED = {
+    "CREATE AI TABLE t AS SELECT ai_generate(body) FROM docs WITH (key = id)": "42601",
+    f"CREATE AI TABLE t AS {QUERY}": "42601",
+    f"CREATE AI TABLE t AS {QUERY} WITH (key = id, refresh = 'soon')": "22023",
+    f"CREATE AI TABLE t AS {QUERY} WITH (key = id, refesh = manual)": "42601",
+    "CREATE AI TABLE t AS INSERT INTO docs SELECT 1": "42601",
+    "CREATE AI TABLE t AS SELECT DISTINCT id FROM docs WITH (key = id)": "0A000",
+    "CREATE AI TABLE t AS SELECT id, body FROM docs WITH (key = 'id % 2')": "23505",
+    "CREATE AI TABLE docs AS SELECT id, body FROM docs WITH (key = id)": "42P07",
+    "REFRESH AI TABLE nobody": "42P01",
+    "ALTER AI TABLE nobody SUSPEND": "42P01",
+    "DROP AI TABLE nobody": "42P01",
+}
+
+
+def test_what_can_not_be_an_ai_table_is_refused(door: Door) -> None:
+    with door.session() as connection:
+        for text, sqlstate in REFUSED.items():
+            with pytest.raises(psycopg.Error) as refused:
+                connection.execute(text)
+            assert refused.value.sqlstate == sqlstate, text
+        assert connection.execute("SELECT count(*) FROM tierkv.ai_tables").fetchone() == (0,)
+        connection.execute(MADE)
+        connection.execute("ALTER AI TABLE made SUSPEND")
+        connection.execute("ALTER AI TABLE made SET (refresh = '1 minute')")
+        row = connection.execute("SELECT suspended, refresh_s FROM tierkv.ai_tables").fetchone()
+        assert row == (True, 60.0)
+        connection.execute("ALTER AI TABLE made RESUME")
+        connection.execute("DROP TABLE made")
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            connection.execute("REFRESH AI TABLE made")
+            connection.execute("UPDATE docs SET body = 'x'")
+            connection.execute("REFRESH AI TABLE made")
+        connection.execute("DROP AI TABLE made")
