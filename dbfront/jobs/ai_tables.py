@@ -11,6 +11,7 @@ in ``ai_rows``, until its inputs change.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -72,9 +73,19 @@ class RefreshResult:
 class AiTables:
     """The statements about AI tables of one session."""
 
-    def __init__(self, session: JobSession, clock: Clock) -> None:
+    def __init__(
+        self, session: JobSession, clock: Clock, changed: asyncio.Event | None = None
+    ) -> None:
+        """Use a session.
+
+        Args:
+            session: runs the batches.
+            clock: for the times of refreshes.
+            changed: set after a change of the tables; None: nobody refreshes tables here.
+        """
         self._session = session
         self._clock = clock
+        self._changed = changed
         self._book = JobBook(session, clock)
 
     async def run(self, command: AiTableCommand) -> StatementResult:
@@ -91,21 +102,36 @@ class AiTables:
                 hint="A refresh commits each batch: COMMIT first.",
             )
         await self._session.prepare()
+        try:
+            return StatementResult(command.tag, notices=await self._run(command))
+        finally:
+            if self._changed is not None and command.verb != "REFRESH":
+                self._changed.set()
+
+    async def _run(self, command: AiTableCommand) -> tuple[Notice, ...]:
         if command.verb == "CREATE":
-            return StatementResult(command.tag, notices=await self._create(command))
+            return await self._create(command)
         table = await self._find(command.name)
         if table is None:
             if command.tolerant:
-                return StatementResult(command.tag)
+                return ()
             raise await self._unknown(command.name)
-        notices: tuple[Notice, ...] = ()
         if command.verb == "DROP":
             await self._drop(table)
         elif command.verb == "ALTER":
-            await self._alter(table, ai_table_options(command, table.options))
+            await self._alter(table, self._options(command, table.options))
         else:
-            notices = (_notice(table, await self.refresh(table)),)
-        return StatementResult(command.tag, notices=notices)
+            return (_notice(table, await self.refresh(table)),)
+        return ()
+
+    def _options(self, command: AiTableCommand, old: AiTableOptions | None) -> AiTableOptions:
+        options = ai_table_options(command, old)
+        if options.refresh_s and self._changed is None:
+            raise FeatureNotSupportedError(
+                "behind PostgreSQL, AI tables do not refresh by themselves",
+                hint="The front can't log in as you. Run REFRESH AI TABLE from cron or pg_cron.",
+            )
+        return replace(options, made_by=options.made_by or self._session.user)
 
     async def _create(self, command: AiTableCommand) -> tuple[Notice, ...]:
         if await self._find(command.name) is not None:
@@ -116,7 +142,7 @@ class AiTables:
                 sqlstate="42P07",
                 hint=f"REFRESH AI TABLE {command.name} brings it up to date.",
             )
-        options = ai_table_options(command)
+        options = self._options(command, None)
         table = await self._checked(command, options)
         await self._session.execute("BEGIN")
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.contracts import ClientInfo, Notice, StatementResult
@@ -37,6 +37,8 @@ class RunningJobs:
         clock: for checkpoints.
         run_parts: hands parts to a cluster; None: no cluster is known.
         holders: the sessions with running jobs, by held name.
+        read: runs a query of the front over all sessions' data; None: nothing refreshes by itself.
+        changed: set after each change of an AI table.
         making: held while a session makes the tables, if they do not exist.
     """
 
@@ -44,6 +46,8 @@ class RunningJobs:
     clock: Clock = field(default_factory=SystemClock)
     run_parts: RunParts | None = None
     holders: dict[str, EmbeddedJobs] = field(default_factory=dict)
+    read: Callable[[str], list[tuple[Any, ...]]] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -68,6 +72,7 @@ class EmbeddedJobs:
             running: shared by the sessions of the database.
         """
         self.owner = running.owner_of(client)
+        self.user = client.user
         self.stats = AiStats()
         self._inner = inner
         self._execute = execute

@@ -140,12 +140,16 @@ class JobSession(Protocol):
        a name's holder, if the holder is a session of this process.
     5. ``pause`` waits; CancelledByUserError if the client cancels meanwhile.
     6. ``tell`` shows the client a notice at once, and how much is done.
-    7. ``owner`` owns the session's visible jobs; empty without logins. ``prepare`` comes first: the
-       tables of jobs are made, or the method fails if the tables can't be made here.
+    7. ``owner`` owns the session's visible jobs; empty without logins. ``user`` is the client's
+       name.
+    8. ``prepare`` comes first and makes the tables of jobs; an error if they can't be made here.
     """
 
     @property
     def owner(self) -> str: ...
+
+    @property
+    def user(self) -> str: ...
 
     @property
     def stats(self) -> AiStats: ...

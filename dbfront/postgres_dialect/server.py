@@ -8,7 +8,8 @@ catalog.
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
@@ -16,6 +17,9 @@ from tierkv.dbfront.postgres_dialect.catalog.install import SharedCatalog
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
 from tierkv.dbfront.postgres_dialect.session.session import DialectSession, WireNeeds
 from tierkv.dbfront.sql_session import SqlServer
+
+if TYPE_CHECKING:
+    from tierkv.dbfront.jobs.ai_table_keeper import DueTable
 
 _NAMED_BY_CLIENTS: Final = (
     f"SELECT 1 FROM duckdb_views() WHERE NOT internal AND contains(sql, '{DATABASE}') UNION ALL "
@@ -41,6 +45,7 @@ class DialectServer:
         self._jobs = jobs or RunningJobs()
         self._catalog = SharedCatalog(engine)
         self._unread = keeps_tables
+        self._keeping: asyncio.Task[None] | None = None
 
     async def open_session(
         self, client: ClientInfo, wire: WireNeeds | None = None
@@ -57,7 +62,28 @@ class DialectServer:
                 await self._catalog.need()
         return DialectSession(inner, client, self._catalog, wire, self._jobs)
 
+    def keep_fresh(self) -> None:
+        """Refresh AI tables when they are due, until ``close``."""
+        from tierkv.dbfront.jobs.ai_table_keeper import AiTableKeeper
+
+        if self._jobs.read is not None:
+            jobs = self._jobs
+            keeper = AiTableKeeper(self._jobs.read, self._refresh, jobs.clock, jobs.changed)
+            self._keeping = asyncio.create_task(keeper.run())
+
+    async def _refresh(self, table: DueTable) -> None:
+        session = await self.open_session(ClientInfo(table.user, application_name="refresh"))
+        try:
+            path = table.path.replace("'", "''")
+            await session.execute_own(f"SET search_path = '{path}'")
+            await session.execute(f'REFRESH AI TABLE "{table.name}"')
+        finally:
+            await session.close()
+
     async def close(self) -> None:
         """Close the engine with all its sessions."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
         await self._catalog.close()
         await self._engine.close()

@@ -109,6 +109,7 @@ class DuckDbSqlServer:
         self._engine.reset_statistics = self._reset_statistics
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions: dict[int, DuckDbSession] = {}
+        self.jobs.read = self._engine.rows
         self.siblings = siblings or Siblings()
         # Each worker of a front counts in steps, so that a pid is unique.
         self._pids = itertools.count(1 + self.siblings.index, self.siblings.count)

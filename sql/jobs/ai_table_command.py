@@ -42,6 +42,7 @@ class AiTableOptions:
         priority: of the calls; None: as of any large statement.
         refresh_s: seconds between refreshes; MANUAL: none by itself.
         suspended: no refresh by itself for now.
+        made_by: user whose sessions refresh it, where tables have no owners.
     """
 
     key: str = ""
@@ -49,6 +50,7 @@ class AiTableOptions:
     priority: int | None = None
     refresh_s: float = MANUAL
     suspended: bool = False
+    made_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

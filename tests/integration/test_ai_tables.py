@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.fix_cluster import wait_for
+from tests.fix_cluster import Cluster, wait_for
 from tests.fix_jobs import ROWS, Door, Running
 from tierkv.kvcore.errors import NoNodeError, RowLevelError
 
@@ -119,9 +120,14 @@ def test_what_can_not_be_an_ai_table_is_refused(door: Door) -> None:
         assert connection.execute("SELECT count(*) FROM tierkv.ai_tables").fetchone() == (0,)
         connection.execute(MADE)
         connection.execute("ALTER AI TABLE made SUSPEND")
-        connection.execute("ALTER AI TABLE made SET (refresh = '1 minute')")
+        period = "ALTER AI TABLE made SET (refresh = '1 minute')"
+        if "password" in door.dsn:
+            with pytest.raises(psycopg.errors.FeatureNotSupported, match="behind PostgreSQL"):
+                connection.execute(period.encode())
+        else:
+            connection.execute(period.encode())
         row = connection.execute("SELECT suspended, refresh_s FROM tierkv.ai_tables").fetchone()
-        assert row == (True, 60.0)
+        assert row == (True, 0.0 if "password" in door.dsn else 60.0)
         connection.execute("ALTER AI TABLE made RESUME")
         connection.execute("DROP TABLE made")
         with pytest.raises(psycopg.errors.UndefinedTable):
@@ -129,3 +135,32 @@ def test_what_can_not_be_an_ai_table_is_refused(door: Door) -> None:
             connection.execute("UPDATE docs SET body = 'x'")
             connection.execute("REFRESH AI TABLE made")
         connection.execute("DROP AI TABLE made")
+
+
+def test_a_front_refreshes_its_tables_by_itself(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster()
+    dsn = f"host=127.0.0.1 port={cluster.pg_port} user=tierkv dbname=main"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+
+        def is_right() -> bool:
+            query = QUERY.replace("'say ' || body", "body, options => '{\"max_tokens\": 3}'")
+            rows = [
+                sorted(connection.execute(text.encode()).fetchall())
+                for text in ("SELECT * FROM made", query)
+            ]
+            return rows[0] == rows[1]
+
+        connection.execute("CREATE TABLE docs (id int, body text)")
+        connection.execute("INSERT INTO docs SELECT i, 'text ' || i FROM range(1, 9) t(i)")
+        made = MADE.replace("'say ' || body", "body, options => '{\"max_tokens\": 3}'")
+        connection.execute(made.replace("batch = 10", "refresh = '1 second'").encode())
+        assert is_right()
+        connection.execute("UPDATE docs SET body = body || '!' WHERE id = 2")
+        wait_for(is_right, what="a refresh")
+        connection.execute("UPDATE docs SET body = body || '?' WHERE id = 4")
+    cluster.kill("front")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        wait_for(is_right, what="a refresh by the new front")
+        connection.execute("ALTER AI TABLE made SUSPEND")
+        state = connection.execute("SELECT state, suspended FROM tierkv.ai_tables").fetchone()
+        assert state == ("fresh", True)

@@ -203,6 +203,8 @@ class FrontPart:
         settings = self._config.settings.front
         self._pg = await self._sql_door(settings)
         pg_port = await self._pg.start()
+        if not settings.postgres:
+            self.sql.keep_fresh()
         http_port = await self.open_http(sql_port=pg_port)
         await self.siblings.start()
         return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}

@@ -113,6 +113,7 @@ class RelayedJobs:
             holders: how to cancel the jobs of this process, by held name.
         """
         self.owner = ""
+        self.user = relay.login.user
         self.stats = AiStats()
         self._relay = relay
         self._exchange = _QuietExchange(relay)

@@ -301,7 +301,7 @@ class DialectSession:
         self._job = EmbeddedJobs(self._inner, execute, self._client, jobs)
         try:
             if isinstance(command, AiTableCommand):
-                return await AiTables(self._job, jobs.clock).run(command)
+                return await AiTables(self._job, jobs.clock, jobs.changed).run(command)
             return await JobCommands(self._job, jobs.clock, jobs.run_parts).run(command)
         finally:
             self._job = None
