@@ -1,11 +1,13 @@
-"""AI jobs: what batches cost against one statement, and what a killed front costs.
+"""AI jobs and AI tables: what batches cost, what a killed front costs, what a refresh saves.
 
 Run ``python -m bench.jobs``. A cluster of real processes (``tierkv up``, one compute node, the
 shipped model) answers a question about each row of a table. Four ways take turns, each round with
 questions of its own: one INSERT ... SELECT, a job, a job with batches of a fifth of the size, and a
 job whose front is killed with ``kill -9`` at half of the rows and that is then resumed. All must
 write the same number of rows, each key once. Calls asked twice are counted at the compute node,
-which outlives the front: by prompt tokens, because prompts of a round are equally long.
+which outlives the front: by prompt tokens, because prompts of a round are equally long. Then an AI
+table is filled, and refreshed after a hundredth of the rows changed; its answers must be those of
+its SELECT.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from bench.report import Report, finish, make_parser
 from tierkv.compute.demo_model.data import INSTRUCTION
 
 _WAYS = ("statement", "job", "small_batches", "killed")
+_REFRESHES = 3
 _LOOK_S = 0.02
 _INTO_BATCH_S = 0.15
 """The kill comes this long after a checkpoint, in the middle of a batch."""
@@ -59,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     run = _Run(dsn, f"{folder}/run", way, number, rows, batch)
                     seconds[way].append(run.measure())
                     tokens[way].append(run.prompt_tokens)
+            _refresh(report, dsn, rows, rng)
     for way in _WAYS:
         report.add(f"{way}_rows_per_s", rows / statistics.median(seconds[way]))
     for way in _WAYS[1:]:
@@ -69,6 +73,45 @@ def main(argv: Sequence[str] | None = None) -> None:
     report.add("calls_asked_again_after_a_kill", max(more))
     report.add("calls_asked_again_per_batch", max(more) / batch)
     finish(report, arguments.format)
+
+
+def _refresh(report: Report, dsn: str, rows: int, rng: random.Random) -> None:
+    """Fill an AI table, change a hundredth of the rows, and refresh: all answers must be right."""
+    select = _question("refresh")
+    with psycopg.connect(dsn, autocommit=True) as session:
+        began_s = time.perf_counter()
+        session.execute(
+            f"CREATE AI TABLE kept AS {select} WHERE id <= {rows} WITH (key = id)".encode()
+        )
+        full_s = time.perf_counter() - began_s
+        seconds: list[float] = []
+        for number in range(_REFRESHES):
+            changed = ", ".join(map(str, rng.sample(range(1, rows + 1), max(rows // 100, 1))))
+            session.execute(
+                f"UPDATE notes SET note = note || ' {number}.' WHERE id IN ({changed})".encode()
+            )
+            began_s = time.perf_counter()
+            session.execute("REFRESH AI TABLE kept")
+            seconds.append(time.perf_counter() - began_s)
+        began_s = time.perf_counter()
+        session.execute("REFRESH AI TABLE kept")
+        nothing_s = time.perf_counter() - began_s
+        wrong = session.execute(
+            f"SELECT count(*) FROM (SELECT id, answer FROM kept EXCEPT {select} "
+            f"WHERE id <= {rows})".encode()
+        ).fetchone()
+    if wrong != (0,):
+        raise RuntimeError(f"{wrong} answers of the AI table are not those of its SELECT")
+    report.add("ai_table_full_s", full_s)
+    report.add("ai_table_refresh_of_a_hundredth_s", statistics.median(seconds))
+    report.add("ai_table_refresh_of_nothing_s", nothing_s)
+    report.add("ai_table_refresh_to_full_ratio", statistics.median(seconds) / full_s)
+
+
+def _question(text: str) -> str:
+    prompt = f"'{INSTRUCTION}\n' || note || '\nQuestion {text}: where does the customer live?'"
+    options = "options => '{\"max_tokens\": 8}'"
+    return f"SELECT id, ai_generate({prompt}, {options}) AS answer FROM notes"
 
 
 class _Run:
@@ -85,12 +128,7 @@ class _Run:
         self._batch = batch // 5 if way == "small_batches" else batch
         self._table = f"made_{way}_{number}"
         # Equally long for every way, and new to the cache.
-        question = f"Question {number}{_WAYS.index(way)}: where does the customer live?"
-        prompt = f"'{INSTRUCTION}\n' || note || '\nQuestion: {question}'"
-        self._select = (
-            f"SELECT id, ai_generate({prompt}, options => '{{\"max_tokens\": 8}}') AS answer "
-            f"FROM notes WHERE id <= {rows}"
-        )
+        self._select = f"{_question(f'{number}{_WAYS.index(way)}')} WHERE id <= {rows}"
 
     def measure(self) -> float:
         """Run to the end; return the seconds."""

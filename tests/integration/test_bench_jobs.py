@@ -28,3 +28,4 @@ def test_jobs_are_measured_and_a_kill_costs_less_than_a_batch() -> None:
     assert metrics["rows"] == 200 and metrics["batch_rows"] == 20
     # A question is a token longer or shorter than another.
     assert metrics["calls_asked_again_after_a_kill"] <= 1.05 * metrics["batch_rows"]
+    assert metrics["ai_table_refresh_to_full_ratio"] > 0
