@@ -238,14 +238,7 @@ class AiTables:
         Raises:
             TierKVError: the refresh stopped; rows that were not reached are as before.
         """
-        path = await self._session.search_path()
-        if path != table.path:
-            raise SqlError(
-                f"AI table {table.name} was made with another search_path",
-                sqlstate="55000",
-                detail=f"Its names could mean other tables. It was {table.path}; now it is {path}.",
-                hint=f"Run SET search_path = {table.path} first.",
-            )
+        await self._book.check_path(f"AI table {table.name}", table.path)
         started = self._clock.now()
         async with self._alone(table):
             try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.contracts import ClientInfo, Notice, StatementResult
-from tierkv.dbfront.jobs.job_errors import cancelled_by_client
+from tierkv.dbfront.jobs.job_errors import cancelled_by_client, pause_unless
 from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import UserError
@@ -145,12 +145,7 @@ class EmbeddedJobs:
 
     async def pause(self, seconds: float) -> None:
         """See JobSession."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._cancelled.wait()
-        except TimeoutError:
-            return
-        raise cancelled_by_client()
+        await pause_unless(self._cancelled, seconds)
 
     def tell(self, notice: Notice | None, done: int, total: int) -> None:
         """See JobSession."""

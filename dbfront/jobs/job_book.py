@@ -232,6 +232,25 @@ class JobBook:
 
     # The source.
 
+    async def check_path(self, what: str, made: str) -> None:
+        """Refuse to run after a change of the search path: names may mean other tables.
+
+        Args:
+            what: the job or table, for the error.
+            made: search path when it was made.
+
+        Raises:
+            SqlError: 55000.
+        """
+        path = await self._session.search_path()
+        if path != made:
+            raise SqlError(
+                f"{what} was made with another search_path",
+                sqlstate="55000",
+                detail=f"Its names could mean other tables. It was {made}; now it is {path}.",
+                hint=f"Run SET search_path = {made} first.",
+            )
+
     async def check_key(self, pieces: JobStatement, key: str) -> tuple[str, int]:
         """Return the type of the key and the number of rows; refuse a key that can't cut the rows.
 

@@ -158,7 +158,7 @@ class JobCommands:
 
     async def _work(self, job: AiJob) -> tuple[Notice, ...]:
         """Run the parts of a job to their ends."""
-        await self._check_path(job)
+        await self._book.check_path(f"job {job.name}", job.path)
         async with self._alone(job):
             if job.options.runner == "ray":
                 await self._need_cluster()(job, lambda: self._look(job))
@@ -171,7 +171,7 @@ class JobCommands:
         if not 1 <= command.partition <= len(job.parts):
             raise SqlError(f"job {job.name} has {len(job.parts)} partitions", sqlstate="22023")
         job = replace(job, options=job_options(command, job.options))
-        await self._check_path(job)
+        await self._book.check_path(f"job {job.name}", job.path)
         async with self._alone(job, command.partition):
             await self._run_part(job, command.partition)
         return ()
@@ -188,17 +188,6 @@ class JobCommands:
             return ()
         rows, _, _ = await self._book.count_source(job.pieces.keys(job.options.key))
         return (end_notice(job, rows),)
-
-    async def _check_path(self, job: AiJob) -> None:
-        """Refuse to run a job after a change of the search path."""
-        path = await self._session.search_path()
-        if path != job.path:
-            raise SqlError(
-                f"job {job.name} was made with another search_path",
-                sqlstate="55000",
-                detail=f"Its names could mean other tables. It was {job.path}; now it is {path}.",
-                hint=f"Run SET search_path = {job.path} first.",
-            )
 
     @asynccontextmanager
     async def _alone(self, job: AiJob, number: int | None = None) -> AsyncIterator[None]:

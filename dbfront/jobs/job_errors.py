@@ -1,11 +1,12 @@
 """What a job does after an error: set the row aside, wait and try again, or stop.
 
-Pure. In doubt a job stops: a stopped job can be resumed. Only
+In doubt a job stops: a stopped job can be resumed. Only
 errors with a possible cause in a row's data are followed to the row.
 """
 
 from __future__ import annotations
 
+import asyncio
 from enum import StrEnum
 from typing import Final
 
@@ -69,3 +70,17 @@ def told(error: TierKVError) -> str:
 def cancelled_by_client() -> CancelledByUserError:
     """Return the error of a job cancelled between two statements."""
     return CancelledByUserError("canceling statement due to user request")
+
+
+async def pause_unless(cancelled: asyncio.Event, seconds: float) -> None:
+    """Wait, unless a cancel comes first.
+
+    Raises:
+        CancelledByUserError: the cancel came.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await cancelled.wait()
+    except TimeoutError:
+        return
+    raise cancelled_by_client()

@@ -127,7 +127,8 @@ class PartRunner:
         """
         if self._horizon is None:
             return None
-        left = KeyRange(part.left.low, part.left.high or self._horizon)
+        high = self._horizon if part.left.high is None else part.left.high
+        left = KeyRange(part.left.low, high)
         return await self._book.next_batch(self._job, left, self._job.options.batch)
 
     def _check_limits(self, part: JobPart, began: JobPart) -> None:

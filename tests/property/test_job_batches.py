@@ -88,3 +88,8 @@ async def _run(
     finally:
         await session.close()
         await server.close()
+
+
+def test_an_empty_text_is_a_key_like_any_other() -> None:
+    rows = {0: "", 1: "a", 2: "b", 3: "c"}
+    asyncio.run(_run("text", rows, {2}, {1}, batch=1, parts=4, stops=1))

@@ -13,7 +13,7 @@ from typing import Final
 
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.contracts import Notice, StatementResult
-from tierkv.dbfront.jobs.job_errors import cancelled_by_client
+from tierkv.dbfront.jobs.job_errors import cancelled_by_client, pause_unless
 from tierkv.dbfront.pgwire.protocol.errors import notice_fields
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
@@ -223,12 +223,7 @@ class RelayedJobs:
 
     async def pause(self, seconds: float) -> None:
         """See JobSession."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._cancelled.wait()
-        except TimeoutError:
-            return
-        raise cancelled_by_client()
+        await pause_unless(self._cancelled, seconds)
 
     def tell(self, notice: Notice | None, done: int, total: int) -> None:
         """See JobSession; PostgreSQL's protocol has no message for progress alone."""
