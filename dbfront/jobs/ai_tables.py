@@ -20,9 +20,9 @@ from typing import Final
 
 from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job import AiJob, JobSession
-from tierkv.dbfront.jobs.job_book import JobBook
 from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
 from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
+from tierkv.dbfront.jobs.job_source import JobSource
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
 from tierkv.sql.jobs.ai_table_command import AiTableCommand, AiTableOptions, ai_table_options
@@ -86,7 +86,7 @@ class AiTables:
         self._session = session
         self._clock = clock
         self._changed = changed
-        self._book = JobBook(session, clock)
+        self._source = JobSource(session)
 
     async def run(self, command: AiTableCommand) -> StatementResult:
         """Carry out a statement; CREATE and REFRESH return when all rows are right.
@@ -173,7 +173,7 @@ class AiTables:
                 "the columns that this SELECT depends on are not known",
                 hint="Write its AI calls over plain columns of a view.",
             )
-        kind, rows = await self._book.check_key(pieces, options.key)
+        kind, rows = await self._source.check_key(pieces, options.key)
         path = await self._session.search_path()
         source = AiJob(
             command.name, prefix + command.query, pieces, JobOptions(key=options.key), kind, path,
@@ -238,7 +238,7 @@ class AiTables:
         Raises:
             TierKVError: the refresh stopped; rows that were not reached are as before.
         """
-        await self._book.check_path(f"AI table {table.name}", table.path)
+        await self._source.check_path(f"AI table {table.name}", table.path)
         started = self._clock.now()
         async with self._alone(table):
             try:
@@ -257,7 +257,7 @@ class AiTables:
     async def _walk(self, table: AiTable) -> RefreshResult:
         done, low = RefreshResult(), None
         while True:
-            chunk = await self._book.next_batch(table.source, KeyRange(low, None), _COMPARED_ROWS)
+            chunk = await self._source.next_batch(table.source, KeyRange(low, None), _COMPARED_ROWS)
             # Behind the last key there may be rows whose keys are gone.
             keys = KeyRange(low, None) if chunk is None else chunk.keys
             done = await self._compare(table, keys, done)

@@ -22,11 +22,8 @@ from tierkv.dbfront.jobs.job import (
 )
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock
-from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
 from tierkv.sql.jobs.job_command import JobOptions
 from tierkv.sql.jobs.job_statement import (
-    KEY,
-    JobStatement,
     KeyRange,
     literal,
     read_job_statement,
@@ -37,14 +34,6 @@ _COUNTS: Final = (
     "examined", "written", "failed", "calls", "prompt_tokens", "hit_tokens", "completion_tokens",
 )  # fmt: skip
 _OPEN: Final = f"'{PartState.DONE}'"
-
-
-_KEY_TYPES: Final = (
-    "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid",
-    "tinyint", "hugeint", "utinyint", "usmallint", "uinteger", "ubigint", "uhugeint",
-    "decimal", "varchar",
-)  # fmt: skip
-"""Types whose text means the same in every session, with one value per text."""
 
 
 class JobBook:
@@ -229,106 +218,6 @@ class JobBook:
             "hit_tokens": stats.hit_tokens.total,
             "completion_tokens": stats.completion_tokens,
         }
-
-    # The source.
-
-    async def check_path(self, what: str, made: str) -> None:
-        """Refuse to run after a change of the search path: names may mean other tables.
-
-        Args:
-            what: the job or table, for the error.
-            made: search path when it was made.
-
-        Raises:
-            SqlError: 55000.
-        """
-        path = await self._session.search_path()
-        if path != made:
-            raise SqlError(
-                f"{what} was made with another search_path",
-                sqlstate="55000",
-                detail=f"Its names could mean other tables. It was {made}; now it is {path}.",
-                hint=f"Run SET search_path = {made} first.",
-            )
-
-    async def check_key(self, pieces: JobStatement, key: str) -> tuple[str, int]:
-        """Return the type of the key and the number of rows; refuse a key that can't cut the rows.
-
-        Raises:
-            SqlError: 23502 or 23505, NULL or equal keys; or what the statement's own parts give.
-            FeatureNotSupportedError: keys of a type whose text depends on the session.
-        """
-        keys = pieces.keys(key)
-        await self._session.execute(pieces.probe(key))
-        kind = (await self.type_of_key(keys)).lower()
-        if kind.partition("(")[0] not in _KEY_TYPES:
-            raise FeatureNotSupportedError(
-                f"a key can't have type {kind}",
-                hint="Use a column of an integer type, numeric, text or uuid, as a primary key is.",
-            )
-        rows, keyed, different = await self.count_source(keys)
-        if keyed < rows:
-            raise SqlError(
-                f"key {key} is NULL in {rows - keyed} of {rows} rows",
-                sqlstate="23502",
-                hint="Rows without a key would be lost. Use another key, or leave them out in "
-                "WHERE.",
-            )
-        if different < rows:
-            raise SqlError(
-                f"key {key} is not unique: {rows} rows have {different} values",
-                sqlstate="23505",
-                hint="Use a column with one value for each row of the SELECT's FROM.",
-            )
-        return kind, rows
-
-    async def count_source(self, keys: str) -> tuple[int, int, int]:
-        """Return the number of rows, rows with a key, and different keys, of a query of keys."""
-        result = await self._session.execute(
-            f"SELECT count(*), count({KEY}), count(DISTINCT {KEY}) FROM ({keys}) AS tierkv_source"
-        )
-        rows, keyed, different = (int(value) for value in result.rows[0])
-        return rows, keyed, different
-
-    async def type_of_key(self, keys: str) -> str:
-        """Return the SQL type of the keys of a query, which may be empty."""
-        one = f"(SELECT {KEY} FROM ({keys}) AS tierkv_source LIMIT 1)"
-        kind = self._session.type_function
-        result = await self._session.execute(f"SELECT CAST({kind}({one}) AS text)")
-        return str(result.rows[0][0])
-
-    async def last_key(self, keys: str) -> str | None:
-        """Return the highest key of a query of keys now; None without rows."""
-        result = await self._session.execute(
-            f"SELECT CAST({KEY} AS text) AS last_key FROM ({keys}) AS tierkv_source "
-            f"ORDER BY {KEY} DESC LIMIT 1"
-        )
-        return str(result.rows[0][0]) if result.rows else None
-
-    async def next_batch(self, job: AiJob, left: KeyRange, most: int) -> JobBatch | None:
-        """Return the lowest keys of a range as a batch; None without any."""
-        keys = job.pieces.keys(job.options.key)
-        where = left.condition(KEY, job.key_type)
-        result = await self._session.execute(
-            f"SELECT CAST({KEY} AS text) AS last_key, rows_here FROM (SELECT {KEY}, "
-            f"count(*) OVER () AS rows_here FROM (SELECT {KEY} FROM ({keys}) "
-            f"AS tierkv_source WHERE {where} ORDER BY {KEY} LIMIT {most}) AS tierkv_batch) "
-            f"AS tierkv_last ORDER BY {KEY} DESC LIMIT 1"
-        )
-        if not result.rows:
-            return None
-        high, rows = result.rows[0]
-        return JobBatch(KeyRange(left.low, str(high)), int(rows))
-
-    async def cuts(self, keys: str, parts: int) -> list[str]:
-        """Return the keys at which a source is cut into parts of equal size."""
-        result = await self._session.execute(
-            f"SELECT CAST(max_key AS text) FROM (SELECT {KEY} AS max_key, piece, row_number() "
-            f"OVER (PARTITION BY piece ORDER BY {KEY} DESC) AS from_end FROM (SELECT {KEY}, "
-            f"ntile({parts}) OVER (ORDER BY {KEY}) AS piece FROM ({keys}) AS tierkv_source) AS "
-            f"tierkv_tiles) AS tierkv_ends WHERE from_end = 1 ORDER BY piece"
-        )
-        return [str(key) for (key,) in result.rows][:-1]
 
     def _is(self, name: str) -> str:
         return f"owner = {literal(self._session.owner)} AND job = {literal(name)}"

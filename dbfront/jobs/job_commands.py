@@ -17,6 +17,7 @@ from tierkv.dbfront.jobs.job import AiJob, JobPart, JobSession
 from tierkv.dbfront.jobs.job_book import JobBook
 from tierkv.dbfront.jobs.job_progress import TOLD_EVERY_S, end_notice, progress_notice
 from tierkv.dbfront.jobs.job_runner import PartRunner
+from tierkv.dbfront.jobs.job_source import JobSource
 from tierkv.dbfront.jobs.job_views import lock_name
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
@@ -47,6 +48,7 @@ class JobCommands:
         self._session = session
         self._clock = clock
         self._book = JobBook(session, clock)
+        self._source = JobSource(session)
         self._run_parts = run_parts
         self._told_s = 0.0
 
@@ -136,10 +138,10 @@ class JobCommands:
         self, command: JobCommand, options: JobOptions, pieces: JobStatement
     ) -> AiJob:
         """Return the new job; refuse keys that can't cut its rows into batches."""
-        kind, rows = await self._book.check_key(pieces, options.key)
+        kind, rows = await self._source.check_key(pieces, options.key)
         keys = pieces.keys(options.key)
         count = options.partitions or (8 if options.runner == "ray" else 1)
-        cuts = await self._book.cuts(keys, count) if count > 1 else []
+        cuts = await self._source.cuts(keys, count) if count > 1 else []
         bounds = zip([None, *cuts], [*cuts, None], strict=True)
         parts = tuple(
             JobPart(number, KeyRange(low, high)) for number, (low, high) in enumerate(bounds, 1)
@@ -158,7 +160,7 @@ class JobCommands:
 
     async def _work(self, job: AiJob) -> tuple[Notice, ...]:
         """Run the parts of a job to their ends."""
-        await self._book.check_path(f"job {job.name}", job.path)
+        await self._source.check_path(f"job {job.name}", job.path)
         async with self._alone(job):
             if job.options.runner == "ray":
                 await self._need_cluster()(job, lambda: self._look(job))
@@ -171,7 +173,7 @@ class JobCommands:
         if not 1 <= command.partition <= len(job.parts):
             raise SqlError(f"job {job.name} has {len(job.parts)} partitions", sqlstate="22023")
         job = replace(job, options=job_options(command, job.options))
-        await self._book.check_path(f"job {job.name}", job.path)
+        await self._source.check_path(f"job {job.name}", job.path)
         async with self._alone(job, command.partition):
             await self._run_part(job, command.partition)
         return ()
@@ -186,7 +188,7 @@ class JobCommands:
         job = await self._book.find(name)
         if job is None:
             return ()
-        rows, _, _ = await self._book.count_source(job.pieces.keys(job.options.key))
+        rows, _, _ = await self._source.count_source(job.pieces.keys(job.options.key))
         return (end_notice(job, rows),)
 
     @asynccontextmanager

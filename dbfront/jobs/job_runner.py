@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from tierkv.dbfront.jobs.job import AiJob, FailedRow, JobBatch, JobPart, JobSession, PartState
 from tierkv.dbfront.jobs.job_book import JobBook
 from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
+from tierkv.dbfront.jobs.job_source import JobSource
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CallLimitError, CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.jobs.job_statement import KeyRange, literal
@@ -90,6 +91,7 @@ class PartRunner:
         """
         self._session = session
         self._book = book
+        self._source = JobSource(session)
         self._job = job
         self._clock = clock
         self._on_batch = on_batch
@@ -106,7 +108,9 @@ class PartRunner:
         part = await self._book.begin(self._job, number)
         began = part
         try:
-            self._horizon = await self._book.last_key(self._job.pieces.keys(self._job.options.key))
+            self._horizon = await self._source.last_key(
+                self._job.pieces.keys(self._job.options.key)
+            )
             if self._job.options.retry_failed:
                 part = await self._retry_failed(part)
             while batch := await self._again(lambda p=part: self._next(p)):  # type: ignore[misc]
@@ -129,7 +133,7 @@ class PartRunner:
             return None
         high = self._horizon if part.left.high is None else part.left.high
         left = KeyRange(part.left.low, high)
-        return await self._book.next_batch(self._job, left, self._job.options.batch)
+        return await self._source.next_batch(self._job, left, self._job.options.batch)
 
     def _check_limits(self, part: JobPart, began: JobPart) -> None:
         options = self._job.options
@@ -162,7 +166,7 @@ class PartRunner:
         half, middle = max(1, batch.rows // 2), part
         while True:
             left = KeyRange(middle.left.low, batch.keys.high)
-            following = await self._book.next_batch(self._job, left, half)
+            following = await self._source.next_batch(self._job, left, half)
             if following is None:
                 return middle
             middle = await self._run(middle, following)
