@@ -103,7 +103,7 @@ test-gpu: setup ## Run the tests that need a GPU, and the numeric tests on CUDA
 	KV_TEST_DEVICE=cuda $(BIN)/pytest tests/numeric
 
 test-ray: setup ## Run a cluster on a real Ray of several local nodes: some minutes
-	$(BIN)/pytest -p no:randomly -m ray tests/integration/test_ray_cluster.py
+	$(BIN)/pytest -p no:randomly -m ray tests/integration/test_ray_cluster.py tests/integration/test_ray_jobs.py
 
 test-faults: setup ## Kill, freeze and cut off processes of whole clusters, and damage disks: some minutes
 	deploy/install-test-packages.sh

@@ -34,6 +34,9 @@ from tierkv.sql.text.suggest import did_you_mean
 _COMPARED_ROWS: Final = 5_000
 """Fingerprints that the front compares at a time."""
 
+_GONE_COMPARED_ROWS: Final = 50_000
+"""Keys that are looked through at a time for those that are gone."""
+
 FRESH: Final = "fresh"
 STALE: Final = "stale"
 _FAILED_SHOWN: Final = 3
@@ -255,43 +258,75 @@ class AiTables:
         return done
 
     async def _walk(self, table: AiTable) -> RefreshResult:
-        done, low = RefreshResult(), None
-        while True:
-            chunk = await self._source.next_batch(table.source, KeyRange(low, None), _COMPARED_ROWS)
-            # Behind the last key there may be rows whose keys are gone.
-            keys = KeyRange(low, None) if chunk is None else chunk.keys
-            done = await self._compare(table, keys, done)
-            if chunk is None:
-                return done
+        done, rows = RefreshResult(), 0
+        low: str | None = None
+        while chunk := await self._source.next_batch(
+            table.source, KeyRange(low, None), _COMPARED_ROWS
+        ):
+            prints = await self._prints(table, chunk.keys)
+            rows += len(prints)
+            done = await self._compare(table, prints, done)
             low = chunk.keys.high
+        ((known,),) = await self._session.own(
+            f"SELECT count(*) FROM {SCHEMA}.ai_rows WHERE {self._is(table.name)}"
+        )
+        if int(known or 0) > rows:
+            done = replace(done, removed=await self._remove_gone(table))
+        return done
 
-    async def _compare(self, table: AiTable, keys: KeyRange, done: RefreshResult) -> RefreshResult:
-        """Bring the rows of a range of keys up to date; return what was done so far."""
-        kind = table.source.key_type
+    async def _prints(self, table: AiTable, keys: KeyRange) -> dict[str, str]:
+        """Return the fingerprint of each row of a range of keys."""
         found = await self._session.execute(
             f"SELECT CAST({KEY} AS text) AS shown, print FROM "
             f"({table.source.pieces.fingerprints(table.options.key)}) AS tierkv_prints "
-            f"WHERE {keys.condition(KEY, kind)}"
+            f"WHERE {keys.condition(KEY, table.source.key_type)}"
         )
+        return {str(key): str(text) for key, text in found.rows}
+
+    async def _compare(
+        self, table: AiTable, prints: dict[str, str], done: RefreshResult
+    ) -> RefreshResult:
+        """Ask about the rows with another fingerprint; return what was done so far."""
+        if not prints:
+            return done
         rows = await self._session.own(
             f"SELECT key, print FROM {SCHEMA}.ai_rows WHERE {self._is(table.name)} "
-            f"AND {keys.condition(f'CAST(key AS {kind})', kind)}"
+            f"AND key IN ({', '.join(map(literal, prints))})"
         )
         known = {str(key): text for key, text in rows}
-        prints = {str(key): str(text) for key, text in found.rows}
-        changed = {key: text for key, text in prints.items() if known.get(key) != text}
-        gone = [key for key in known if key not in prints]
+        changed = [key for key, text in prints.items() if known.get(key) != text]
         size = table.options.batch
-        for at in range(0, len(gone), size):
-            await self._write(table, {}, gone[at : at + size])
-            done = replace(done, removed=done.removed + len(gone[at : at + size]))
-        names = list(changed)
-        for at in range(0, len(names), size):
-            some = {name: changed[name] for name in names[at : at + size]}
+        for at in range(0, len(changed), size):
+            some = {name: prints[name] for name in changed[at : at + size]}
             failed = await self._ask(table, some)
             done = replace(done, asked=done.asked + len(some), failed=done.failed + failed)
-            self._session.tell(None, done.asked, max(done.asked, len(names)))
+            self._session.tell(None, done.asked, max(done.asked, len(changed)))
         return done
+
+    async def _remove_gone(self, table: AiTable) -> int:
+        """Remove the rows whose keys the source no longer has; return their number.
+
+        Runs only when more rows are known than the source has: no index finds these keys.
+        """
+        kind, removed = table.source.key_type, 0
+        low: str | None = None
+        while True:
+            chunk = await self._source.next_batch(
+                table.source, KeyRange(low, None), _GONE_COMPARED_ROWS
+            )
+            keys = KeyRange(low, None) if chunk is None else chunk.keys
+            found = set(await self._prints(table, keys))
+            rows = await self._session.own(
+                f"SELECT key FROM {SCHEMA}.ai_rows WHERE {self._is(table.name)} "
+                f"AND {keys.condition(f'CAST(key AS {kind})', kind)}"
+            )
+            gone = [str(key) for (key,) in rows if str(key) not in found]
+            for at in range(0, len(gone), table.options.batch):
+                await self._write(table, {}, gone[at : at + table.options.batch])
+            removed += len(gone)
+            if chunk is None:  # Behind the last key there may be keys that are gone.
+                return removed
+            low = chunk.keys.high
 
     async def _ask(self, table: AiTable, prints: dict[str, str]) -> int:
         """Ask about changed rows; return how many fail by themselves."""

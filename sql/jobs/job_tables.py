@@ -25,6 +25,8 @@ _TABLES: Final = {
     "failed_s float8",
 }
 
+_INDEXES: Final = {"parts": "owner, job", "ai_rows": "owner, name, key"}
+
 MAKE_TABLES: Final = (
     f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}",
     *(
@@ -56,4 +58,6 @@ def postgres_tables() -> str:
             f"DROP POLICY IF EXISTS own_jobs ON {table};\n"
             f"CREATE POLICY own_jobs ON {table} USING (owner = current_user);\n"
         )
+    for name, columns in _INDEXES.items():
+        texts.append(f"CREATE INDEX IF NOT EXISTS {name}_of ON {SCHEMA}.{name} ({columns});\n")
     return "".join(texts)
