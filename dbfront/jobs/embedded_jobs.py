@@ -39,6 +39,8 @@ class RunningJobs:
         holders: the sessions with running jobs, by held name.
         read: runs a query of the front over all sessions' data; None: nothing refreshes by itself.
         changed: set after each change of an AI table.
+        jobs_changed: set after each CREATE and RESUME of a background job.
+        keeps: background work is done here: the keepers run.
         making: held while a session makes the tables, if they do not exist.
     """
 
@@ -48,6 +50,8 @@ class RunningJobs:
     holders: dict[str, EmbeddedJobs] = field(default_factory=dict)
     read: Callable[[str], list[tuple[Any, ...]]] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    jobs_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    keeps: bool = False
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 

@@ -138,6 +138,13 @@ class JobBook:
         )
         return len(rows)
 
+    async def reopen(self, job: AiJob) -> None:
+        """Let another runner begin the parts that are open, or have new rows."""
+        await self._session.own(
+            f"UPDATE {SCHEMA}.parts SET state = '{PartState.WAITING}', run = '', error = '' "
+            f"WHERE {self._is(job.name)}"
+        )
+
     async def checkpoint(
         self, job: AiJob, part: JobPart, batch: JobBatch, written: int, busy_s: float
     ) -> bool:

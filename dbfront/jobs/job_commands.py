@@ -7,13 +7,14 @@ call ``JobCommands.run``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
 from tierkv.dbfront.contracts import Notice, StatementResult
-from tierkv.dbfront.jobs.job import AiJob, JobPart, JobSession
+from tierkv.dbfront.jobs.job import AiJob, JobPart, JobSession, PartState
 from tierkv.dbfront.jobs.job_book import JobBook
 from tierkv.dbfront.jobs.job_progress import TOLD_EVERY_S, end_notice, progress_notice
 from tierkv.dbfront.jobs.job_runner import PartRunner
@@ -36,7 +37,11 @@ class JobCommands:
     """The statements about jobs of one session."""
 
     def __init__(
-        self, session: JobSession, clock: Clock, run_parts: RunParts | None = None
+        self,
+        session: JobSession,
+        clock: Clock,
+        run_parts: RunParts | None = None,
+        wake: asyncio.Event | None = None,
     ) -> None:
         """Use a session.
 
@@ -44,12 +49,14 @@ class JobCommands:
             session: runs the batches.
             clock: for checkpoints and speeds.
             run_parts: hands the parts to a cluster; None: this front knows no cluster.
+            wake: set for a job in the background; None: nobody runs jobs in the background here.
         """
         self._session = session
         self._clock = clock
         self._book = JobBook(session, clock)
         self._source = JobSource(session)
         self._run_parts = run_parts
+        self._wake = wake
         self._told_s = 0.0
 
     async def run(self, command: JobCommand) -> StatementResult:
@@ -93,6 +100,7 @@ class JobCommands:
         if command.verb is JobVerb.RUN:
             return await self._run_one(job, command)
         options = job_options(command, job.options)
+        self._check_runner(options)
         kept = replace(options, retry_failed=False)
         if kept != job.options:
             await self._book.change_options(job, kept)
@@ -109,9 +117,8 @@ class JobCommands:
                 hint=f"RESUME AI JOB {command.name} goes on; DROP AI JOB {command.name} removes "
                 "it, without what it has written.",
             )
-        options = job_options(command)
-        if options.runner == "ray":
-            self._need_cluster()
+        options = replace(job_options(command), made_by=self._session.user)
+        self._check_runner(options)
         pieces = self._read(command)
         job = await self._checked(command, options, pieces)
         await self._session.execute("BEGIN")
@@ -159,7 +166,13 @@ class JobCommands:
         )
 
     async def _work(self, job: AiJob) -> tuple[Notice, ...]:
-        """Run the parts of a job to their ends."""
+        """Run the parts of a job to their ends, or leave them to the keeper."""
+        if job.options.background and self._wake is not None:
+            async with self._alone(job):
+                await self._book.reopen(job)
+            self._wake.set()
+            text = f"job {job.name} runs in the background; tierkv.jobs shows how far it is"
+            return (Notice("NOTICE", text),)
         await self._source.check_path(f"job {job.name}", job.path)
         async with self._alone(job):
             if job.options.runner == "ray":
@@ -175,8 +188,15 @@ class JobCommands:
         job = replace(job, options=job_options(command, job.options))
         await self._source.check_path(f"job {job.name}", job.path)
         async with self._alone(job, command.partition):
+            if job.options.background and not await self._is_open(job, command.partition):
+                return ()  # Cancelled before the keeper took it.
             await self._run_part(job, command.partition)
         return ()
+
+    async def _is_open(self, job: AiJob, number: int) -> bool:
+        current = await self._book.find(job.name)
+        open_states = (PartState.WAITING, PartState.RUNNING)
+        return current is not None and current.parts[number - 1].state in open_states
 
     async def _run_part(self, job: AiJob, number: int) -> None:
         current = await self._book.find(job.name) or job
@@ -238,6 +258,20 @@ class JobCommands:
             self._told_s = now_s
         notice = progress_notice(job) if due else None
         self._session.tell(notice, job.examined, max(job.total, job.examined))
+
+    def _check_runner(self, options: JobOptions) -> None:
+        """Refuse a runner that is not there."""
+        if options.runner == "ray":
+            self._need_cluster()
+        if options.background and self._wake is None:
+            raise FeatureNotSupportedError(
+                "nobody runs jobs in the background here",
+                hint="A front over its embedded database does; elsewhere the job runs in your "
+                "session, and RESUME JOB goes on.",
+            )
+        if options.background and (options.runner == "ray" or options.retry_failed):
+            what = "runner = 'ray'" if options.runner == "ray" else "retry_failed"
+            raise FeatureNotSupportedError(f"a job in the background can't have {what}")
 
     def _need_cluster(self) -> RunParts:
         if self._run_parts is None:

@@ -9,6 +9,8 @@ catalog.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from tierkv.dbfront.contracts import ClientInfo
@@ -19,7 +21,7 @@ from tierkv.dbfront.postgres_dialect.session.session import DialectSession, Wire
 from tierkv.dbfront.sql_session import SqlServer
 
 if TYPE_CHECKING:
-    from tierkv.dbfront.jobs.ai_table_keeper import DueTable
+    from tierkv.dbfront.jobs.keepers import DueTable, OpenJob
 
 _NAMED_BY_CLIENTS: Final = (
     f"SELECT 1 FROM duckdb_views() WHERE NOT internal AND contains(sql, '{DATABASE}') UNION ALL "
@@ -45,7 +47,7 @@ class DialectServer:
         self._jobs = jobs or RunningJobs()
         self._catalog = SharedCatalog(engine)
         self._unread = keeps_tables
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
 
     async def open_session(
         self, client: ClientInfo, wire: WireNeeds | None = None
@@ -62,28 +64,41 @@ class DialectServer:
                 await self._catalog.need()
         return DialectSession(inner, client, self._catalog, wire, self._jobs)
 
-    def keep_fresh(self) -> None:
-        """Refresh AI tables when they are due, until ``close``."""
-        from tierkv.dbfront.jobs.ai_table_keeper import AiTableKeeper
+    def start_keepers(self) -> None:
+        """Refresh AI tables when they are due, and run background jobs, until ``close``."""
+        from tierkv.dbfront.jobs.keepers import AiTableKeeper, JobKeeper
 
-        if self._jobs.read is not None:
-            jobs = self._jobs
-            keeper = AiTableKeeper(self._jobs.read, self._refresh, jobs.clock, jobs.changed)
-            self._keeping = asyncio.create_task(keeper.run())
+        jobs = self._jobs
+        if jobs.read is not None:
+            tables = AiTableKeeper(jobs.read, self._refresh, jobs.clock, jobs.changed)
+            keeper = JobKeeper(jobs.read, self._run_job, jobs.jobs_changed)
+            jobs.keeps = True
+            self._keeping = [asyncio.create_task(each.run()) for each in (tables, keeper)]
 
     async def _refresh(self, table: DueTable) -> None:
-        session = await self.open_session(ClientInfo(table.user, application_name="refresh"))
-        try:
-            path = table.path.replace("'", "''")
-            await session.execute_own(f"SET search_path = '{path}'")
+        async with self._session_of(table.user, table.path) as session:
             await session.execute(f'REFRESH AI TABLE "{table.name}"')
+
+    async def _run_job(self, job: OpenJob) -> None:
+        async with self._session_of(job.user, job.path) as session:
+            for number in job.partitions:
+                await session.execute(f'RUN AI JOB "{job.name}" PARTITION {number}')
+
+    @asynccontextmanager
+    async def _session_of(self, user: str, path: str) -> AsyncIterator[DialectSession]:
+        session = await self.open_session(ClientInfo(user, application_name="tierkv background"))
+        try:
+            doubled = path.replace("'", "''")
+            await session.execute_own(f"SET search_path = '{doubled}'")
+            yield session
         finally:
             await session.close()
 
     async def close(self) -> None:
         """Close the engine with all its sessions."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
+        for task in self._keeping:
+            task.cancel()
+        if self._keeping:
+            await asyncio.wait(self._keeping)
         await self._catalog.close()
         await self._engine.close()

@@ -75,6 +75,8 @@ class JobOptions:
         priority: of the calls; None: as of any large statement.
         runner: ``local`` or ``ray``.
         partitions: number of parts, which a runner may run at the same time.
+        background: the front runs the job in a session of its own.
+        made_by: user of this session, where jobs have no owners.
         retry_failed: ask again about the rows set aside; of RESUME only.
     """
 
@@ -85,6 +87,8 @@ class JobOptions:
     priority: int | None = None
     runner: str = "local"
     partitions: int = 0
+    background: bool = False
+    made_by: str = ""
     retry_failed: bool = False
 
 
@@ -95,6 +99,7 @@ OPTION_KINDS: Final[dict[str, ValueKind]] = {
     "priority": Whole(-100, 100),
     "runner": OneOf(("local", "ray")),
     "partitions": Whole(1, limits.MAX_JOB_PARTITIONS),
+    "background": Flag(),
     "retry_failed": Flag(),
 }
 _AT_CREATION: Final = ("key", "partitions")

@@ -97,6 +97,47 @@ def test_every_process_is_killed_under_a_job(start_cluster: Callable[..., Cluste
     assert ROWS <= calls <= ROWS + len(nodes) * 20, "at most a batch is asked again"
 
 
+def test_a_background_job_outlives_its_client_and_its_front(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster()
+    dsn = f"host=127.0.0.1 port={cluster.pg_port} user=tierkv dbname=main"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE docs (id int, body text)")
+        connection.execute(
+            f"INSERT INTO docs SELECT i, 'it rains' FROM generate_series(1, {ROWS}) t(i)"
+        )
+        connection.execute("CREATE TABLE answers (id int, answer text)")
+        told: list[str] = []
+        connection.add_notice_handler(lambda notice: told.append(str(notice.message_primary)))
+        connection.execute(JOB.replace("batch = 20", "batch = 20, background = on").encode())
+        assert told == ["job work runs in the background; tierkv.jobs shows how far it is"]
+
+    def state() -> tuple[str, int]:
+        try:
+            return cluster.query("SELECT state, done FROM tierkv.jobs")[0]  # type: ignore[return-value]
+        except psycopg.OperationalError:
+            return "", 0
+
+    wait_for(lambda: state()[1] > 0, what="the first batch")
+    with pytest.raises(psycopg.errors.ObjectInUse):
+        cluster.query("RESUME JOB work")
+    cluster.kill("front")
+    wait_for(lambda: state()[0] == "done", what="the end of the job")
+    rows = cluster.query("SELECT id FROM answers ORDER BY id")
+    assert [row[0] for row in rows] == list(range(1, ROWS + 1))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("INSERT INTO docs VALUES (1000, 'late')")
+        connection.execute("RESUME JOB work")
+    wait_for(lambda: state() == ("done", ROWS + 1), what="the late row")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("DELETE FROM answers")
+        connection.execute("DROP AI JOB work")
+        connection.execute(JOB.replace("batch = 20", "batch = 2, background = on").encode())
+        connection.execute("CANCEL JOB work")
+    wait_for(lambda: state()[0] == "cancelled", what="the cancel")
+
+
 class HoldingGenerator(InstantGenerator):
     """Answers until it was asked ``most`` times; later calls wait."""
 

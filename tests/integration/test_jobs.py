@@ -176,6 +176,8 @@ REFUSED = {
         "42803",
     "CREATE AI JOB w AS INSERT INTO nowhere SELECT id, body FROM docs WITH (key = id)": "42P01",
     "CREATE AI JOB w AS INSERT INTO answers SELECT id, body FROM docs WITH (key = nix)": "42703",
+    "CREATE AI JOB w AS INSERT INTO answers SELECT id, body FROM docs "
+    "WITH (key = id, background = on)": "0A000",
     "RESUME JOB nobody": "42704",
     "CALL tierkv.cancel_job('nobody')": "42704",
     "DROP AI JOB nobody": "42704",

@@ -204,7 +204,7 @@ class FrontPart:
         self._pg = await self._sql_door(settings)
         pg_port = await self._pg.start()
         if not settings.postgres:
-            self.sql.keep_fresh()
+            self.sql.start_keepers()
         http_port = await self.open_http(sql_port=pg_port)
         await self.siblings.start()
         return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}

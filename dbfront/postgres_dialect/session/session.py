@@ -302,7 +302,8 @@ class DialectSession:
         try:
             if isinstance(command, AiTableCommand):
                 return await AiTables(self._job, jobs.clock, jobs.changed).run(command)
-            return await JobCommands(self._job, jobs.clock, jobs.run_parts).run(command)
+            wake = jobs.jobs_changed if jobs.keeps else None
+            return await JobCommands(self._job, jobs.clock, jobs.run_parts, wake).run(command)
         finally:
             self._job = None
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tierkv.dbfront.jobs.ai_table_keeper import due_tables
+from tierkv.dbfront.jobs.keepers import due_tables
 from tierkv.kvcore.errors import TierKVError
 from tierkv.sql.jobs.ai_table_command import (
     MANUAL,

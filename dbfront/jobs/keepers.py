@@ -1,0 +1,205 @@
+"""Background work over the embedded database: AI tables that are due, and background jobs.
+
+dbfront/postgres_dialect/server.py runs both keepers beside a front's doors, in sessions of the
+owners. A refresh longer than the table's period begins anew at once; one table at a time, hence
+tables can't crowd out users. A background job that a killed front left goes on with the next front.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import TierKVError
+from tierkv.sql.jobs.job_tables import SCHEMA
+
+DUE_TABLES: Final = (
+    f"SELECT owner, name, path, options, coalesce(refreshed_s, 0) FROM {SCHEMA}.ai_tables"
+)
+OPEN_JOBS: Final = (
+    f"SELECT j.owner, j.job, j.path, j.options, p.part FROM {SCHEMA}.jobs j JOIN {SCHEMA}.parts p "
+    "ON p.owner = j.owner AND p.job = j.job WHERE p.state IN ('waiting', 'running') "
+    "ORDER BY j.created_s, p.part"
+)
+_log = logging.getLogger("tierkv.front")
+
+
+@dataclass(frozen=True, slots=True)
+class DueTable:
+    """An AI table that refreshes by itself: whose, where, and when it is due.
+
+    Attributes:
+        user: whose session refreshes.
+        name: the table.
+        path: search path of the session.
+        due_s: Unix time.
+    """
+
+    user: str
+    name: str
+    path: str
+    due_s: float
+
+
+class AiTableKeeper:
+    """Refreshes tables until it is cancelled."""
+
+    def __init__(
+        self,
+        read: Callable[[str], list[tuple[Any, ...]]],
+        refresh: Callable[[DueTable], Awaitable[None]],
+        clock: Clock,
+        changed: asyncio.Event,
+    ) -> None:
+        """Note what to use.
+
+        Args:
+            read: runs a query, in another thread.
+            refresh: refreshes a table.
+            clock: tells what is due.
+            changed: set after each CREATE, ALTER or DROP of an AI table.
+        """
+        self._read = read
+        self._refresh = refresh
+        self._clock = clock
+        self._changed = changed
+        self._tried: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """Refresh what is due, and wait for the next; without tables it waits for one."""
+        while True:
+            self._changed.clear()
+            tables = due_tables(await asyncio.to_thread(self._read, DUE_TABLES), self._tried)
+            now_s = self._clock.wall()
+            for table in tables:
+                if table.due_s <= now_s and not self._changed.is_set():
+                    await self._try(table)
+            if any(table.due_s <= now_s for table in tables):
+                continue
+            wait_s = min((table.due_s - now_s for table in tables), default=None)
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _try(self, table: DueTable) -> None:
+        try:
+            await self._refresh(table)
+        except TierKVError as error:
+            _log.warning("AI table %s was not refreshed: %s", table.name, error.message)
+        self._tried[table.user, table.name] = self._clock.wall()
+
+
+def due_tables(
+    rows: Sequence[tuple[Any, ...]], tried: dict[tuple[str, str], float]
+) -> list[DueTable]:
+    """Return the tables that refresh by themselves, the first due first. Pure.
+
+    Args:
+        rows: result of DUE_TABLES.
+        tried: Unix time of the last try by user and table; a failure waits a period, too.
+    """
+    found: list[DueTable] = []
+    for owner, name, path, text, refreshed_s in rows:
+        options = json.loads(text)
+        user = owner or options["made_by"]
+        if options["refresh_s"] and not options["suspended"]:
+            last_s = max(float(refreshed_s), tried.get((user, name), 0.0))
+            found.append(DueTable(user, name, path, last_s + options["refresh_s"]))
+    return sorted(found, key=lambda table: table.due_s)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """A background job with partitions that nobody has ended: whose, where, and which.
+
+    Attributes:
+        user: whose session runs the job.
+        name: the job.
+        path: search path of the session.
+        partitions: in order.
+    """
+
+    user: str
+    name: str
+    path: str
+    partitions: tuple[int, ...]
+
+
+class JobKeeper:
+    """Runs background jobs until it is cancelled, each in a task of its own."""
+
+    def __init__(
+        self,
+        read: Callable[[str], list[tuple[Any, ...]]],
+        run_job: Callable[[OpenJob], Awaitable[None]],
+        changed: asyncio.Event,
+    ) -> None:
+        """Note what to use.
+
+        Args:
+            read: runs a query, in another thread.
+            run_job: runs the partitions of a job.
+            changed: set after each CREATE or RESUME of a background job.
+        """
+        self._read = read
+        self._run_job = run_job
+        self._changed = changed
+        self._running: dict[tuple[str, str], asyncio.Task[bool]] = {}
+
+    async def run(self) -> None:
+        """Start what a killed front left, and then each new job."""
+        try:
+            while True:
+                self._changed.clear()
+                for job in open_jobs(await asyncio.to_thread(self._read, OPEN_JOBS)):
+                    if (job.user, job.name) not in self._running:
+                        self._start(job)
+                await self._changed.wait()
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            if self._running:
+                await asyncio.wait(self._running.values())
+
+    def _start(self, job: OpenJob) -> None:
+        task = asyncio.create_task(self._try(job))
+        self._running[job.user, job.name] = task
+
+        def done(ended: asyncio.Task[bool]) -> None:
+            self._running.pop((job.user, job.name), None)
+            if not ended.cancelled() and ended.result():
+                self._changed.set()  # It may have been resumed at its very end.
+
+        task.add_done_callback(done)
+
+    async def _try(self, job: OpenJob) -> bool:
+        """Run a job; return whether it came to its end."""
+        try:
+            await self._run_job(job)
+        except TierKVError as error:  # tierkv.jobs has it, too.
+            _log.warning("background job %s stopped: %s", job.name, error.message)
+            return False
+        return True
+
+
+def open_jobs(rows: Sequence[tuple[Any, ...]]) -> list[OpenJob]:
+    """Return the background jobs among the open partitions. Pure.
+
+    Args:
+        rows: result of OPEN_JOBS.
+    """
+    found: dict[tuple[str, str], OpenJob] = {}
+    for owner, name, path, text, part in rows:
+        options = json.loads(text)
+        user = owner or options["made_by"]
+        if options.get("background"):
+            before = found.get((user, name), OpenJob(user, name, path, ()))
+            found[user, name] = replace(before, partitions=(*before.partitions, int(part)))
+    return list(found.values())
