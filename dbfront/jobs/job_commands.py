@@ -17,7 +17,7 @@ from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job import AiJob, JobPart, JobSession, PartState
 from tierkv.dbfront.jobs.job_book import JobBook
 from tierkv.dbfront.jobs.job_progress import TOLD_EVERY_S, end_notice, progress_notice
-from tierkv.dbfront.jobs.job_runner import PartRunner
+from tierkv.dbfront.jobs.job_runner import PartRunner, try_again
 from tierkv.dbfront.jobs.job_source import JobSource
 from tierkv.dbfront.jobs.job_views import lock_name
 from tierkv.kvcore.clock import Clock
@@ -89,7 +89,8 @@ class JobCommands:
 
     async def _on_known(self, command: JobCommand, job: AiJob) -> tuple[Notice, ...]:
         if command.verb is JobVerb.CANCEL:
-            count = await self._book.cancel(job.name)
+            # The embedded database refuses two writers of a row, such as a runner's checkpoint.
+            count = await try_again(self._session, self._clock, lambda: self._book.cancel(job.name))
             for part in job.parts:
                 await self._session.interrupt(self._lock_name(job, part.number))
             return () if count else (Notice("NOTICE", f"job {job.name} is done already"),)

@@ -118,7 +118,8 @@ class PartRunner:
                 part = await self._run(part, batch)
         except TierKVError as error:
             await self._session.abandon()
-            await self._book.end(self._job, part, _state(error), told(error))
+            state, text = _state(error), told(error)
+            await self._again(lambda: self._book.end(self._job, part, state, text))
             raise
         await self._book.end(self._job, part, PartState.DONE)
         return await self._book.part(self._job, number)
