@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -39,11 +40,19 @@ def wait_for(condition: Callable[[], T], *, what: str, deadline_s: float = 60.0)
 
 
 def free_port() -> int:
-    """Return a port nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port nobody uses now.
+
+    Below the ports that the kernel gives to clients: a connection somewhere on the machine can't
+    take the port before its server does.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 class Cluster:
