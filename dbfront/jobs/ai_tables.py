@@ -214,10 +214,7 @@ class AiTables:
         return AiTable(source, options, options.key.rpartition(".")[2], path)
 
     async def _alter(self, table: AiTable, options: AiTableOptions) -> None:
-        await self._session.own(
-            f"UPDATE {SCHEMA}.ai_tables SET options = {literal(_json(options))} "
-            f"WHERE {self._is(table.name)}"
-        )
+        await self._note(table, f"options = {literal(_json(options))}")
 
     async def _drop(self, table: AiTable) -> None:
         async with self._alone(table):
@@ -385,9 +382,9 @@ class AiTables:
         await self._session.execute("COMMIT")
 
     async def _note(self, table: AiTable, changes: str) -> None:
-        await self._session.own(
-            f"UPDATE {SCHEMA}.ai_tables SET {changes} WHERE {self._is(table.name)}"
-        )
+        """Change what is known about a table; an ALTER may meet the end of a refresh."""
+        text = f"UPDATE {SCHEMA}.ai_tables SET {changes} WHERE {self._is(table.name)}"
+        await try_again(self._session, self._clock, lambda: self._session.own(text))
 
     @asynccontextmanager
     async def _alone(self, table: AiTable) -> AsyncIterator[None]:

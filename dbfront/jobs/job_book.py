@@ -33,7 +33,6 @@ from tierkv.sql.jobs.job_tables import PART_COLUMNS, SCHEMA
 _COUNTS: Final = (
     "examined", "written", "failed", "calls", "prompt_tokens", "hit_tokens", "completion_tokens",
 )  # fmt: skip
-_OPEN: Final = f"'{PartState.DONE}'"
 
 
 class JobBook:
@@ -134,7 +133,7 @@ class JobBook:
         rows = await self._session.own(
             f"UPDATE {SCHEMA}.parts SET state = '{PartState.CANCELLED}', run = '', "
             f"error = 'cancelled', updated_s = {self._clock.wall()} "
-            f"WHERE {self._is(name)} AND state <> {_OPEN} RETURNING part"
+            f"WHERE {self._is(name)} AND state <> '{PartState.DONE}' RETURNING part"
         )
         return len(rows)
 

@@ -104,7 +104,8 @@ class JobCommands:
         self._check_runner(options)
         kept = replace(options, retry_failed=False)
         if kept != job.options:
-            await self._book.change_options(job, kept)
+            async with self._alone(job):
+                await self._book.change_options(job, kept)
         return await self._work(replace(job, options=options))
 
     async def _create(self, command: JobCommand) -> tuple[Notice, ...]:

@@ -121,7 +121,8 @@ class PartRunner:
             state, text = _state(error), told(error)
             await self._again(lambda: self._book.end(self._job, part, state, text))
             raise
-        await self._book.end(self._job, part, PartState.DONE)
+        ended = part
+        await self._again(lambda: self._book.end(self._job, ended, PartState.DONE))
         return await self._book.part(self._job, number)
 
     async def _next(self, part: JobPart) -> JobBatch | None:
