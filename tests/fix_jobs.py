@@ -65,6 +65,7 @@ TABLES = f"""
 DROP TABLE IF EXISTS docs;
 DROP TABLE IF EXISTS answers;
 DROP TABLE IF EXISTS made;
+DROP TABLE IF EXISTS unmade;
 CREATE TABLE docs (id int, body text);
 INSERT INTO docs SELECT i, 'text ' || i FROM generate_series(1, {ROWS}) t(i);
 CREATE TABLE answers (id int, answer text);

@@ -97,13 +97,13 @@ def test_a_refresh_that_is_cancelled_leaves_right_rows(door: Door) -> None:
 
 
 REFUSED = {
-    "CREATE AI TABLE t AS SELECT ai_generate(body) FROM docs WITH (key = id)": "42601",
-    f"CREATE AI TABLE t AS {QUERY}": "42601",
-    f"CREATE AI TABLE t AS {QUERY} WITH (key = id, refresh = 'soon')": "22023",
-    f"CREATE AI TABLE t AS {QUERY} WITH (key = id, refesh = manual)": "42601",
-    "CREATE AI TABLE t AS INSERT INTO docs SELECT 1": "42601",
-    "CREATE AI TABLE t AS SELECT DISTINCT id FROM docs WITH (key = id)": "0A000",
-    "CREATE AI TABLE t AS SELECT id, body FROM docs WITH (key = 'id % 2')": "23505",
+    "CREATE AI TABLE unmade AS SELECT ai_generate(body) FROM docs WITH (key = id)": "42601",
+    f"CREATE AI TABLE unmade AS {QUERY}": "42601",
+    f"CREATE AI TABLE unmade AS {QUERY} WITH (key = id, refresh = 'soon')": "22023",
+    f"CREATE AI TABLE unmade AS {QUERY} WITH (key = id, refesh = manual)": "42601",
+    "CREATE AI TABLE unmade AS INSERT INTO docs SELECT 1": "42601",
+    "CREATE AI TABLE unmade AS SELECT DISTINCT id FROM docs WITH (key = id)": "0A000",
+    "CREATE AI TABLE unmade AS SELECT id, body FROM docs WITH (key = 'id % 2')": "23505",
     "CREATE AI TABLE docs AS SELECT id, body FROM docs WITH (key = id)": "42P07",
     "REFRESH AI TABLE nobody": "42P01",
     "ALTER AI TABLE nobody SUSPEND": "42P01",
