@@ -7,14 +7,15 @@ torch, and a process with all roles in it never connects. ``tierkv sql`` and tes
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
+from tierkv.kvcore.block import Erased
 from tierkv.kvcore.errors import TransportError
-from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.ids import BlockKey, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
-from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest, PromptBlocks
 from tierkv.kvwire.tls import TlsFiles
 from tierkv.kvwire.token import ClusterToken
 
@@ -37,6 +38,11 @@ class ComputeClient(Protocol):
        order of ``score_token_ids`` or an ``embedding`` of unit length. The request is never handed
        over. If the model's ``score_refusal`` or ``embed_refusal`` gives a reason, the request is a
        UserError.
+    6. ``find_prompt`` waits for running saves, and then names the blocks of a prompt.
+    7. ``erase`` removes blocks, and overwrites their bytes: from L1 with all blocks that follow
+       them, or (``pool``) from all pool nodes that the node is connected to, whose names it also
+       returns. TransportError means that some copies may be left.
+       FeatureNotSupportedError: the cache belongs to another engine.
     """
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]: ...
@@ -48,6 +54,12 @@ class ComputeClient(Protocol):
     async def drop_cache(self) -> int: ...
 
     async def prefetch(self, request: GenerateRequest) -> int: ...
+
+    async def find_prompt(self, request: GenerateRequest) -> PromptBlocks: ...
+
+    async def erase(
+        self, keys: Sequence[BlockKey], *, pool: bool
+    ) -> tuple[Erased, tuple[str, ...]]: ...
 
     async def close(self) -> None: ...
 
@@ -87,6 +99,8 @@ class LocalComputeClient:
         self._closed = False
         self.cancel = node.cancel
         self.drop_cache = node.drop_cache
+        self.find_prompt = node.find_prompt
+        self.erase = node.erase
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         """Answer a request with a stream of events."""

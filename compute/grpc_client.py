@@ -17,16 +17,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tierkv.kvcore.block import Erased
 from tierkv.kvcore.errors import AuthenticationError, NodeRefusedError, TierKVError, TransportError
-from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.ids import BlockKey, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
-from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest, PromptBlocks
 from tierkv.kvwire.channels import PeerChannel, call_metadata
 from tierkv.kvwire.checksums import checked, intact
 from tierkv.kvwire.convert_compute import (
+    ERASED,
     describe_reply_from_proto,
     generate_event_from_proto,
     generate_request_to_proto,
+    prompt_blocks_from_proto,
 )
 from tierkv.kvwire.status import error_from_proto, error_from_rpc
 from tierkv.kvwire.tls import TlsFiles
@@ -36,6 +39,8 @@ from tierkv.kvwire.v1 import compute_pb2_grpc
 
 _CONTROL_TIMEOUT_S = 5.0
 _PREFETCH_TIMEOUT_S = 30.0
+_ERASE_TIMEOUT_S = 180.0
+"""The node waits for its saves, for transfers of the pool, and for disks and archives."""
 
 
 _PACK_TOKENS = 1 << 20
@@ -321,6 +326,27 @@ class GrpcComputeClient:
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from error
         return intact(reply).loaded_tokens
+
+    async def find_prompt(self, request: GenerateRequest) -> PromptBlocks:
+        """Name the known blocks of a prompt."""
+        try:
+            reply = await self._stub.FindPrompt(
+                generate_request_to_proto(request), timeout=_ERASE_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error) from error
+        return prompt_blocks_from_proto(intact(reply))
+
+    async def erase(
+        self, keys: Sequence[BlockKey], *, pool: bool
+    ) -> tuple[Erased, tuple[str, ...]]:
+        """Remove blocks from L1, or from the node's pool nodes, which are returned too."""
+        message = pb.EraseRequest(keys=b"".join(keys), pool=pool)
+        try:
+            reply = intact(await self._stub.Erase(message, timeout=_ERASE_TIMEOUT_S))
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error) from error
+        return ERASED.from_proto(reply.erased), tuple(reply.pool_nodes)
 
     def _translated(self, error: grpc.aio.AioRpcError) -> TierKVError:
         """Return the typed error.

@@ -20,6 +20,7 @@ from tierkv.compute.engine.drafts import GuessStats
 from tierkv.compute.engine.engine import Engine
 from tierkv.compute.engine.guides import Guides
 from tierkv.compute.engine.wiring import wire
+from tierkv.compute.erasing import BlockEraser
 from tierkv.compute.loading import load_model
 from tierkv.compute.tiers.finder import Directory
 from tierkv.compute.tiers.host_memory import host_memory
@@ -29,7 +30,7 @@ from tierkv.compute.tiers.tiers import Tiers
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.dmp.zone_traffic import ZoneTraffic
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import Tier
+from tierkv.kvcore.block import Erased, Tier
 from tierkv.kvcore.block_event import (
     BlockEvent,
     BlockReporter,
@@ -49,7 +50,7 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport, PathReport, TierStats
-from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest, PromptBlocks
 from tierkv.metaserver.client import LocateReply, MetaClient
 from tierkv.storage.block_store import BlockStore
 
@@ -114,6 +115,11 @@ class ComputeNode:
             eos_token_ids=self.model.eos_token_ids,
             deliver=self._deliver,
             on_pages=self._on_pages,
+        )
+        self._eraser = BlockEraser(
+            self._engine,
+            block_tokens=self._pages.layout.block_tokens,
+            page_bytes=self._pages.layout.payload_bytes,
         )
 
     def _make_tiers(self) -> Tiers:
@@ -276,6 +282,28 @@ class ComputeNode:
     async def drop_cache(self) -> int:
         """Forget unused L1 pages; pool copies stay. Return the number of dropped blocks."""
         return await asyncio.wrap_future(self._engine.inbox.call(self._engine.drop_unused))
+
+    async def find_prompt(self, request: GenerateRequest) -> PromptBlocks:
+        """Name the known blocks of a prompt, after all its saves have ended.
+
+        Raises:
+            UserError: the request can't work.
+            TransportError: the node is not running, or saves did not end in time.
+        """
+        self._check(request)
+        if not await self.flush():
+            raise TransportError(f"node {self.config.node_id} is still saving blocks")
+        return await self._eraser.find(request)
+
+    async def erase(
+        self, keys: Sequence[BlockKey], *, pool: bool
+    ) -> tuple[Erased, tuple[str, ...]]:
+        """Remove blocks from L1, or from the pool; see ComputeClient."""
+        if not self.is_running:
+            raise TransportError(f"compute node {self.config.node_id} is not running")
+        if pool:
+            return await self._eraser.erase_pool(keys), self._eraser.pool_nodes
+        return await self._eraser.erase_pages(keys), ()
 
     async def flush(self, timeout_s: float = 60.0) -> bool:
         """Wait until every block computed so far is published or given up; return False on timeout.

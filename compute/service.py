@@ -23,22 +23,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc.aio
 
+from tierkv.kvcore.block import Erased
 from tierkv.kvcore.errors import TierKVError, TransportError
-from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.ids import BlockKey, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
-from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest, PromptBlocks
 from tierkv.kvwire.channels import BoundServer, bind_server
 from tierkv.kvwire.checksums import intact
+from tierkv.kvwire.codec import split_keys
 from tierkv.kvwire.convert_compute import (
+    ERASED,
     describe_reply_to_proto,
     generate_event_to_proto,
     generate_request_from_proto,
+    prompt_blocks_to_proto,
 )
 from tierkv.kvwire.status import answering, error_to_proto
 from tierkv.kvwire.tls import TlsFiles
@@ -54,8 +58,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class ServedNode(Protocol):
     """Interface of a served node: our own (compute/node.py), or another engine's.
 
-    ``generate``, ``cancel``, ``drop_cache`` and ``prefetch`` keep the sentences of
-    tierkv.compute.client.ComputeClient; ``info`` and ``report`` are quick and never fail.
+    ``generate``, ``cancel``, ``drop_cache``, ``prefetch``, ``find_prompt`` and ``erase`` keep the
+    sentences of tierkv.compute.client.ComputeClient; ``info`` and ``report`` are quick and never
+    fail.
     """
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]: ...
@@ -69,6 +74,12 @@ class ServedNode(Protocol):
     async def drop_cache(self) -> int: ...
 
     async def prefetch(self, request: GenerateRequest) -> int: ...
+
+    async def find_prompt(self, request: GenerateRequest) -> PromptBlocks: ...
+
+    async def erase(
+        self, keys: Sequence[BlockKey], *, pool: bool
+    ) -> tuple[Erased, tuple[str, ...]]: ...
 
     def set_control_address(self, address: str) -> None: ...
 
@@ -117,6 +128,19 @@ class ComputeServicer(compute_pb2_grpc.ComputeServicer):
         async with answering(context):
             asked = generate_request_from_proto(request)
             return pb.PrefetchReply(loaded_tokens=await self._node.prefetch(asked))
+
+    async def FindPrompt(self, request: pb.GenerateRequest, context: _Context) -> pb.PromptBlocks:
+        """Name the known blocks of a prompt."""
+        async with answering(context):
+            asked = generate_request_from_proto(request)
+            return prompt_blocks_to_proto(await self._node.find_prompt(asked))
+
+    async def Erase(self, request: pb.EraseRequest, context: _Context) -> pb.EraseReply:
+        """Remove blocks."""
+        async with answering(context):
+            keys = split_keys(request.keys, "erase.keys")
+            erased, nodes = await self._node.erase(keys, pool=request.pool)
+            return pb.EraseReply(erased=ERASED.to_proto(erased), pool_nodes=nodes)
 
 
 async def serve_calls(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tierkv.dmp.zone_traffic import OtherZone
-from tierkv.kvcore.block import BlockSpec, Location, Tier
+from tierkv.kvcore.block import BlockSpec, Erased, Location, Tier
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 from tierkv.kvcore.node import TierStats
 
@@ -125,6 +125,9 @@ class PoolNode(Protocol):
         nothing.
     11. ``register`` is a hint that bytes will often move to and from this memory; a transport may
         ignore the hint. ``path`` names the transport and the reason for the choice.
+    12. ``erase`` removes blocks from the node's memory, disk and archive, whoever holds or leases
+        them, and overwrites the bytes of the copies that it removes. It returns when nothing is
+        left, or raises TransportError: some blocks may be left then, and the call may be repeated.
     """
 
     @property
@@ -170,6 +173,8 @@ class PoolNode(Protocol):
     def register(self, memory: memoryview) -> None:
         """Accept the hint; this default ignores the hint."""
         return None
+
+    def erase(self, keys: Sequence[BlockKey]) -> Erased: ...
 
     def stats(self) -> PoolNodeStats: ...
 

@@ -10,9 +10,10 @@ slot table, and a stale generation or incarnation means "miss".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import lru_cache
+from operator import add
 from typing import Final
 
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -180,3 +181,24 @@ class BlockSpec:
             return self
         owner = shared_owner(self.owner.model, self.owner.tenant)
         return replace(self, owner=owner, outlook=NO_OUTLOOK)
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """Copies of blocks that were removed, with their bytes overwritten.
+
+    Attributes:
+        memory_blocks, memory_bytes: in the pool's memory.
+        resting_blocks, resting_bytes: at rest, on disks and in archives.
+        page_blocks, page_bytes: in pages of compute nodes (L1).
+    """
+
+    memory_blocks: int = 0
+    memory_bytes: int = 0
+    resting_blocks: int = 0
+    resting_bytes: int = 0
+    page_blocks: int = 0
+    page_bytes: int = 0
+
+    def __add__(self, other: Erased) -> Erased:
+        return Erased(*map(add, astuple(self), astuple(other)))

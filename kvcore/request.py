@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.ids import NamespaceKey, RequestId
+from tierkv.kvcore.ids import BlockKey, NamespaceKey, RequestId
 from tierkv.kvcore.layout import KvCodec
 
 
@@ -331,3 +331,20 @@ class ReusePolicy:
     def __post_init__(self) -> None:
         if not 0.0 < self.recompute_ratio <= 1.0:
             raise ValueError(f"recompute_ratio must be in (0, 1], got {self.recompute_ratio}")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBlocks:
+    """The blocks of a prompt that a node can name, for erasing them.
+
+    Attributes:
+        chain: the full blocks of the prompt, in order.
+        ends: known blocks after the chain that begin with the rest of the prompt.
+        others: known blocks after the chain that begin otherwise: blocks of other prompts.
+        chunks: blocks of the prompt's chunks.
+    """
+
+    chain: tuple[BlockKey, ...] = ()
+    ends: tuple[BlockKey, ...] = ()
+    others: tuple[BlockKey, ...] = ()
+    chunks: tuple[BlockKey, ...] = ()

@@ -41,6 +41,18 @@ def checked_key(raw: bytes, field: str) -> BlockKey:
     return BlockKey(raw)
 
 
+def split_keys(raw: bytes, field: str) -> tuple[BlockKey, ...]:
+    """Return concatenated block keys.
+
+    Raises:
+        RemoteProtocolError: the last key is cut.
+    """
+    if len(raw) % BLOCK_KEY_BYTES:
+        raise RemoteProtocolError(f"{field} must have whole keys, got {len(raw)} bytes")
+    step = BLOCK_KEY_BYTES
+    return tuple(BlockKey(raw[at : at + step]) for at in range(0, len(raw), step))
+
+
 def checked_name(text: str, field: str) -> str:
     """Return ``text`` if it matches ``limits.NAME_PATTERN``.
 

@@ -7,6 +7,7 @@ prompt) raises UserError; a fault of the peer raises RemoteProtocolError.
 from __future__ import annotations
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import Erased
 from tierkv.kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
 from tierkv.kvcore.ids import NAMESPACE_KEY_BYTES, NamespaceKey, RequestId
 from tierkv.kvcore.layout import KvCodec
@@ -18,16 +19,20 @@ from tierkv.kvcore.request import (
     GenerateEvent,
     GenerateRequest,
     HitTokens,
+    PromptBlocks,
     ReuseHint,
     SamplingParams,
     Usage,
 )
 from tierkv.kvwire.codec import (
+    AMOUNT,
+    MessageCodec,
     check_count,
     checked_amount,
     checked_choice,
     checked_name,
     checked_numbers,
+    split_keys,
 )
 from tierkv.kvwire.convert import (
     NODE_INFO,
@@ -293,6 +298,31 @@ def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
         if message.embedding
         else (),
     )
+
+
+def prompt_blocks_to_proto(blocks: PromptBlocks) -> pb.PromptBlocks:
+    """Convert the named blocks of a prompt."""
+    return pb.PromptBlocks(
+        chain=b"".join(blocks.chain),
+        ends=b"".join(blocks.ends),
+        others=b"".join(blocks.others),
+        chunks=b"".join(blocks.chunks),
+    )
+
+
+def prompt_blocks_from_proto(message: pb.PromptBlocks) -> PromptBlocks:
+    """Convert the named blocks of a prompt; RemoteProtocolError for cut keys."""
+    return PromptBlocks(
+        split_keys(message.chain, "prompt_blocks.chain"),
+        split_keys(message.ends, "prompt_blocks.ends"),
+        split_keys(message.others, "prompt_blocks.others"),
+        split_keys(message.chunks, "prompt_blocks.chunks"),
+    )
+
+
+ERASED = MessageCodec(
+    Erased, pb.Erased, "erased", **dict.fromkeys(Erased.__dataclass_fields__, AMOUNT)
+)
 
 
 def describe_reply_to_proto(info: NodeInfo, report: NodeReport) -> pb.DescribeReply:

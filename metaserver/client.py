@@ -263,6 +263,8 @@ class MetaClient(Protocol):
        there was one. UserError for a malformed name, too long a body, or too many records. Of the
        audit log the latest limits.MAX_AUDIT_RECORDS by name are kept. ``list_records`` returns the
        records of a kind by name.
+    10. ``blocks_after`` returns the known blocks that follow others, directly or not, in any
+        namespace, each with the block before it; a parent comes before its children.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...
@@ -303,6 +305,8 @@ class MetaClient(Protocol):
     async def list_nodes(self) -> tuple[DirectoryNode, ...]: ...
 
     async def list_blocks(self, limit: int) -> BlockListing: ...
+
+    async def blocks_after(self, keys: Sequence[BlockKey]) -> dict[BlockKey, BlockKey]: ...
 
     async def directory_counts(self) -> tuple[tuple[str, int], ...]: ...
 

@@ -32,7 +32,7 @@ from tierkv.metaserver.client import (
     ReportReply,
 )
 from tierkv.metaserver.config import MetaConfig
-from tierkv.metaserver.directory.leases import Asked
+from tierkv.metaserver.directory.leases import Asked, cut_keys
 from tierkv.metaserver.directory.locate_reply import chain_of, checked_question
 from tierkv.metaserver.namespaces import LocalRecords
 from tierkv.metaserver.state import MetaState
@@ -270,6 +270,11 @@ class LocalMeta(LocalRecords):
             raise UserError(f"the limit of a block listing can't be negative, got {limit}")
         with self._open():
             return self.state.list_blocks(min(limit, MAX_LISTED_BLOCKS), self._clock.now())
+
+    async def blocks_after(self, keys: Sequence[BlockKey]) -> dict[BlockKey, BlockKey]:
+        with self._open():
+            found, parents = self.state.directory.blocks_after(b"".join(keys))
+        return dict(zip(cut_keys(found), cut_keys(parents), strict=True))
 
     async def directory_counts(self) -> tuple[tuple[str, int], ...]:
         with self._open():

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial, reduce
-from operator import xor
+from operator import methodcaller, xor
 from typing import Any, Final, TypeVar
 
 from tierkv.kvcore.block_event import NO_LEASE, EventBatch, HoldOrder, LeaseId
@@ -442,6 +442,18 @@ class SeveralMeta:
         self._group.refuse_if_closed()
         listings = (await self._group.ask_all(lambda server: server.list_blocks(limit))).values()
         return joined_listing(tuple(listings), limit, copies_told=self._copies_told(len(listings)))
+
+    async def blocks_after(self, keys: Sequence[BlockKey]) -> dict[BlockKey, BlockKey]:
+        self._group.refuse_if_closed()
+        found: dict[BlockKey, BlockKey] = {}
+        above = tuple(keys)
+        while above:  # A server knows a part of the blocks only, so it may not see a whole chain.
+            ask = methodcaller("blocks_after", above)
+            parts = (await self._group.ask_all(ask)).values()
+            new = {k: p for part in parts for k, p in part.items() if k not in found}
+            found |= new
+            above = tuple(new)
+        return found
 
     async def directory_counts(self) -> tuple[tuple[str, int], ...]:
         self._group.refuse_if_closed()

@@ -15,7 +15,7 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
-from tierkv.kvcore.errors import BlockNotFoundError, CacheError
+from tierkv.kvcore.errors import BlockNotFoundError, CacheError, TransportError
 from tierkv.kvcore.ids import BlockKey
 from tierkv.storage.archive import ObjectArchive
 from tierkv.storage.disk.direct_io import AlignedBuffers
@@ -99,6 +99,21 @@ class Archiver:
         """Wait until every errand is done; False if time ran out."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._errands or self._busy), timeout_s)
+
+    def erase(self, keys: Sequence[BlockKey], *, timeout_s: float) -> int:
+        """Delete objects and wait until they are deleted; return how many were known.
+
+        Raises:
+            TransportError: the archive did not delete all of them in time.
+        """
+        known = sum(self._archive.known(key) for key in keys)
+        self.ask(keys, Errand.DELETE)
+        waited = set(keys)
+        with self._changed:
+            if not self._changed.wait_for(lambda: not waited & self.deleting, timeout_s):
+                left = len(waited & self.deleting)
+                raise TransportError(f"the archive has not deleted {left} objects yet")
+        return known
 
     def stats(self) -> ArchiveStats:
         """Return the counters; cheap."""
@@ -192,3 +207,4 @@ class Archiver:
         self._archive.delete(key)
         with self._changed:
             self.deleting.discard(key)
+            self._changed.notify_all()

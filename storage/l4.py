@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -23,6 +23,8 @@ from tierkv.storage.archiver import Archiver, ArchiveStats, Errand
 from tierkv.storage.disk.segment_store import SegmentStore
 
 T = TypeVar("T")
+_ERASED_IN_S: Final = 30.0
+"""Longest wait for the archive's deletions: its own requests time out before."""
 
 
 @dataclass(slots=True)
@@ -152,6 +154,20 @@ class L4Store:
         self._disk.delete(key)
         if self._archiver is not None and self._in_archive(key):
             self._archiver.ask([key], Errand.DELETE)
+
+    def erase(self, keys: Sequence[BlockKey]) -> tuple[int, int]:
+        """Delete blocks on disk and in the archive, and overwrite their bytes on disk.
+
+        Returns:
+            Number of removed copies; bytes removed from the disk.
+
+        Raises:
+            TransportError: the disk or the archive failed; a copy may be left.
+        """
+        blocks, size = self._disk.erase(keys)
+        if self._archiver is not None:
+            blocks += self._archiver.erase(keys, timeout_s=_ERASED_IN_S)
+        return blocks, size
 
     def stats(self) -> TierStats:
         """Return the counters of the tier, the archive's reads and errors included; cheap."""

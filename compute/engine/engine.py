@@ -27,6 +27,7 @@ from tierkv.compute.transfers.prefetch import Answer
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore.block_event import BlockEvent, HoldOrder
 from tierkv.kvcore.errors import TierKVError, TransportError
+from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.node import NodeLoad
 from tierkv.kvcore.request import GenerateRequest
 
@@ -133,6 +134,18 @@ class Engine:
         dropped = self.pool.drop_unused()
         self.hand_out()
         return dropped
+
+    def blocks_after(self, scope: bytes) -> list[tuple[bytes, BlockKey]]:
+        """Return tokens and keys of the pages behind a scope; the engine's thread only."""
+        found = self.pool.parts.following(scope)
+        named = ((tokens, self.pool.key_of(page)) for tokens, page in found)
+        return [(tokens, key) for tokens, key in named if key is not None]
+
+    def erase(self, keys: Sequence[BlockKey]) -> int:
+        """Erase pages and report the loss at once; the engine's thread only."""
+        pages = self.pool.erase(keys)
+        self.hand_out()
+        return pages
 
     def hand_out(self) -> None:
         """Report page events and replace the published load; the engine's thread only."""

@@ -113,7 +113,7 @@ def _batcher(config: ComputeConfig, model: Decoder, tiers: Tiers, clock: Clock) 
     pages = model.pages.num_pages
     policy = make_policy(config.eviction_policy, pages - 1)
     return Batcher(
-        PagePool(pages, policy, now=clock.now),
+        PagePool(pages, policy, now=clock.now, wipe=model.pages.clear),
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
         known=tiers.known,

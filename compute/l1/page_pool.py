@@ -59,6 +59,7 @@ class PagePool:
             key is listed only while in use.
         _partial: pages with the key of an unfinished block, the oldest use first. Only ``parts``
             finds these pages; they have no children and cause no events.
+        _erased: pages in use that go when their last request ends; ``lookup`` does not find them.
         _offered: pages the policy may name. A named page may be unable to go just then: the policy
             drops the page, and the pool offers the page again later.
     """
@@ -69,6 +70,7 @@ class PagePool:
         policy: EvictionPolicy | None = None,
         *,
         now: Callable[[], float] = lambda: 0.0,
+        wipe: Callable[[Sequence[int]], None] = lambda pages: None,
     ) -> None:
         """Begin with free pages.
 
@@ -76,6 +78,7 @@ class PagePool:
             num_pages: pages including the null page.
             policy: chooses the page to evict; None is leaf-LRU.
             now: returns the engine's time, at uses and evictions.
+            wipe: overwrites the content of erased pages.
         """
         if num_pages < 2:
             raise ValueError("a page pool needs the null page and at least one more")
@@ -85,6 +88,8 @@ class PagePool:
         self.parts: PartIndex[int] = PartIndex()
         self._policy = policy if policy is not None else LeafLru()
         self._now = now
+        self._wipe = wipe
+        self._erased: set[int] = set()
         self._references = [0] * num_pages
         self._key: list[BlockKey | None] = [None] * num_pages
         self._parent = [_NONE] * num_pages
@@ -117,10 +122,14 @@ class PagePool:
         pages: list[int] = []
         for key in keys:
             page = self._page_of.get(key)
-            if page is None:
+            if page is None or page in self._erased:
                 break
             pages.append(page)
         return pages
+
+    def key_of(self, page: int) -> BlockKey | None:
+        """Return the key of a page; None for a page that is not findable by key."""
+        return self._key[page]
 
     def unreferenced(self, pages: Sequence[int]) -> int:
         """Count pages whose acquisition would shrink ``available``."""
@@ -172,6 +181,7 @@ class PagePool:
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop one reference from each page of a chain, from the end of the chain backwards."""
+        wiped = bool(self._erased) and not self._erased.isdisjoint(pages)
         for page in reversed(pages):
             assert self._references[page] > 0, f"page {page} was released twice"
             self._references[page] -= 1
@@ -180,9 +190,14 @@ class PagePool:
             if self._key[page] is None:
                 self.parts.remove(page)
                 self._free.append(page)
+                if wiped:
+                    self._wipe([page])
             else:
                 self._cached += 1
-                self._offer(page)
+                if page not in self._erased:
+                    self._offer(page)
+                elif not self._children[page]:
+                    self._erase(page)
 
     def commit(
         self, page: int, block: BlockSpec, *, prompt_blocks: int = 0, partial: bool = False
@@ -206,6 +221,8 @@ class PagePool:
         if parent != ROOT_PARENT:
             self._parent[page] = self._page_of[parent]
             self._children[self._parent[page]] += 1
+            if self._parent[page] in self._erased:
+                self._erased.add(page)
         facts = self._facts[page] = BlockFacts.of(block, prompt_blocks)
         self._policy.entered(page, facts, whole_seconds(self._now()))
         if partial:
@@ -213,6 +230,41 @@ class PagePool:
         else:
             self._events.append(BlockStored(block, Tier.L1))
         return page
+
+    def erase(self, keys: Sequence[BlockKey]) -> int:
+        """Forget blocks and all that follow them, and overwrite their pages.
+
+        Pages in use are not found any more and go when their last request ends. O(pages).
+
+        Returns:
+            number of pages that are or will be erased.
+        """
+        after: dict[int, list[int]] = {}
+        for page, parent in enumerate(self._parent):
+            if parent != _NONE:
+                after.setdefault(parent, []).append(page)
+        named = (self._page_of.get(key) for key in keys)
+        doomed = list(dict.fromkeys(page for page in named if page is not None))
+        for page in doomed:  # Grows: parents before children.
+            doomed += after.pop(page, ())
+        doomed = list(dict.fromkeys(doomed))
+        for page in reversed(doomed):
+            self.parts.remove(page)
+            self._erased.add(page)
+            if not self._references[page] and not self._children[page]:
+                self._erase(page)
+        return len(doomed)
+
+    def _erase(self, page: int) -> None:
+        """Erase an unused leaf, and the unused erased pages before it that become leaves."""
+        while page in self._erased and not self._references[page] and not self._children[page]:
+            parent = self._parent[page]
+            self._erased.remove(page)
+            self.holds.gone(page)
+            self._forget(page, whole_seconds(self._now()))
+            self.evicted_blocks -= 1
+            self._wipe([page])
+            page = parent
 
     def is_shared(self, page: int) -> bool:
         """Return whether a used page has more than one reference."""
@@ -347,5 +399,7 @@ class PagePool:
             assert page not in self._partial or (self._key[page] and not self._children[page])
             known = self._references[page] > 0 or self._key[page] is not None
             assert known or page not in self.parts, f"page {page} is free and can be found"
+        for page in self._erased:
+            assert self._key[page] and (self._references[page] or self._children[page])
         self.holds.check_invariants()
         self.parts.check_invariants()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -97,6 +97,11 @@ class PartIndex(Generic[Item]):
             return self._item[children[at][1]]
         return None
 
+    def following(self, scope: bytes) -> list[tuple[bytes, Item]]:
+        """Return all items behind a scope, with their tokens."""
+        entries = self._children.get(scope, ())
+        return [(tokens, self._item[number]) for tokens, number in entries]
+
     def tokens_of(self, item: Item) -> bytes:
         """Return the tokens of a known item."""
         return self._entry[item][1]
@@ -152,3 +157,16 @@ class KnownBlocks:
             if part is not None:
                 self._order.move_to_end(part.item)
             return part
+
+    def following(self, scope: bytes) -> list[tuple[bytes, BlockKey]]:
+        """Return all known blocks behind a scope, with their tokens."""
+        with self._lock:
+            return self._index.following(scope)
+
+    def forget(self, keys: Iterable[BlockKey]) -> None:
+        """Forget the tokens of blocks."""
+        with self._lock:
+            for key in keys:
+                if key in self._order:
+                    del self._order[key]
+                    self._index.remove(key)

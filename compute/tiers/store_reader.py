@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
-from tierkv.kvcore.block import BlockSpec, Location, Tier
+from tierkv.dmp.pool_node import (
+    PathInfo,
+    PoolNode,
+    PoolNodeStats,
+    PutGrant,
+    RangeRead,
+    RangeWrite,
+)
+from tierkv.kvcore.block import BlockSpec, Erased, Location, Tier
 from tierkv.kvcore.errors import PoolFullError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import TierStats
@@ -66,6 +73,13 @@ class StoreReader(PoolNode):
 
     def abort(self, grants: Sequence[PutGrant]) -> None:
         """Do nothing: no grants exist."""
+
+    def erase(self, keys: Sequence[BlockKey]) -> Erased:
+        blocks = [block for key in keys if (block := self._store.find(key)) is not None]
+        for block in blocks:
+            self._store.delete(block.key)
+        size = sum(block.ranges.payload_bytes for block in blocks)
+        return Erased(resting_blocks=len(blocks), resting_bytes=size)
 
     def stats(self) -> PoolNodeStats:
         return PoolNodeStats(TierStats(Tier.L4, blocks_used=len(self._store.blocks())))

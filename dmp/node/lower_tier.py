@@ -30,7 +30,9 @@ class LowerTier(Protocol):
        TransportError. After a ChecksumError the block is gone. ``get_block`` returns the checksums
        given to ``put``: bytes damaged on the way down or up never get new checksums.
     4. ``blocks`` lists the resting blocks, oldest put first; after a restart too.
-    5. ``delete`` forgets a block; an unknown block is ignored.
+    5. ``delete`` forgets a block; an unknown block is ignored. ``erase`` also overwrites the bytes
+       and returns when no copy is left, with the number of removed copies and their bytes; it
+       raises TransportError if a copy may be left.
     6. The listener is called, from any thread, with blocks that left by themselves (evicted,
        damaged) and that ``get_block`` cannot load any more. The call comes after the blocks are
        gone.
@@ -50,6 +52,8 @@ class LowerTier(Protocol):
     def blocks(self) -> Sequence[BlockSpec]: ...
 
     def delete(self, key: BlockKey) -> None: ...
+
+    def erase(self, keys: Sequence[BlockKey]) -> tuple[int, int]: ...
 
     def set_listener(self, gone: Callable[[Sequence[BlockKey]], None]) -> None: ...
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tierkv.dmp.config import DmpConfig
+from tierkv.dmp.node.eraser import Eraser
 from tierkv.dmp.node.gets import Gets
 from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.puts import Puts
@@ -25,7 +26,7 @@ from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import open_segment
 from tierkv.dmp.segment.slots import SlotState
 from tierkv.dmp.slots.accounts import Quota
-from tierkv.kvcore.block import Location
+from tierkv.kvcore.block import Erased, Location
 from tierkv.kvcore.block_event import BlockReporter
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
@@ -235,6 +236,11 @@ class DmpNode:
         A call may take as long as ``promote_timeout_s``; a block that arrives later counts as None.
         """
         return self._promoter.promote(keys) if self._promoter else self.gets.lookup(keys)
+
+    def erase(self, keys: Sequence[BlockKey]) -> Erased:
+        """Remove blocks from memory, disk and archive, and overwrite their bytes; see PoolNode."""
+        gone_below = self.demoter.gone_below if self.demoter else lambda keys: None
+        return Eraser(self._state, self._lower, gone_below).erase(keys)
 
     def check_invariants(self) -> None:
         """Assert that table and segment agree; O(slots)."""

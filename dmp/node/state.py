@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy as np
+
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.node.turns import Turns
 from tierkv.dmp.segment.geometry import Geometry
 from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import scan_segment
-from tierkv.dmp.segment.slots import Slot, SlotState
+from tierkv.dmp.segment.slots import Slot, SlotState, slot_bytes_for
 from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.slots.eviction import policy_for
 from tierkv.dmp.slots.slot_table import SlotTable
@@ -81,12 +83,16 @@ class NodeState:
         damage: slots found bad in this life.
         quotas: what namespaces may keep.
         turns: the order of transfers; has its own lock, taken after ``lock``.
+        erasing: erased slots that transfers still touch, by number and generation.
+        erased: notified when a slot leaves ``erasing``.
     """
 
     def __init__(self, config: DmpConfig, reporter: BlockReporter, clock: Clock) -> None:
         self.config = config
         self.clock = clock
         self.lock = threading.Lock()
+        self.erasing: set[tuple[int, int]] = set()
+        self.erased = threading.Condition(self.lock)
         self.incarnation = Incarnation(0)
         self.draining = False
         self.sealed_order = 0
@@ -150,6 +156,7 @@ class NodeState:
             self.sealed_order = scan.last_order
             self.draining = False
             self._table, self._segment = table, segment
+            self.erasing.clear()
             self.obey(self.quotas)
         segment.backing.start(owns=True)
         segment.backing.prepare(table.extents.upcoming(self.config.extents_ahead))
@@ -207,6 +214,27 @@ class NodeState:
         if self._table is not None and self._segment is not None:
             for freed in self._table.unpin(slots):
                 self._segment.headers.set_state(freed.index, SlotState.FREE)
+                if (freed.index, freed.generation) in self.erasing:
+                    self.wipe(freed)
+                    self.erasing.remove((freed.index, freed.generation))
+                    self.erased.notify_all()
+
+    def erase(self, slot: Slot) -> None:
+        """Take a block out and overwrite its bytes, after the last transfer at the latest. Lock
+        held."""
+        freed = self.table.drop(slot)
+        self.segment.headers.set_state(slot.index, SlotState.FREE)
+        if freed is None:
+            self.erasing.add((slot.index, slot.generation))
+        else:
+            self.wipe(freed)
+
+    def wipe(self, slot: Slot) -> None:
+        """Overwrite the bytes of a freed slot. Lock held."""
+        ranges = slot.block.ranges  # The extent of a freed slot may have no slot size any more.
+        size = slot_bytes_for(ranges.size_bytes, ranges.count)
+        with self.segment.span(slot.offset, 0, size) as view:
+            np.frombuffer(view, np.uint8)[:] = 0
 
     def _make_policy(self, slot_bytes: int, quota: Quota | None) -> EvictionPolicy:
         per_extent = self.config.extent_bytes // slot_bytes * slot_bytes

@@ -255,6 +255,7 @@ class Session:
             FrameType.PROMOTE: self._promote,
             FrameType.DESCRIBE: self._describe,
             FrameType.ABOUT: self._about,
+            FrameType.ERASE: self._erase,
             **(rdma.handlers if rdma else {}),
         }
 
@@ -391,6 +392,9 @@ class Session:
     def _suspect(self, head: bytearray) -> bytes:
         ask = m.Ranges.unpack(head, self._node.node_id)
         return m.Flags(self._node.gets.suspect(ask.refs)).pack()
+
+    def _erase(self, head: bytearray) -> bytes:
+        return m.pack_erased(self._node.erase(m.BlockLookup.unpack(head).keys))
 
     def _stats(self, head: bytearray) -> bytes:
         if head:

@@ -89,6 +89,12 @@ class Owners:
         """Return an owner's slots."""
         return frozenset(self._slots.get(owner, ()))
 
+    def check(self, slot: Slot) -> None:
+        """Assert that a slot is known for its owner and its holders."""
+        assert not slot.owner or slot.index in self.slots_of(slot.owner), slot
+        for owner in slot.holders:
+            assert not owner or slot.index in self.slots_of(owner), slot
+
 
 class SlotLeases:
     """Marks slots as leased.

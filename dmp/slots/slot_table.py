@@ -194,6 +194,12 @@ class SlotTable:
             return None
         return self._free_or_doom(slot)
 
+    def drop(self, slot: Slot) -> Slot | None:
+        """Take a block out; return the freed slot, or None as long as transfers touch it."""
+        self._end_holds(slot)
+        self.store.change(slot, SlotState.WRITING)  # Like a reservation that is aborted.
+        return self._free_or_doom(slot)
+
     def expire(self, now: float) -> list[Slot]:
         """End all overdue reservations, holds and leases; return the freed slots."""
         self.now = max(self.now, now)
@@ -479,7 +485,7 @@ class SlotTable:
             is_named = not slot.doomed and slot.state is not SlotState.QUARANTINED
             assert (self.store.by_key.get(slot.block.key) == slot.index) == is_named, slot
             named.extend([slot] if is_named else [])
-            self._check_owners(slot)
+            self._owners.check(slot)
         assert len(self.store.by_key) == len(named)
         for state in SlotState:
             assert self.store.counts[state] == sum(1 for slot in slots if slot.state is state), (
@@ -492,9 +498,3 @@ class SlotTable:
         assert self.pinned == sum(slot.pins for slot in slots)
         self._evictor.check_invariants()
         self.extents.check_invariants(len(slots))
-
-    def _check_owners(self, slot: Slot) -> None:
-        if slot.owner:
-            assert slot.index in self._owners.slots_of(slot.owner), slot
-        for owner in slot.holders:
-            assert not owner or slot.index in self._owners.slots_of(owner), slot

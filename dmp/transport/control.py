@@ -21,7 +21,7 @@ from tierkv.dmp.wire.messages import RangeRef
 from tierkv.dmp.wire.range_codec import DescribedBlock, unpack_stored
 from tierkv.dmp.zone_traffic import OtherZone, may_transfer
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Location
+from tierkv.kvcore.block import BlockSpec, Erased, Location
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import BlockNotFoundError, RemoteProtocolError, TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
@@ -33,7 +33,10 @@ _SEAL_ITEMS: Final = 1_024
 MAX_HEAD_BYTES."""
 
 _PROMOTE_ITEMS: Final = 256
-"""Blocks promoted by one frame; the node may read all of them from disk, one after another."""
+"""Blocks promoted or erased by one frame: each may cost the node a disk access."""
+
+_ERASE_TIMEOUT_S: Final = 120.0
+"""Longest answer to one ERASE frame: the node waits for transfers, its disk and its archive."""
 
 
 class NodeControl(PoolNode):
@@ -146,6 +149,14 @@ class NodeControl(PoolNode):
     def suspect(self, refs: Sequence[RangeRef]) -> None:
         """Ask the node to check ranges that look bad here, and to quarantine really bad slots."""
         self._ask(FrameType.SUSPECT, m.Ranges(refs).pack())
+
+    def erase(self, keys: Sequence[BlockKey]) -> Erased:
+        erased = Erased()
+        for part in _parts(keys, _PROMOTE_ITEMS):
+            head = m.BlockLookup(part).pack()
+            reply = self._ask(FrameType.ERASE, head, timeout_s=_ERASE_TIMEOUT_S)
+            erased += _trust(m.unpack_erased, reply)
+        return erased
 
     def stats(self) -> PoolNodeStats:
         reply = self._ask(FrameType.STATS, b"")

@@ -11,10 +11,17 @@ import numpy as np
 import xxhash
 
 from tierkv.dmp.node.node import DmpNode
-from tierkv.dmp.pool_node import PathInfo, PoolNode, PoolNodeStats, PutGrant, RangeRead, RangeWrite
+from tierkv.dmp.pool_node import (
+    PathInfo,
+    PoolNode,
+    PoolNodeStats,
+    PutGrant,
+    RangeRead,
+    RangeWrite,
+)
 from tierkv.dmp.transport.pending import PendingPuts, as_bytes, as_grant
 from tierkv.dmp.wire.messages import RangeRef
-from tierkv.kvcore.block import BlockSpec, Location
+from tierkv.kvcore.block import BlockSpec, Erased, Location
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -110,6 +117,9 @@ class InprocPoolNode(PoolNode):
 
     def release(self, locations: Sequence[Location]) -> None:
         self._node.gets.release(locations)
+
+    def erase(self, keys: Sequence[BlockKey]) -> Erased:
+        return self._node.erase(keys)
 
     def stats(self) -> PoolNodeStats:
         return self._node.reports.stats()

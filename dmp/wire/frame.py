@@ -57,6 +57,7 @@ class FrameType(IntEnum):
     PROMOTE = 14
     DESCRIBE = 24
     ABOUT = 25
+    ERASE = 26
     RDMA_OFFER = 16
     RDMA_CONNECT = 17
     REPLY = 64

@@ -21,6 +21,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.block import (
     NO_OUTLOOK,
     BlockSpec,
+    Erased,
     Expectation,
     Location,
     Outlook,
@@ -333,6 +334,23 @@ class ErrorReply:
         message = cls(u.text(), u.text())
         u.end()
         return message
+
+
+_ERASED: Final = ("memory_blocks", "memory_bytes", "resting_blocks", "resting_bytes")
+_erased_of: Final = attrgetter(*_ERASED)
+
+
+def pack_erased(erased: Erased) -> bytes:
+    """Return the head of an ERASE reply."""
+    return Packer().pack(f"{len(_ERASED)}Q", *_erased_of(erased)).bytes()
+
+
+def unpack_erased(head: Head) -> Erased:
+    """Read the head of an ERASE reply."""
+    u = Unpacker(head)
+    erased = Erased(*u.integers("Q", len(_ERASED)))
+    u.end()
+    return erased
 
 
 def pack_stats(stats: PoolNodeStats) -> bytes:

@@ -19,7 +19,7 @@ from tierkv.integrations.keys import TenantSalt, identity_digest, uncached_salt
 from tierkv.integrations.remote.answering import Answering, hands_over
 from tierkv.integrations.remote.door import EngineDoor, EngineLook, EngineRequest, RemoteConfig
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import Tier
+from tierkv.kvcore.block import Erased, Tier
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
     ContextTooLongError,
@@ -30,7 +30,7 @@ from tierkv.kvcore.errors import (
     UnknownModelError,
     UserError,
 )
-from tierkv.kvcore.ids import Incarnation, NamespaceKey, RequestId
+from tierkv.kvcore.ids import BlockKey, Incarnation, NamespaceKey, RequestId
 from tierkv.kvcore.node import (
     ModelInfo,
     NodeInfo,
@@ -40,7 +40,7 @@ from tierkv.kvcore.node import (
     PathReport,
     TierStats,
 )
-from tierkv.kvcore.request import GenerateEvent, GenerateRequest
+from tierkv.kvcore.request import GenerateEvent, GenerateRequest, PromptBlocks
 
 
 class L1Book(Protocol):
@@ -170,6 +170,20 @@ class RemoteNode:
     async def drop_cache(self) -> int:
         """Drop nothing: the cache belongs to the engine."""
         return 0
+
+    async def find_prompt(self, request: GenerateRequest) -> PromptBlocks:
+        """Name no blocks: their keys are the engine's."""
+        return PromptBlocks()
+
+    async def erase(
+        self, keys: Sequence[BlockKey], *, pool: bool
+    ) -> tuple[Erased, tuple[str, ...]]:
+        """Refuse: the cache belongs to the engine."""
+        raise FeatureNotSupportedError(
+            f"the engine behind {self.config.node_id} has a cache of its own, which TierKV can't "
+            "erase",
+            hint="Use the engine's own call, such as POST /reset_prefix_cache of vLLM.",
+        )
 
     def _living(self) -> Life:
         if self.life is None:

@@ -550,3 +550,119 @@ class PrefetchReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefetchReply: _TypeAlias = PrefetchReply  # noqa: Y015
+
+@_typing.final
+class PromptBlocks(_message.Message):
+    """Concatenated keys."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAIN_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    chain: _builtins.bytes
+    ends: _builtins.bytes
+    """after the chain, and beginning with the rest of the prompt"""
+    others: _builtins.bytes
+    """after the chain, and beginning otherwise"""
+    chunks: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        chain: _builtins.bytes = ...,
+        ends: _builtins.bytes = ...,
+        others: _builtins.bytes = ...,
+        chunks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "chunks", b"chunks", "ends", b"ends", "others", b"others"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptBlocks: _TypeAlias = PromptBlocks  # noqa: Y015
+
+@_typing.final
+class EraseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    keys: _builtins.bytes
+    """concatenated"""
+    pool: _builtins.bool
+    """from the pool nodes; false: from L1"""
+    def __init__(
+        self,
+        *,
+        keys: _builtins.bytes = ...,
+        pool: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EraseRequest: _TypeAlias = EraseRequest  # noqa: Y015
+
+@_typing.final
+class EraseReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERASED_FIELD_NUMBER: _builtins.int
+    POOL_NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def erased(self) -> Global___Erased: ...
+    @_builtins.property
+    def pool_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that were asked"""
+
+    def __init__(
+        self,
+        *,
+        erased: Global___Erased | None = ...,
+        pool_nodes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["erased", b"erased"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["erased", b"erased", "pool_nodes", b"pool_nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EraseReply: _TypeAlias = EraseReply  # noqa: Y015
+
+@_typing.final
+class Erased(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_BLOCKS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    RESTING_BLOCKS_FIELD_NUMBER: _builtins.int
+    RESTING_BYTES_FIELD_NUMBER: _builtins.int
+    PAGE_BLOCKS_FIELD_NUMBER: _builtins.int
+    PAGE_BYTES_FIELD_NUMBER: _builtins.int
+    memory_blocks: _builtins.int
+    memory_bytes: _builtins.int
+    resting_blocks: _builtins.int
+    resting_bytes: _builtins.int
+    page_blocks: _builtins.int
+    page_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        memory_blocks: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        resting_blocks: _builtins.int = ...,
+        resting_bytes: _builtins.int = ...,
+        page_blocks: _builtins.int = ...,
+        page_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_blocks", b"memory_blocks", "memory_bytes", b"memory_bytes", "page_blocks", b"page_blocks", "page_bytes", b"page_bytes", "resting_blocks", b"resting_blocks", "resting_bytes", b"resting_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Erased: _TypeAlias = Erased  # noqa: Y015

@@ -64,6 +64,16 @@ class ComputeStub:
                 request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.PrefetchReply.FromString,
                 _registered_method=True)
+        self.FindPrompt = channel.unary_unary(
+                '/tierkv.v1.Compute/FindPrompt',
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.PromptBlocks.FromString,
+                _registered_method=True)
+        self.Erase = channel.unary_unary(
+                '/tierkv.v1.Compute/Erase',
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.EraseRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.EraseReply.FromString,
+                _registered_method=True)
 
 
 class ComputeServicer:
@@ -107,6 +117,20 @@ class ComputeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindPrompt(self, request, context):
+        """Name the known blocks of a prompt, after waiting for its saves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Erase(self, request, context):
+        """Remove blocks from L1, or from the pool nodes that the node is connected to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ComputeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +163,16 @@ def add_ComputeServicer_to_server(servicer, server):
                     servicer.Prefetch,
                     request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.FromString,
                     response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.PrefetchReply.SerializeToString,
+            ),
+            'FindPrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindPrompt,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.PromptBlocks.SerializeToString,
+            ),
+            'Erase': grpc.unary_unary_rpc_method_handler(
+                    servicer.Erase,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.EraseRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_compute__pb2.EraseReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -303,6 +337,60 @@ class Compute:
             '/tierkv.v1.Compute/Prefetch',
             tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
             tierkv_dot_kvwire_dot_v1_dot_compute__pb2.PrefetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindPrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Compute/FindPrompt',
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.GenerateRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.PromptBlocks.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Erase(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Compute/Erase',
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.EraseRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_compute__pb2.EraseReply.FromString,
             options,
             channel_credentials,
             insecure,

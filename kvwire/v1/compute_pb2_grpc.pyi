@@ -39,6 +39,10 @@ class ComputeStub:
     DropCache: _grpc.UnaryUnaryMultiCallable[_compute_pb2.DropCacheRequest, _compute_pb2.DropCacheReply]
     Prefetch: _grpc.UnaryUnaryMultiCallable[_compute_pb2.GenerateRequest, _compute_pb2.PrefetchReply]
     """Load known blocks of a prompt into L1: the request itself will come soon."""
+    FindPrompt: _grpc.UnaryUnaryMultiCallable[_compute_pb2.GenerateRequest, _compute_pb2.PromptBlocks]
+    """Name the known blocks of a prompt, after waiting for its saves."""
+    Erase: _grpc.UnaryUnaryMultiCallable[_compute_pb2.EraseRequest, _compute_pb2.EraseReply]
+    """Remove blocks from L1, or from the pool nodes that the node is connected to."""
 
 @_typing.type_check_only
 class ComputeAsyncStub(ComputeStub):
@@ -51,6 +55,10 @@ class ComputeAsyncStub(ComputeStub):
     DropCache: _aio.UnaryUnaryMultiCallable[_compute_pb2.DropCacheRequest, _compute_pb2.DropCacheReply]  # type: ignore[assignment]
     Prefetch: _aio.UnaryUnaryMultiCallable[_compute_pb2.GenerateRequest, _compute_pb2.PrefetchReply]  # type: ignore[assignment]
     """Load known blocks of a prompt into L1: the request itself will come soon."""
+    FindPrompt: _aio.UnaryUnaryMultiCallable[_compute_pb2.GenerateRequest, _compute_pb2.PromptBlocks]  # type: ignore[assignment]
+    """Name the known blocks of a prompt, after waiting for its saves."""
+    Erase: _aio.UnaryUnaryMultiCallable[_compute_pb2.EraseRequest, _compute_pb2.EraseReply]  # type: ignore[assignment]
+    """Remove blocks from L1, or from the pool nodes that the node is connected to."""
 
 class ComputeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -96,5 +104,21 @@ class ComputeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_compute_pb2.PrefetchReply, _abc.Awaitable[_compute_pb2.PrefetchReply]]:
         """Load known blocks of a prompt into L1: the request itself will come soon."""
+
+    @_abc_1.abstractmethod
+    def FindPrompt(
+        self,
+        request: _compute_pb2.GenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_compute_pb2.PromptBlocks, _abc.Awaitable[_compute_pb2.PromptBlocks]]:
+        """Name the known blocks of a prompt, after waiting for its saves."""
+
+    @_abc_1.abstractmethod
+    def Erase(
+        self,
+        request: _compute_pb2.EraseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_compute_pb2.EraseReply, _abc.Awaitable[_compute_pb2.EraseReply]]:
+        """Remove blocks from L1, or from the pool nodes that the node is connected to."""
 
 def add_ComputeServicer_to_server(servicer: ComputeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

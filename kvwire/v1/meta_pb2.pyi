@@ -911,6 +911,49 @@ class ListBlocksReply(_message.Message):
 Global___ListBlocksReply: _TypeAlias = ListBlocksReply  # noqa: Y015
 
 @_typing.final
+class BlocksAfterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    keys: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        keys: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksAfterRequest: _TypeAlias = BlocksAfterRequest  # noqa: Y015
+
+@_typing.final
+class BlocksAfterReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    keys: _builtins.bytes
+    """blocks that follow those, directly or not; concatenated"""
+    parents: _builtins.bytes
+    """the block before each"""
+    def __init__(
+        self,
+        *,
+        keys: _builtins.bytes = ...,
+        parents: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "parents", b"parents"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksAfterReply: _TypeAlias = BlocksAfterReply  # noqa: Y015
+
+@_typing.final
 class DirectoryCountsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -94,6 +94,11 @@ class MetaStub:
                 request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.SerializeToString,
                 response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.FromString,
                 _registered_method=True)
+        self.BlocksAfter = channel.unary_unary(
+                '/tierkv.v1.Meta/BlocksAfter',
+                request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.BlocksAfterRequest.SerializeToString,
+                response_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.BlocksAfterReply.FromString,
+                _registered_method=True)
         self.DirectoryCounts = channel.unary_unary(
                 '/tierkv.v1.Meta/DirectoryCounts',
                 request_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.DirectoryCountsRequest.SerializeToString,
@@ -203,6 +208,12 @@ class MetaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BlocksAfter(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DirectoryCounts(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -301,6 +312,11 @@ def add_MetaServicer_to_server(servicer, server):
                     servicer.ListBlocks,
                     request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.FromString,
                     response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.SerializeToString,
+            ),
+            'BlocksAfter': grpc.unary_unary_rpc_method_handler(
+                    servicer.BlocksAfter,
+                    request_deserializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.BlocksAfterRequest.FromString,
+                    response_serializer=tierkv_dot_kvwire_dot_v1_dot_meta__pb2.BlocksAfterReply.SerializeToString,
             ),
             'DirectoryCounts': grpc.unary_unary_rpc_method_handler(
                     servicer.DirectoryCounts,
@@ -657,6 +673,33 @@ class Meta:
             '/tierkv.v1.Meta/ListBlocks',
             tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksRequest.SerializeToString,
             tierkv_dot_kvwire_dot_v1_dot_meta__pb2.ListBlocksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BlocksAfter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierkv.v1.Meta/BlocksAfter',
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.BlocksAfterRequest.SerializeToString,
+            tierkv_dot_kvwire_dot_v1_dot_meta__pb2.BlocksAfterReply.FromString,
             options,
             channel_credentials,
             insecure,

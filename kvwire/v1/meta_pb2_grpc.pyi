@@ -45,6 +45,7 @@ class MetaStub:
     ResolveNamespace: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ResolveNamespaceRequest, _meta_pb2.NamespaceGrant]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListNodesRequest, _meta_pb2.ListNodesReply]
     ListBlocks: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListBlocksRequest, _meta_pb2.ListBlocksReply]
+    BlocksAfter: _grpc.UnaryUnaryMultiCallable[_meta_pb2.BlocksAfterRequest, _meta_pb2.BlocksAfterReply]
     DirectoryCounts: _grpc.UnaryUnaryMultiCallable[_meta_pb2.DirectoryCountsRequest, _meta_pb2.DirectoryCountsReply]
     ListNamespaces: _grpc.UnaryUnaryMultiCallable[_meta_pb2.ListNamespacesRequest, _meta_pb2.ListNamespacesReply]
     PutNamespace: _grpc.UnaryUnaryMultiCallable[_meta_pb2.Namespace, _meta_pb2.Namespace]
@@ -69,6 +70,7 @@ class MetaAsyncStub(MetaStub):
     ResolveNamespace: _aio.UnaryUnaryMultiCallable[_meta_pb2.ResolveNamespaceRequest, _meta_pb2.NamespaceGrant]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListNodesRequest, _meta_pb2.ListNodesReply]  # type: ignore[assignment]
     ListBlocks: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListBlocksRequest, _meta_pb2.ListBlocksReply]  # type: ignore[assignment]
+    BlocksAfter: _aio.UnaryUnaryMultiCallable[_meta_pb2.BlocksAfterRequest, _meta_pb2.BlocksAfterReply]  # type: ignore[assignment]
     DirectoryCounts: _aio.UnaryUnaryMultiCallable[_meta_pb2.DirectoryCountsRequest, _meta_pb2.DirectoryCountsReply]  # type: ignore[assignment]
     ListNamespaces: _aio.UnaryUnaryMultiCallable[_meta_pb2.ListNamespacesRequest, _meta_pb2.ListNamespacesReply]  # type: ignore[assignment]
     PutNamespace: _aio.UnaryUnaryMultiCallable[_meta_pb2.Namespace, _meta_pb2.Namespace]  # type: ignore[assignment]
@@ -162,6 +164,13 @@ class MetaServicer(metaclass=_abc_1.ABCMeta):
         request: _meta_pb2.ListBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_meta_pb2.ListBlocksReply, _abc.Awaitable[_meta_pb2.ListBlocksReply]]: ...
+
+    @_abc_1.abstractmethod
+    def BlocksAfter(
+        self,
+        request: _meta_pb2.BlocksAfterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_meta_pb2.BlocksAfterReply, _abc.Awaitable[_meta_pb2.BlocksAfterReply]]: ...
 
     @_abc_1.abstractmethod
     def DirectoryCounts(

@@ -35,7 +35,7 @@ from tierkv.metaserver.directory.event_columns import records_of
 from tierkv.metaserver.directory.ledger import Ledger
 from tierkv.metaserver.directory.locate_reply import ListedReplicas, ReplicaColumns, ReplicaHolder
 from tierkv.metaserver.directory.node_book import NodeBook, Verdict
-from tierkv.metaserver.directory.views import ChainView, list_blocks
+from tierkv.metaserver.directory.views import ChainView, blocks_after, list_blocks
 
 MAX_BLOCKS: Final = 1 << 26
 """Upper bound on blocks of one directory, some 8 GiB; further blocks are refused and counted. Only
@@ -230,6 +230,10 @@ class Directory:
             self.book.holder(number).info.node_id: keys[blocks].tobytes()
             for number, blocks in held.items()
         }
+
+    def blocks_after(self, keys: bytes) -> tuple[bytes, bytes]:
+        """Return the blocks that follow others, directly or not; O(blocks log blocks)."""
+        return blocks_after(self.ledger.blocks, keys)
 
     def list_blocks(
         self, limit: int, now: float, *, leased: tuple[bytes, ...] = ()

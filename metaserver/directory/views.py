@@ -17,7 +17,7 @@ from tierkv.kvcore.block import BlockSpec, Owner, Tier
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, HostId
 from tierkv.metaserver.client import BlockListing, BlockRecord, NodeCoverage
 from tierkv.metaserver.directory.arrays import U8, Bools, Ints, distinct
-from tierkv.metaserver.directory.block_table import halves
+from tierkv.metaserver.directory.block_table import BlockTable, halves
 from tierkv.metaserver.directory.copy_table import L1, L2, L4, Copies
 from tierkv.metaserver.directory.ledger import Ledger
 from tierkv.metaserver.directory.node_book import Holder, NodeBook
@@ -250,3 +250,34 @@ def _page_bytes(holder: Holder, model: str) -> int:
     """Return the size of a block in L1, whose events carry no size; 0 for unknown models."""
     models = holder.info.models
     return next((m.layout.payload_bytes for m in models if m.name == model), 0)
+
+
+def blocks_after(blocks: BlockTable, keys: bytes) -> tuple[bytes, bytes]:
+    """Return the blocks that follow others, directly or not, as far as the table knows them.
+
+    Args:
+        blocks: the table.
+        keys: concatenated keys; they need not be in the table.
+
+    Returns:
+        Concatenated keys of the blocks, and of the block before each. A block whose parent is not
+        in the table is found only after a parent among ``keys``.
+    """
+    rows = blocks.live_rows()
+    order = np.argsort(blocks.parents[rows, 0], kind="stable")
+    rows = rows[order]
+    parents = np.ascontiguousarray(blocks.parents[rows])
+    above = halves(keys)
+    found: list[Ints] = []
+    seen = np.zeros(len(rows), bool)
+    while len(above):
+        first = np.searchsorted(parents[:, 0], above[:, 0], side="left")
+        counts = np.searchsorted(parents[:, 0], above[:, 0], side="right") - first
+        at = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        at = at[parents[at, 1] == np.repeat(above[:, 1], counts)]
+        at = np.unique(at[~seen[at]])
+        seen[at] = True
+        found.append(at)
+        above = blocks.hot[rows[at], :2]
+    chosen = np.concatenate(found) if found else np.zeros(0, np.int64)
+    return blocks.hot[rows[chosen], :2].tobytes(), parents[chosen].tobytes()

@@ -29,6 +29,7 @@ from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvwire import convert
 from tierkv.kvwire.channels import PeerChannel
 from tierkv.kvwire.checksums import checked, intact
+from tierkv.kvwire.codec import split_keys
 from tierkv.kvwire.event_records import pack_events
 from tierkv.kvwire.status import error_from_rpc
 from tierkv.kvwire.tls import TlsFiles
@@ -209,6 +210,20 @@ class GrpcMeta:
             raise UserError(f"the limit of a block listing can't be negative, got {limit}")
         request = pb.ListBlocksRequest(limit=min(limit, (1 << 32) - 1))
         return await self._call("ListBlocks", request, wire.listing_from_proto)
+
+    async def blocks_after(self, keys: Sequence[BlockKey]) -> dict[BlockKey, BlockKey]:
+        request = pb.BlocksAfterRequest(keys=b"".join(keys))
+        return await self._call(
+            "BlocksAfter",
+            request,
+            lambda reply: dict(
+                zip(
+                    split_keys(reply.keys, "blocks_after.keys"),
+                    split_keys(reply.parents, "blocks_after.parents"),
+                    strict=False,
+                )
+            ),
+        )
 
     async def directory_counts(self) -> tuple[tuple[str, int], ...]:
         return await self._call(

@@ -19,7 +19,7 @@ from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvwire import convert
 from tierkv.kvwire.channels import BoundServer, bind_server, split_address
-from tierkv.kvwire.codec import checked_name
+from tierkv.kvwire.codec import checked_name, split_keys
 from tierkv.kvwire.status import answering
 from tierkv.kvwire.tls import ServerTls
 from tierkv.kvwire.v1 import meta_pb2 as pb
@@ -124,6 +124,13 @@ class _MetaService(rpc.MetaServicer):
     async def ListBlocks(self, request: pb.ListBlocksRequest, context: Any) -> pb.ListBlocksReply:
         async with answering(context):
             return wire.listing_to_proto(await self._meta.list_blocks(request.limit))
+
+    async def BlocksAfter(
+        self, request: pb.BlocksAfterRequest, context: Any
+    ) -> pb.BlocksAfterReply:
+        async with answering(context):
+            found = await self._meta.blocks_after(split_keys(request.keys, "blocks_after.keys"))
+            return pb.BlocksAfterReply(keys=b"".join(found), parents=b"".join(found.values()))
 
     async def DirectoryCounts(
         self, request: pb.DirectoryCountsRequest, context: Any

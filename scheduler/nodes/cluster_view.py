@@ -208,6 +208,24 @@ class ClusterView:
                 return report
         return None
 
+    def compute_clients(self, model: str) -> list[ComputeClient]:
+        """Return the connections to all nodes of a model that are not known to be dead.
+
+        Raises:
+            TransportError: a node was restarted since the last refresh.
+        """
+        served = (
+            node.info
+            for node in _computing(self.nodes)
+            if node.state != "dead" and any(model == each.name for each in node.info.models)
+        )
+        return [self.client(info.node_id, info.incarnation) for info in served]
+
+    @property
+    def pool_node_ids(self) -> frozenset[str]:
+        """Names of the pool nodes, dead ones too; a node that was removed for good is not one."""
+        return frozenset(n.info.node_id for n in self.nodes if n.info.role is NodeRole.DMP)
+
     def client(self, node_id: NodeId, incarnation: Incarnation) -> ComputeClient:
         """Return the connection to one incarnation of a node.
 

@@ -41,6 +41,8 @@ COPY_SHARE: Final = 4
 """At most a quarter of a file is copied forward when the file is collected, so write amplification
 stays below 1 / (1 - 1/4) = 1.33 for any reads."""
 
+_WIPED_AT_ONCE: Final = 1 << 20
+
 
 @dataclass(slots=True)
 class News:
@@ -123,6 +125,25 @@ class SegmentLog:
             with self.lock:
                 self.index.files.settle(entry.place)
 
+    def erase(self, entry: IndexEntry) -> None:
+        """Mark a removed block's record dead, and overwrite its payload with zeros.
+
+        A record in a file that is being collected is overwritten when the file is used again.
+
+        Raises:
+            OSError: the disk could not; bytes may be left.
+        """
+        with self.lock:
+            if not self.index.files.guard(entry.place):
+                return
+        try:
+            self._write_dead(entry.place, entry.record)
+            self._wipe(entry.place, entry.record)
+            self._files[entry.place.file].sync()
+        finally:
+            with self.lock:
+                self.index.files.settle(entry.place)
+
     def take_news(self) -> News:
         """Return the block news since the last call."""
         with self.lock:
@@ -169,6 +190,14 @@ class SegmentLog:
         with suppress(OSError), self._buffers.lend(PAGE) as page:
             page[:] = pack_record(dead, nonce=place.nonce)
             self._files[place.file].write([page], place.offset)
+
+    def _wipe(self, place: RecordPlace, record: Record) -> None:
+        size = record_bytes(record.block) - PAGE
+        with self._buffers.lend(min(size, _WIPED_AT_ONCE)) as zeros:
+            zeros[:] = bytes(len(zeros))
+            for at in range(0, size, len(zeros)):
+                part = zeros[: min(len(zeros), size - at)]
+                self._files[place.file].write([part], place.offset + PAGE + at)
 
     def _give_up(self, place: RecordPlace, record: Record, error: OSError) -> None:
         """After a failed write: leave no record, and never write to a broken file again."""
@@ -303,5 +332,7 @@ class SegmentLog:
                 self.copied_bytes += entry.record.block.ranges.payload_bytes
         if not current:  # Deleted meanwhile.
             self._write_dead(place, entry.record)
+            with suppress(OSError):
+                self._wipe(place, entry.record)  # It may have been erased.
         with self.lock:
             self.index.files.settle(place)

@@ -198,6 +198,28 @@ class SegmentStore:
             if entry is not None:
                 self._log.bury(entry)
 
+    def erase(self, keys: Sequence[BlockKey]) -> tuple[int, int]:
+        """Delete blocks and overwrite their bytes; return how many, and their payload bytes.
+
+        Raises:
+            TransportError: the disk could not; bytes may be left.
+        """
+        blocks = size = 0
+        with self._call():
+            for key in keys:
+                with self._lock:
+                    entry = self._index.remove(key)
+                if entry is None:
+                    continue
+                try:
+                    self._log.erase(entry)
+                except OSError as error:
+                    raise TransportError(
+                        f"block {key.hex()} is not overwritten: {error}"
+                    ) from error
+                blocks, size = blocks + 1, size + entry.record.block.ranges.payload_bytes
+        return blocks, size
+
     def blocks(self) -> Sequence[BlockSpec]:
         with self._lock:
             self._check_open()

@@ -6,6 +6,7 @@ replaces the two fixtures ``transport`` and ``connect``.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,10 @@ from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.dmp.transport.select import PathOptions, connect_pool_node
 from tierkv.dmp.transport.shm import ShmPoolNode
 from tierkv.dmp.transport.tcp import TcpPoolNode
-from tierkv.kvcore.block import Expectation
+from tierkv.dmp.wire.messages import RangeRef
+from tierkv.dmp.wire.range_codec import as_ref
+from tierkv.kvcore.block import Erased, Expectation
+from tierkv.kvcore.block_event import HoldOrder, LeaseId
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -364,6 +368,7 @@ def test_7_after_close_every_call_raises(pool: PoolNode) -> None:
         lambda: pool.release([location]),
         lambda: pool.put([make_put("c")], [whole("c")]),
         lambda: pool.promote([block_key("a")]),
+        lambda: pool.erase([block_key("a")]),
         lambda: pool.stats(),
     ]
     for call in calls:
@@ -426,6 +431,43 @@ def test_10_register_changes_nothing_and_the_path_has_a_reason(
     pool.read_ranges([RangeRead(place, i, memoryview(b)) for i, b in enumerate(buffers)])
     assert [bytes(b) for b in buffers] == [make_range("a", 0), make_range("a", 1)]
     assert pool.path.transport == transport.split("+")[0] and pool.path.reason
+
+
+def test_12_erase_leaves_no_byte_of_held_and_leased_blocks(pool: PoolNode, rig: Rig) -> None:
+    places = [store(pool, name) for name in ("gone", "held", "kept")]
+    assert pool.hold([places[1]], ttl_s=60.0) == [True]
+    rig.node.gets.lease(HoldOrder(LeaseId(1), (block_key("gone"),), 60.0))
+    keys = [block_key("gone"), block_key("held"), block_key("never")]
+    assert pool.erase(keys) == Erased(2, 4 * RANGE_BYTES)
+    assert pool.lookup([*keys, block_key("kept")]) == [None, None, None, places[2]]
+    with pytest.raises(CacheError):
+        fetch(pool, places[0])
+    raw = rig.node.segment.path.read_bytes()
+    assert make_range("kept", 0) in raw
+    assert make_range("gone", 0) not in raw and make_range("held", 1) not in raw
+    assert pool.erase(keys) == Erased()
+    again = store(pool, "gone")
+    assert fetch(pool, again)[0] == make_range("gone", 0)
+
+
+def test_12_erase_waits_for_transfers_and_ends_reservations(pool: PoolNode, rig: Rig) -> None:
+    place = store(pool, "read")
+    (grant,) = pool.reserve([make_put("written")])
+    assert grant is not None
+    ticket = rig.node.gets.begin_read([as_ref(RangeRef(place, 0))])
+    erased: list[Erased] = []
+    eraser = threading.Thread(
+        target=lambda: erased.append(pool.erase([block_key("read"), block_key("written")]))
+    )
+    eraser.start()
+    while pool.lookup([block_key("read")]) != [None]:
+        """The test's deadline ends a block that stays."""
+    assert bytes(ticket.views[0]) == make_range("read", 0) and not erased
+    rig.node.gets.end_read(ticket)
+    eraser.join()
+    assert erased == [Erased(1, 2 * RANGE_BYTES)]
+    assert make_range("read", 0) not in rig.node.segment.path.read_bytes()
+    assert pool.seal([grant]) == [None]
 
 
 def test_reads_make_a_block_young(connect: Connect, start: MakeRig) -> None:

@@ -39,7 +39,11 @@ class PagePoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.pool = PagePool(12, make_policy(self.policy, 11), now=lambda: self.now)
+        self.wiped: list[int] = []
+        self.pool = PagePool(
+            12, make_policy(self.policy, 11), now=lambda: self.now, wipe=self.wiped.extend
+        )
+        self.erased: set[BlockKey] = set()
         self.leases: dict[int, tuple[set[BlockKey], float]] = {}
         self.over_leases = True
         self.holders: list[tuple[tuple[int, ...], list[int]]] = []
@@ -56,6 +60,7 @@ class PagePoolMachine(RuleBasedStateMachine):
                 self.content[event.key] = 1
             else:
                 del self.content[event.key]
+                self.erased.discard(event.key)
                 assert self.over_leases or not self._is_held(event.key), "a lease was broken"
                 inner = event.key[:-1].rstrip(b",")
                 assert not any(k != event.key and k.startswith(inner + b",") for k in self.content)
@@ -65,7 +70,8 @@ class PagePoolMachine(RuleBasedStateMachine):
         keys = [key_of(path[: i + 1]) for i in range(len(path))]
         pages = self.pool.lookup(keys)
         assert len(pages) == next(
-            (i for i, k in enumerate(keys) if k not in self.content), len(keys)
+            (i for i, k in enumerate(keys) if k not in self.content or k in self.erased),
+            len(keys),
         )
         self.pool.acquire(pages)
         self.pool.use(pages, self._facts(pages))
@@ -77,6 +83,8 @@ class PagePoolMachine(RuleBasedStateMachine):
             block = len(pages)
             parent = keys[block - 1] if block else ROOT_PARENT
             pages.append(self.pool.commit(page, BlockSpec(keys[block], parent, 64)))
+            if parent in self.erased:
+                self.erased.add(keys[block])
         self.holders.append((path, pages))
 
     def _facts(self, pages: list[int]) -> list[BlockFacts]:
@@ -167,6 +175,24 @@ class PagePoolMachine(RuleBasedStateMachine):
     @rule()
     def unpin(self) -> None:
         self.pool.release([self.pins.pop()])
+
+    @rule(path=st.lists(st.integers(0, 1), min_size=1, max_size=3).map(tuple))
+    def erase(self, path: tuple[int, ...]) -> None:
+        self._watch()
+        inner = key_of(path)[:-1].rstrip(b",")
+        doomed = {k for k in self.content if k == key_of(path) or k.startswith(inner + b",")}
+        if key_of(path) not in self.content:
+            doomed = set()
+        for keys, _ in self.leases.values():
+            keys.difference_update(doomed)
+        self.wiped.clear()
+        before = set(self.content)
+        assert self.pool.erase([key_of(path)]) == len(doomed)
+        self.erased |= doomed
+        self._watch()
+        assert len(self.wiped) == len(before) - len(self.content)
+        if not self.pins and not self.holders:
+            assert not doomed & set(self.content)
 
     @rule()
     def drop_unused(self) -> None:

@@ -383,6 +383,15 @@ class SlotTableMachine(RuleBasedStateMachine):
         if freed:
             self._gone(slot)
 
+    @rule(name=st.sampled_from(NAMES))
+    def drop(self, name: str) -> None:
+        slot = self.live.get(block_key(name))
+        if slot is None:
+            return
+        freed = self.table.drop(slot)
+        assert (freed is slot) == (slot not in self.pinned)
+        self._gone(slot)
+
     @rule(name=st.sampled_from(NAMES[:2]))
     def quarantine(self, name: str) -> None:
         slot = self.live.get(block_key(name))

@@ -195,3 +195,38 @@ def test_a_dead_archive_is_said_and_disturbs_nobody(open_l4: Opener, own_server:
 def test_an_archive_that_makes_no_sense_is_refused(open_l4: Opener, url: str) -> None:
     with pytest.raises(ConfigError, match="can't be opened"):
         open_l4(url)
+
+
+def test_erase_leaves_no_byte_on_disk_and_no_object(open_l4: Opener, tmp_path: Path) -> None:
+    store = open_l4()
+    put(store, *(f"n{i}" for i in range(8)))
+    assert store.wait_archived(WAIT_S)
+    archived = next(
+        name for name in (f"n{i}" for i in range(8)) if store._in_archive(block_key(name))
+    )
+    keys = [block_key(archived), block_key("n7"), block_key("never")]
+    blocks, size = store.erase(keys)
+    assert (blocks, size) == (3, 2 * 2 * RANGE)
+    raw = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    for name in (archived, "n7"):
+        assert payload(name)[:RANGE] not in raw and not store.exists(block_key(name))
+    assert payload("n6")[:RANGE] in raw and read(store, "n6") == payload("n6")
+    assert store.erase(keys) == (0, 0)
+    put(store, "n7")
+    assert read(store, "n7") == payload("n7")
+    store.close()
+    assert read(open_l4(), "n7") == payload("n7")
+
+
+def test_an_erase_that_the_archive_refuses_says_so(open_l4: Opener, tmp_path: Path) -> None:
+    store = open_l4()
+    put(store, *(f"n{i}" for i in range(8)))
+    assert store.wait_archived(WAIT_S)
+
+    def refuse(key: BlockKey) -> None:
+        raise TransportError("the archive is gone")
+
+    assert store._archiver is not None and store._archive is not None
+    store._archive.delete = refuse  # type: ignore[method-assign]
+    with pytest.raises(TransportError, match="has not deleted 1"):
+        store._archiver.erase([block_key("n0")], timeout_s=0.1)

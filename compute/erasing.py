@@ -1,0 +1,86 @@
+"""Erasing a prompt's KV: which blocks a node can name, and their removal.
+
+Used by compute/node.py. The keys of full blocks follow from the prompt's tokens. The block after
+them also has tokens of an answer or of another prompt, so its key does not follow from the prompt:
+it is found by the tokens that this node remembers (compute/l1/part_index.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tierkv.compute.engine.engine import Engine
+from tierkv.compute.l1.part_index import TOKEN_BYTES, scope_of
+from tierkv.compute.tiers.chunk_lookup import prompt_chunks
+from tierkv.dmp.pool_node import PoolNode
+from tierkv.kvcore.block import Erased
+from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, coarse_key
+from tierkv.kvcore.errors import CacheError, TransportError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.request import GenerateRequest, PromptBlocks
+
+
+class BlockEraser:
+    """Finds and erases blocks through one engine; for the node's event loop."""
+
+    def __init__(self, engine: Engine, *, block_tokens: int, page_bytes: int) -> None:
+        """Use an engine; ``page_bytes`` is the size of one page of L1."""
+        self._engine = engine
+        self._block_tokens = block_tokens
+        self._page_bytes = page_bytes
+
+    async def find(self, request: GenerateRequest) -> PromptBlocks:
+        """Name the blocks of a prompt."""
+        size, ids = self._block_tokens, request.token_ids
+        chain = block_keys(request.namespace_key, ids, block_tokens=size)
+        rest = b"".join(token.to_bytes(TOKEN_BYTES, "little") for token in ids[len(chain) * size :])
+        scope = scope_of(request.namespace_key, chain[-1] if chain else ROOT_PARENT)
+        inbox = self._engine.inbox
+        here = await asyncio.wrap_future(inbox.call(lambda: self._engine.blocks_after(scope)))
+        known = [*here, *self._engine.tiers.known.following(scope)]
+        ends = [key for tokens, key in known if tokens.startswith(rest) or rest.startswith(tokens)]
+        mine = frozenset(ends)
+        chunks = () if request.blend is None else prompt_chunks(request, block_tokens=size)
+        return PromptBlocks(
+            tuple(chain),
+            tuple(dict.fromkeys(ends)),
+            tuple(dict.fromkeys(key for _, key in known if key not in mine)),
+            tuple(key for chunk in chunks for key in chunk.keys),
+        )
+
+    async def erase_pages(self, keys: Sequence[BlockKey]) -> Erased:
+        """Erase blocks, and all that follow them, from L1."""
+        self._engine.tiers.known.forget(keys)
+        pages = await asyncio.wrap_future(self._engine.inbox.call(lambda: self._engine.erase(keys)))
+        return Erased(page_blocks=pages, page_bytes=pages * self._page_bytes)
+
+    async def erase_pool(self, keys: Sequence[BlockKey]) -> Erased:
+        """Erase blocks, at all their levels, from the connected pool nodes.
+
+        Raises:
+            TransportError: a node failed; its copies may be left.
+        """
+        finder = self._engine.tiers.finder
+        nodes = [*finder.nodes, *([] if finder.archive is None else [finder.archive])]
+        both = [*keys, *map(coarse_key, keys)]
+        answers = await asyncio.gather(
+            *(asyncio.to_thread(_erase_at, node, both) for node in nodes), return_exceptions=True
+        )
+        erased = Erased()
+        for node, answer in zip(nodes, answers, strict=True):
+            if isinstance(answer, CacheError):
+                raise TransportError(f"pool node {node.node_id} did not erase all: {answer}")
+            if isinstance(answer, BaseException):
+                raise answer
+            erased += answer
+        return erased
+
+    @property
+    def pool_nodes(self) -> tuple[str, ...]:
+        """Names of the connected pool nodes."""
+        return tuple(node.node_id for node in self._engine.tiers.finder.nodes)
+
+
+def _erase_at(node: PoolNode, keys: Sequence[BlockKey]) -> Erased:
+    return node.erase(keys)

@@ -1,0 +1,151 @@
+"""Forgetting a prompt: its KV leaves every tier on every node, and its bytes are overwritten.
+
+Used by the front's generation. Blocks are shared by prompts that begin alike, so a block goes only
+if no other stored prompt needs it: from the prompt's last block upwards, as long as all blocks that
+follow a block go too. Blocks after the prompt (answers, further turns) always go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tierkv.compute.client import ComputeClient
+from tierkv.kvcore.block import Erased
+from tierkv.kvcore.errors import CacheError, TransportError
+from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.request import GenerateRequest, PromptBlocks
+from tierkv.metaserver.client import MetaClient
+from tierkv.scheduler.nodes.cluster_view import ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenPrompt:
+    """What is gone.
+
+    Attributes:
+        keys: the blocks that were erased, as far as they were stored.
+        shared_blocks: leading blocks of the prompt that stay, because other prompts begin with them
+            too.
+        erased: the removed copies.
+    """
+
+    keys: tuple[BlockKey, ...]
+    shared_blocks: int
+    erased: Erased
+
+
+class PromptEraser:
+    """Erases prompts from all nodes."""
+
+    def __init__(self, view: ClusterView, meta: MetaClient | None) -> None:
+        """Use the nodes of a view; ``meta`` knows which blocks follow others, if there is one."""
+        self._view = view
+        self._meta = meta
+
+    async def forget(self, request: GenerateRequest, *, block_tokens: int) -> ForgottenPrompt:
+        """Erase the KV of a prompt and of all that follows it.
+
+        Requests with the same prompt that run meanwhile may store it again.
+
+        Raises:
+            TransportError: a node did not answer: copies may be left, and the call may be repeated.
+            FeatureNotSupportedError: an engine with a cache of its own serves the model.
+        """
+        clients = self._view.compute_clients(request.model)
+        if not clients:
+            raise TransportError("no compute node answers; its pages can't be erased")
+        found = joined(await asyncio.gather(*(c.find_prompt(request) for c in clients)))
+        after: Mapping[BlockKey, BlockKey] = {}
+        if self._meta is not None and (found.chain or found.ends):
+            after = await self._meta.blocks_after((*found.chain, *found.ends))
+        ends_inside = len(request.token_ids) % block_tokens > 0
+        doomed = blocks_to_erase(found, after, ends_inside=ends_inside)
+        shared = sum(key not in doomed for key in found.chain)
+        keys = tuple(dict.fromkeys((*doomed, *found.chunks)))
+        return ForgottenPrompt(keys, shared, await self.erase(clients, keys))
+
+    async def erase(self, clients: Sequence[ComputeClient], keys: Sequence[BlockKey]) -> Erased:
+        """Erase blocks from the pages of compute nodes, then from all pool nodes.
+
+        Raises:
+            TransportError: a node did not answer.
+        """
+        if not keys:
+            return Erased()
+        answers = await asyncio.gather(*(c.erase(keys, pool=False) for c in clients))
+        total = Erased()
+        for erased, _ in answers:
+            total += erased
+        in_pool, asked = await _first_answer(clients, keys)
+        missed = self._view.pool_node_ids - set(asked)
+        if missed:
+            raise TransportError(
+                f"pool node {', '.join(sorted(missed))} does not answer: it may still have copies",
+                hint="Run it again when the node is back, or remove the node for good.",
+            )
+        return total + in_pool
+
+
+async def _first_answer(
+    clients: Sequence[ComputeClient], keys: Sequence[BlockKey]
+) -> tuple[Erased, tuple[str, ...]]:
+    """Have one compute node erase the blocks of the pool, or the next one if it fails."""
+    failure: CacheError | None = None
+    for client in clients:
+        try:
+            return await client.erase(keys, pool=True)
+        except CacheError as error:
+            failure = error
+    assert failure is not None
+    raise failure
+
+
+def joined(parts: Iterable[PromptBlocks]) -> PromptBlocks:
+    """Join what several nodes know about one prompt."""
+    chain: tuple[BlockKey, ...] = ()
+    ends: dict[BlockKey, None] = {}
+    others: dict[BlockKey, None] = {}
+    chunks: dict[BlockKey, None] = {}
+    for part in parts:
+        chain = max(chain, part.chain, key=len)
+        ends |= dict.fromkeys(part.ends)
+        others |= dict.fromkeys(part.others)
+        chunks |= dict.fromkeys(part.chunks)
+    return PromptBlocks(chain, tuple(ends), tuple(others), tuple(chunks))
+
+
+def blocks_to_erase(
+    found: PromptBlocks, after: Mapping[BlockKey, BlockKey], *, ends_inside: bool
+) -> dict[BlockKey, None]:
+    """Return the blocks that only a prompt, and what follows the prompt, has.
+
+    Args:
+        found: the blocks of the prompt that nodes can name.
+        after: the stored blocks that follow those, each with the block before it.
+        ends_inside: the prompt ends inside a block. Of the blocks after its last full block, those
+            known to begin otherwise are other prompts' blocks. A block whose tokens no node
+            remembers is erased, to be safe.
+
+    Returns:
+        Keys in no particular order.
+    """
+    children: dict[BlockKey, set[BlockKey]] = defaultdict(set)
+    for key, parent in after.items():
+        children[parent].add(key)
+    doomed = dict.fromkeys(found.ends)
+    if found.chain:
+        others = frozenset(found.others) if ends_inside else frozenset()
+        doomed |= dict.fromkeys(children[found.chain[-1]] - others)
+    below = list(doomed)
+    while below:
+        new = children[below.pop()] - doomed.keys()
+        doomed |= dict.fromkeys(new)
+        below += new
+    for key in reversed(found.chain):
+        if not children[key] <= doomed.keys():
+            break
+        doomed[key] = None
+    return doomed
