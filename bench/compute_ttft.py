@@ -80,7 +80,8 @@ class Pool:
     def forget_memory(self) -> None:
         """Wait until all blocks are on disk, then restart with empty memory."""
         deadline_s = time.monotonic() + _DISK_WAIT_S
-        while self._node._state.table.dirty_bytes:
+        table = self._node._state.table
+        while table.extents.used_bytes - table.clean.clean_bytes:
             if time.monotonic() > deadline_s:
                 raise AssertionError("the disk did not take the blocks in time")
             time.sleep(0.01)

@@ -39,10 +39,9 @@ class ComputeClient(Protocol):
        over. If the model's ``score_refusal`` or ``embed_refusal`` gives a reason, the request is a
        UserError.
     6. ``find_prompt`` waits for running saves, and then names the blocks of a prompt.
-    7. ``erase`` removes blocks, and overwrites their bytes: from L1 with all blocks that follow
-       them, or (``pool``) from all pool nodes that the node is connected to, whose names it also
-       returns. TransportError means that some copies may be left.
-       FeatureNotSupportedError: the cache belongs to another engine.
+    7. ``erase`` removes blocks and overwrites the bytes: from L1 with all following blocks, or
+       (``pool``) from all connected pool nodes, with the names of these nodes in the result.
+       TransportError: copies may be left. FeatureNotSupportedError: the cache is another engine's.
     """
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]: ...

@@ -16,11 +16,11 @@ import torch
 from tierkv.compute.batching.answers import Delivery
 from tierkv.compute.batching.sequence import new_tokens_of
 from tierkv.compute.config import ComputeConfig
+from tierkv.compute.engine.block_eraser import BlockEraser
 from tierkv.compute.engine.drafts import GuessStats
 from tierkv.compute.engine.engine import Engine
 from tierkv.compute.engine.guides import Guides
 from tierkv.compute.engine.wiring import wire
-from tierkv.compute.erasing import BlockEraser
 from tierkv.compute.loading import load_model
 from tierkv.compute.tiers.finder import Directory
 from tierkv.compute.tiers.host_memory import host_memory

@@ -12,6 +12,7 @@ import secrets
 from asyncio import Future
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tierkv.kvcore.access import RightsBook
@@ -39,6 +40,22 @@ class Message:
     content: str
 
 
+class KvAction(StrEnum):
+    """What a call does with a prompt's KV instead of giving an answer."""
+
+    WARM = "warm"
+    PIN = "pin"
+    FORGET = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """A call about the KV of its prompt; ``keep_s`` is how long a pin lasts, 0.0 ends it."""
+
+    action: KvAction
+    keep_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class TextCall:
     """One text request to a model, from SQL or REST.
@@ -60,6 +77,8 @@ class TextCall:
     ``origin`` is the REST route of the call, for statistics; empty for calls from SQL. ``key`` is
     the name of the REST key, for its limits; empty for keys without a name. ``session`` names the
     session whose earlier answers ``answer_cache = session`` allows; empty: the call has none.
+    With ``steering`` the answer is JSON text about the prompt's KV
+    (dbfront/generation/steering.py).
     """
 
     messages: tuple[Message, ...] | None = None
@@ -71,6 +90,7 @@ class TextCall:
     json_schema: str = ""
     labels: tuple[str, ...] = ()
     embed: bool = False
+    steering: Steering | None = None
     tenant: str = "default"
     request_id: RequestId | None = None
     origin: str = ""

@@ -125,9 +125,9 @@ class PoolNode(Protocol):
         nothing.
     11. ``register`` is a hint that bytes will often move to and from this memory; a transport may
         ignore the hint. ``path`` names the transport and the reason for the choice.
-    12. ``erase`` removes blocks from the node's memory, disk and archive, whoever holds or leases
-        them, and overwrites the bytes of the copies that it removes. It returns when nothing is
-        left, or raises TransportError: some blocks may be left then, and the call may be repeated.
+    12. ``erase`` removes blocks, held and leased blocks too, from the node's memory, disk and
+        archive, and overwrites the bytes of the removed copies. On return nothing is left. After a
+        TransportError copies may be left, and the call may be repeated.
     """
 
     @property

@@ -58,6 +58,10 @@ MAX_LIMITED_NAMESPACES: Final = 4_095
 MAX_RECORDS: Final = 20_000
 """Limits of calls and REST keys of a cluster; each front holds all of them."""
 
+MAX_PINS: Final = 2_000
+"""Pinned prompts of a cluster: each front looks at all of them several times a minute."""
+
+MAX_PIN_S: Final = 366 * 86_400.0
 MAX_RECORD_CHARS: Final = 4_096
 MAX_AUDIT_RECORDS: Final = 2_000
 """Lines of the audit log that the meta server keeps; whoever needs more reads them in time."""

@@ -263,8 +263,8 @@ class MetaClient(Protocol):
        there was one. UserError for a malformed name, too long a body, or too many records. Of the
        audit log the latest limits.MAX_AUDIT_RECORDS by name are kept. ``list_records`` returns the
        records of a kind by name.
-    10. ``blocks_after`` returns the known blocks that follow others, directly or not, in any
-        namespace, each with the block before it; a parent comes before its children.
+    10. ``blocks_after`` returns the known blocks after the given blocks, direct and indirect
+        followers, each with the preceding block; a parent comes before the parent's children.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...

@@ -1,8 +1,8 @@
-"""Forgetting a prompt: its KV leaves every tier on every node, and its bytes are overwritten.
+"""Forgetting a prompt: the prompt's KV leaves every tier on every node, with its bytes overwritten.
 
-Used by the front's generation. Blocks are shared by prompts that begin alike, so a block goes only
-if no other stored prompt needs it: from the prompt's last block upwards, as long as all blocks that
-follow a block go too. Blocks after the prompt (answers, further turns) always go.
+Used by the front's generation. Prompts that begin alike share blocks. A block is erased only if no
+further stored prompt needs the block: from the prompt's last block upwards, as long as all blocks
+after a block are erased too. Blocks after the prompt (answers, further turns) are always erased.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ForgottenPrompt:
     """What is gone.
 
     Attributes:
-        keys: the blocks that were erased, as far as they were stored.
-        shared_blocks: leading blocks of the prompt that stay, because other prompts begin with them
-            too.
+        keys: the erased blocks; not all of the blocks need to have been stored.
+        shared_blocks: leading blocks of the prompt, kept because a different stored prompt begins
+            alike.
         erased: the removed copies.
     """
 
@@ -41,18 +41,18 @@ class PromptEraser:
     """Erases prompts from all nodes."""
 
     def __init__(self, view: ClusterView, meta: MetaClient | None) -> None:
-        """Use the nodes of a view; ``meta`` knows which blocks follow others, if there is one."""
+        """Use the nodes of a view; ``meta`` knows the blocks after a block."""
         self._view = view
         self._meta = meta
 
     async def forget(self, request: GenerateRequest, *, block_tokens: int) -> ForgottenPrompt:
-        """Erase the KV of a prompt and of all that follows it.
+        """Erase the KV of a prompt and of all that follows the prompt.
 
-        Requests with the same prompt that run meanwhile may store it again.
+        A request with the same prompt that runs meanwhile may store the KV again.
 
         Raises:
             TransportError: a node did not answer: copies may be left, and the call may be repeated.
-            FeatureNotSupportedError: an engine with a cache of its own serves the model.
+            FeatureNotSupportedError: the model is served by an engine with a private cache.
         """
         clients = self._view.compute_clients(request.model)
         if not clients:
@@ -92,7 +92,7 @@ class PromptEraser:
 async def _first_answer(
     clients: Sequence[ComputeClient], keys: Sequence[BlockKey]
 ) -> tuple[Erased, tuple[str, ...]]:
-    """Have one compute node erase the blocks of the pool, or the next one if it fails."""
+    """Have the first compute node that answers erase the blocks of the pool."""
     failure: CacheError | None = None
     for client in clients:
         try:
@@ -120,14 +120,14 @@ def joined(parts: Iterable[PromptBlocks]) -> PromptBlocks:
 def blocks_to_erase(
     found: PromptBlocks, after: Mapping[BlockKey, BlockKey], *, ends_inside: bool
 ) -> dict[BlockKey, None]:
-    """Return the blocks that only a prompt, and what follows the prompt, has.
+    """Return the blocks of a prompt and after the prompt, without blocks of further prompts.
 
     Args:
-        found: the blocks of the prompt that nodes can name.
-        after: the stored blocks that follow those, each with the block before it.
-        ends_inside: the prompt ends inside a block. Of the blocks after its last full block, those
-            known to begin otherwise are other prompts' blocks. A block whose tokens no node
-            remembers is erased, to be safe.
+        found: the blocks of the prompt named by nodes.
+        after: the stored blocks after ``found``, each with the preceding block.
+        ends_inside: the prompt ends inside a block. A block after the last full block belongs to a
+            further prompt if the block is known to begin otherwise. A block of unknown tokens is
+            erased, to be safe.
 
     Returns:
         Keys in no particular order.

@@ -409,6 +409,16 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "errors": "BIGINT",
         "worker": "BIGINT",
     },
+    "pins": {
+        "prompt": "VARCHAR",
+        "tenant": "VARCHAR",
+        "model_name": "VARCHAR",
+        "tokens": "BIGINT",
+        "size_bytes": "BIGINT",
+        "in_memory_tokens": "BIGINT",
+        "pinned_until": "TIMESTAMP",
+        "seconds_left": "DOUBLE",
+    },
     "jobs": {
         "job": "VARCHAR",
         "owner": "VARCHAR",

@@ -15,6 +15,7 @@ from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from tierkv.dmp.server.server import DmpServer
+from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import BlockSpec, Location, Outlook, Owner, RangeShape
 from tierkv.kvcore.block_event import BlockEvent
 from tierkv.kvcore.block_key import ROOT_PARENT
@@ -106,6 +107,11 @@ def make_node(make_rig: Callable[..., Rig]) -> Callable[..., Rig]:
         return make_rig(name, clock=SystemClock(), **settings)
 
     return make
+
+
+def dirty_bytes(table: SlotTable) -> int:
+    """Slot bytes in use that eviction would lose."""
+    return table.extents.used_bytes - table.clean.clean_bytes
 
 
 def blob(size: int, seed: int = 0) -> bytes:

@@ -13,8 +13,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from tierkv.kvcore.errors import OverloadedError, TransportError, UnknownModelError
-from tierkv.kvcore.ids import HostId, Incarnation, NamespaceKey, NodeId, RequestId
+from tierkv.kvcore.block import Erased
+from tierkv.kvcore.errors import (
+    FeatureNotSupportedError,
+    OverloadedError,
+    TransportError,
+    UnknownModelError,
+)
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole
 from tierkv.kvcore.request import (
@@ -22,6 +28,7 @@ from tierkv.kvcore.request import (
     GenerateEvent,
     GenerateRequest,
     HitTokens,
+    PromptBlocks,
     SamplingParams,
     Usage,
 )
@@ -228,6 +235,14 @@ class FakeCompute:
             raise TransportError("dead")
         self.prefetched.append(request)
         return len(request.token_ids) - 1
+
+    async def find_prompt(self, request: GenerateRequest) -> PromptBlocks:
+        return PromptBlocks()
+
+    async def erase(
+        self, keys: Sequence[BlockKey], *, pool: bool
+    ) -> tuple[Erased, tuple[str, ...]]:
+        raise FeatureNotSupportedError("it has a cache of its own")
 
     async def close(self) -> None:
         self.closed = True

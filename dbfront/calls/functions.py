@@ -4,7 +4,8 @@
 field, or one question for JSON of a schema. ``ai_embed`` and ``ai_similarity`` compute vectors of
 unit length. ``ai_filter``, ``ai_classify``, ``ai_classify_multi`` and ``ai_score`` generate no
 text: these functions read the probabilities of a few labels. ``ai_count_tokens`` needs only the
-tokenizer. aggregates.py has the recipes over groups of rows.
+tokenizer. ``ai_warm``, ``ai_pin`` and ``ai_forget`` are about the KV of a prompt
+(dbfront/generation/steering.py). aggregates.py has the recipes over groups of rows.
 
 dbfront/calls/evaluation.py starts recipes here; dbfront/explain/estimate.py starts the same recipes
 to estimate their cost. A new AI function needs a recipe here and a row in sql/calls/functions.py.
@@ -16,6 +17,7 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from tierkv.dbfront.calls.aggregates import aggregate, summarize
@@ -25,11 +27,12 @@ from tierkv.dbfront.calls.recipe import (
     ask_model,
     embed_text,
 )
-from tierkv.dbfront.contracts import CallDefaults, TextAnswer, TextCall
+from tierkv.dbfront.contracts import CallDefaults, KvAction, Steering, TextAnswer, TextCall
 from tierkv.kvcore.errors import RowLevelError, TierKVError
 from tierkv.kvcore.request import FinishReason
 from tierkv.sql.calls.ai_call import AiCall
 from tierkv.sql.calls.arguments import field_questions
+from tierkv.sql.text.durations import seconds_of
 from tierkv.sql.text.exact_values import exact_value
 
 _YES: Final = ("yes", "Yes")
@@ -248,6 +251,31 @@ def _value(text: str) -> Any:
     return None if value.lower().rstrip(".") in _NOTHING else value
 
 
+def warm(call: AiCall, defaults: CallDefaults) -> Recipe:
+    """Compute a prompt's KV, unless it is stored; return the number of the prompt's tokens."""
+    (answer,) = yield (_question(call, defaults, Steering(KvAction.WARM)),)
+    return json.loads(answer.text)["tokens"]
+
+
+def pin(call: AiCall, defaults: CallDefaults) -> Recipe:
+    """Warm a prompt, and keep its KV in the pool's memory for a time; return JSON."""
+    keep_s = seconds_of(call.text("keep")) or 0.0
+    (answer,) = yield (_question(call, defaults, Steering(KvAction.PIN, keep_s)),)
+    return json.loads(answer.text)
+
+
+def forget(call: AiCall, defaults: CallDefaults) -> Recipe:
+    """Remove a prompt's KV, and all that follows it, from every tier; return JSON."""
+    (answer,) = yield (_question(call, defaults, Steering(KvAction.FORGET)),)
+    return json.loads(answer.text)
+
+
+def _question(call: AiCall, defaults: CallDefaults, steering: Steering) -> TextCall:
+    asked = ask_model(call, defaults, call.text("prompt"))
+    options = replace(asked.options, max_tokens=1, temperature=0.0, answer_cache=None)
+    return replace(asked, options=options, steering=steering)
+
+
 _RECIPES: Final[dict[str, Callable[[AiCall, CallDefaults], Recipe]]] = {
     "ai_generate": generate,
     "ai_generate_json": generate_json,
@@ -262,6 +290,9 @@ _RECIPES: Final[dict[str, Callable[[AiCall, CallDefaults], Recipe]]] = {
     "ai_agg": aggregate,
     "ai_summarize_agg": summarize,
     "ai_count_tokens": count_tokens,
+    "ai_warm": warm,
+    "ai_pin": pin,
+    "ai_forget": forget,
 }
 """By canonical function name (sql/calls/functions.py)."""
 

@@ -52,6 +52,7 @@ from tierkv.dbfront.generation.readouts import (
     label_schema,
     most_label_tokens,
 )
+from tierkv.dbfront.generation.steering import PromptSteering
 from tierkv.dbfront.tokens.chunked_prompt import EncodedPrompt
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer, TokenizerCache
 from tierkv.kvcore.access import RightsBook
@@ -70,6 +71,7 @@ from tierkv.kvcore.request import (
     GenerateRequest,
     SamplingParams,
 )
+from tierkv.metaserver.client import MetaClient
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
 from tierkv.scheduler.limits.gate import Caller, CallGate
@@ -87,6 +89,7 @@ class Generation:
         rights: who may call which functions, and use which models.
         live: calls in progress, by request id.
         answers: answers of earlier calls.
+        steering: calls about KV instead of answers.
         reducers: called with each ended request; a reducer must not block, raise or keep it.
     """
 
@@ -99,6 +102,7 @@ class Generation:
         clock: Clock | None = None,
         gate: CallGate | None = None,
         answers: AnswerCache | None = None,
+        meta: MetaClient | None = None,
     ) -> None:
         """Create a generator over a started dispatcher.
 
@@ -110,6 +114,7 @@ class Generation:
             clock: source of times.
             gate: admits calls within their callers' limits; by default there are none.
             answers: the answer cache; by default one in memory.
+            meta: keeps pins and knows the blocks after a prompt; None: pins end with this process.
         """
         self.gate = gate or CallGate(EmbeddedMeter(clock or SystemClock()))
         self.rights = RightsBook()
@@ -121,6 +126,7 @@ class Generation:
         self._default_model = default_model
         self._labels = Labels()
         self._answering = TextAnswering(dispatcher, self._clock, self._labels)
+        self.steering = PromptSteering(dispatcher, meta, self._clock, self.token_ids)
         self._lengths = AnswerLengths()
         self._pace = FrontPace()
         self._served: tuple[ModelInfo, ...] = ()
@@ -302,6 +308,8 @@ class Generation:
     def _stream(
         self, prepared: PreparedCall, *, is_prompt: bool
     ) -> AsyncGenerator[TextEvent, None]:
+        if prepared.call.steering is not None:
+            return self.steering.events(prepared, self._generated)
         key = answer_key(prepared)
         if key is None:
             return self._generated(prepared)

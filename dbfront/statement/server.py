@@ -26,7 +26,6 @@ from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.dbfront.views.admin import (
-    WORKER_VIEWS,
     ClusterSource,
     cluster_rows,
     joined_rows,
@@ -37,6 +36,7 @@ from tierkv.dbfront.views.admin import (
 from tierkv.dbfront.views.kvcache import baseline_of
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import activity_row, statistic_rows
+from tierkv.dbfront.views.worker_views import WORKER_VIEWS
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import FeatureNotSupportedError, RightMissingError
 from tierkv.sql.cluster_command import ClusterCommand

@@ -27,116 +27,22 @@ from tierkv.dbfront.views.kvcache import (
     tier_rows,
 )
 from tierkv.dbfront.views.statistics import answer_cache_row
+from tierkv.dbfront.views.worker_views import ROUTING_VIEWS, routing_rows, waiting_row
 from tierkv.kvcore.access import RoleRights
 from tierkv.kvcore.audit import AuditLine
-from tierkv.kvcore.block import Tier
 from tierkv.kvcore.errors import RightMissingError
 from tierkv.kvcore.ids import tenant_of
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
 from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
-from tierkv.scheduler.events import CandidateCost
 from tierkv.scheduler.limits.gate import LimitLeft
-from tierkv.scheduler.routing_stats import Decision, ErrorSummary, NodeCosts, RoutingView
+from tierkv.scheduler.pins import Pin, PinKeeper
+from tierkv.scheduler.routing_stats import RoutingView
 from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.schema_rights import PRIVILEGES
 from tierkv.sql.views import Row, timestamp
 
-ROUTING_VIEWS = frozenset({"routing_log", "routing_errors", "node_costs"})
-WORKER_VIEWS = ROUTING_VIEWS | {"queue", "answer_cache"}
-"""The views about what each worker of a front has for itself."""
-
 LIMIT_VIEWS = frozenset({"my_limits", "call_limits"})
-_DIGITS = 7
-
-
-def routing_rows(view: str, routing: RoutingView) -> list[Row]:
-    """Return the rows of one of ``ROUTING_VIEWS``."""
-    if view == "routing_log":
-        return [_decision(decision) for decision in routing.decisions]
-    if view == "routing_errors":
-        return [_errors(errors) for errors in routing.errors()]
-    return [_routed_node(node) for node in routing.nodes]
-
-
-def _decision(decision: Decision) -> Row:
-    actual_s = decision.actual_ttft_s
-    return {
-        "request_id": decision.request_id,
-        "attempt": decision.attempt,
-        "stage": str(decision.stage),
-        "decided_at": timestamp(decision.decided_unix_s),
-        "model_name": decision.model,
-        "prompt_tokens": decision.prompt_tokens,
-        "node_id": decision.node_id,
-        "candidates": json.dumps([_candidate(one) for one in decision.candidates]),
-        "predicted_ttft_s": decision.predicted_ttft_s,
-        "actual_ttft_s": actual_s,
-        "error_s": None if actual_s is None else actual_s - decision.predicted_ttft_s,
-    }
-
-
-def _candidate(candidate: CandidateCost) -> Row:
-    cost = candidate.cost
-    seconds = {
-        "wait_s": cost.wait_s,
-        "load_s": cost.service.load_s,
-        "prefill_s": cost.service.prefill_s,
-        "service_s": cost.service.total_s,
-        "charge": cost.charge,
-        "taken_s": cost.taken_s,
-        "harm_s": cost.harm_s,
-        "handoff_s": cost.handoff_s,
-        "total_s": cost.total_s,
-    }
-    blocks = {str(t): n for t, n in zip(Tier, cost.service.tier_blocks, strict=True) if n}
-    rounded = {name: round(value, _DIGITS) for name, value in seconds.items()}
-    return {"node": candidate.node_id, **rounded, "reused_blocks": blocks}
-
-
-def _errors(errors: ErrorSummary) -> Row:
-    names = ("mean", "p50", "p90", "p99")
-    return {
-        "node_id": errors.node_id,
-        "model_name": errors.model,
-        "stage": str(errors.stage),
-        "answers": errors.count,
-        "mean_predicted_s": errors.mean_predicted_s,
-        "mean_actual_s": errors.mean_actual_s,
-        **{f"{name}_abs_error_s": s for name, s in zip(names, errors.error_s, strict=True)},
-        **{f"{name}_ratio": ratio for name, ratio in zip(names, errors.ratio, strict=True)},
-    }
-
-
-def _routed_node(node: NodeCosts) -> Row:
-    record, rates = node.record, node.record.rates
-    l2, l3, l4 = (int(size) for size in node.queued_bytes)
-    return {
-        "node_id": record.info.node_id,
-        "models": ", ".join(model.name for model in record.info.models),
-        "state": record.state,
-        "requests": record.outstanding,
-        "waiting_tokens": node.wait_tokens,
-        "prefill_step_s": rates.cost.per_step_s,
-        "prefill_token_s": rates.cost.per_token_s,
-        "prefill_pair_s": rates.cost.per_pair_s,
-        "prefill_sequence_s": rates.cost.per_sequence_s,
-        "l2_bytes_per_s": rates.l2.bytes_per_s,
-        "l3_bytes_per_s": rates.l3.bytes_per_s,
-        "l4_bytes_per_s": rates.l4.bytes_per_s,
-        "l2_latency_s": rates.l2.latency_s,
-        "l3_latency_s": rates.l3.latency_s,
-        "l4_latency_s": rates.l4.latency_s,
-        "l2_queued_bytes": l2,
-        "l3_queued_bytes": l3,
-        "l4_queued_bytes": l4,
-        "decodes_running": record.load.decodes_running,
-        "decode_step_s": record.load.decode_step_s,
-        "overhead_s": record.correction.overhead_s,
-        "factor": record.correction.factor,
-    }
-
-
 MAX_LISTED_BLOCKS = 100_000
 """Maximum number of blocks in tierkv.kvcache_blocks; the stat views count all blocks."""
 
@@ -175,7 +81,7 @@ class ClusterSource(Protocol):
        rights of all roles to an admin, otherwise the rights of the client's roles. ``table_access``
        tells which schemas a client may use; None while nobody logs in.
     6. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls;
-       ``answers`` is this front's answer cache.
+       ``answers`` is this front's answer cache; ``pins`` are those of the cluster.
     """
 
     @property
@@ -183,6 +89,9 @@ class ClusterSource(Protocol):
 
     @property
     def answers(self) -> AnswerCache: ...
+
+    @property
+    def pins(self) -> PinKeeper: ...
 
     async def nodes(self) -> tuple[DirectoryNode, ...]: ...
 
@@ -248,13 +157,15 @@ async def cluster_rows(
     if view == "directory":
         return [{"name": name, "value": value} for name, value in await source.directory()]
     if view == "queue":
-        return [_waiting(request) for request in source.dispatcher.waiting()]
+        return [waiting_row(request) for request in source.dispatcher.waiting()]
     if view in ROUTING_VIEWS:
         return routing_rows(view, source.dispatcher.routing())
     if view == "settings":
         return [_setting(row) for row in await source.settings()]
     if view == "answer_cache":
         return [answer_cache_row(source.answers)]
+    if view == "pins":
+        return [_pin(pin, in_memory, now_s) for pin, in_memory in source.pins.all()]
     if view == "kvcache_blocks":
         listing = await source.blocks(MAX_LISTED_BLOCKS)
         return [block_row(block, now_s) for block in listing.blocks]
@@ -431,6 +342,7 @@ _OWNED: Final = {
     "jobs": "owner",
     "ai_tables": "owner",
     "job_failures": "owner",
+    "pins": "tenant",
     "kvcache_blocks": "cache_scope",
     "kvcache_prefixes": "cache_scope",
 }
@@ -487,14 +399,14 @@ def _limit(left: LimitLeft) -> Row:
     }
 
 
-def _waiting(request: WaitingRequest) -> Row:
-    call = request.call
+def _pin(pin: Pin, in_memory: int, now_s: float) -> Row:
     return {
-        "request_id": call.request_id,
-        "tenant": request.tenant,
-        "model_name": request.model,
-        "priority": call.priority,
-        "waited_s": call.waited_s,
-        "predicted_ttft_s": call.predicted_ttft_s,
-        "node_id": call.node_id,
+        "prompt": pin.name,
+        "tenant": pin.tenant,
+        "model_name": pin.model,
+        "tokens": pin.tokens,
+        "size_bytes": pin.size_bytes,
+        "in_memory_tokens": pin.tokens * in_memory // len(pin.keys),
+        "pinned_until": timestamp(pin.until_s),
+        "seconds_left": pin.until_s - now_s,
     }

@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tierkv.dmp.config import DmpConfig
-from tierkv.dmp.node.eraser import Eraser
 from tierkv.dmp.node.gets import Gets
 from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.puts import Puts
 from tierkv.dmp.node.reports import Reports
 from tierkv.dmp.node.scrubber import Scrubber
 from tierkv.dmp.node.state import NodeState, shape_of
-from tierkv.dmp.node.tiering import Demoter, Promoter
+from tierkv.dmp.node.tiering import Demoter, Eraser, Promoter
 from tierkv.dmp.node.turns import Turns
 from tierkv.dmp.segment.segment import Segment
 from tierkv.dmp.segment.segment_file import open_segment

@@ -5,7 +5,7 @@ Parts of DmpNode. The demoter, a thread in the node's life, is active while the 
 nothing. It copies blocks in the order of eviction and never delays a reservation: a slot is pinned
 only during the copy, and a block evicted before the copy is simply lost. Threads of the promoter
 read several blocks at a time, straight into reserved slots. Concurrent requests for the same block
-share a read; a read that fails or takes too long is a miss.
+share a read; a read that fails or takes too long is a miss. The eraser removes blocks from both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
@@ -24,18 +24,24 @@ from tierkv.dmp.node.puts import Puts
 from tierkv.dmp.node.reports import Reports
 from tierkv.dmp.node.scrubber import is_sound
 from tierkv.dmp.node.state import NodeState
-from tierkv.dmp.segment.slots import Slot
+from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.wire.messages import RangeRef, Sealing
 from tierkv.dmp.wire.range_codec import WHOLE, as_ref
-from tierkv.kvcore.block import BlockSpec, Location, Tier
-from tierkv.kvcore.block_event import BlockRemoved
-from tierkv.kvcore.errors import CacheError, RemoteProtocolError
+from tierkv.kvcore.block import BlockSpec, Erased, Location, Tier
+from tierkv.kvcore.block_event import BlockEvent, BlockRemoved
+from tierkv.kvcore.errors import CacheError, RemoteProtocolError, TransportError
 from tierkv.kvcore.ids import BlockKey
 
 log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 """Pause after the lower tier refused a block: the tier is full or broken, and its stats say so."""
+
+_ERASED_AT_ONCE: Final = 32
+"""Blocks that are overwritten under one hold of the lock."""
+
+_ERASE_WAIT_S: Final = 30.0
+"""Longest wait for transfers of erased blocks; a transfer ends or times out before."""
 
 _Coming = Future[Location | None]
 
@@ -289,3 +295,67 @@ def _result(future: _Coming) -> Location | None:
     if future.cancel() or not future.done() or future.cancelled():
         return None
     return future.result()
+
+
+class Eraser:
+    """Erases blocks of one node: out of memory, disk and archive, with their bytes overwritten.
+
+    The order makes sure that no copy comes back: memory first, then the end of the transfers that
+    touched the blocks (among them a copy on its way to the disk), then the lower tier, then memory
+    again, where a promotion may have put a block meanwhile.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        lower: LowerTier | None,
+        gone_below: Callable[[Sequence[BlockKey]], None],
+    ) -> None:
+        """Use a node's parts; ``gone_below`` is told about blocks that left the lower tier."""
+        self._state = state
+        self._lower = lower
+        self._gone_below = gone_below
+
+    def erase(self, keys: Sequence[BlockKey]) -> Erased:
+        """Erase all copies of blocks; see PoolNode.
+
+        Raises:
+            TransportError: a transfer still touches a block, or the lower tier failed.
+        """
+        removed = self._out_of_memory(keys)
+        self._await_transfers()
+        if self._lower is None:
+            return removed
+        blocks, size = self._lower.erase(keys)
+        self._gone_below(keys)
+        again = self._out_of_memory(keys)
+        self._await_transfers()
+        return removed + again + Erased(resting_blocks=blocks, resting_bytes=size)
+
+    def _out_of_memory(self, keys: Sequence[BlockKey]) -> Erased:
+        blocks = size = 0
+        state = self._state
+        for at in range(0, len(keys), _ERASED_AT_ONCE):
+            events: list[BlockEvent] = []
+            with state.lock:
+                for key in keys[at : at + _ERASED_AT_ONCE]:
+                    slot = state.table.store.find(key)
+                    if slot is None or slot.state is SlotState.QUARANTINED:
+                        continue
+                    if slot.state is SlotState.SEALED:
+                        events.append(BlockRemoved(key, Tier.L2))
+                        blocks, size = blocks + 1, size + slot.length
+                    state.erase(slot)
+                state.tell(events)
+        return Erased(blocks, size)
+
+    def _await_transfers(self) -> None:
+        """Wait until no transfer touches a slot that is being erased."""
+        state = self._state
+        with state.lock:
+            waited = set(state.erasing)
+            if not state.erased.wait_for(lambda: not waited & state.erasing, _ERASE_WAIT_S):
+                raise TransportError(
+                    f"{len(waited & state.erasing)} erased blocks of {state.config.node_id} are "
+                    "still being read"
+                )

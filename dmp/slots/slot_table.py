@@ -327,11 +327,6 @@ class SlotTable:
         return self.clean.next_dirty(self.store.get)
 
     @property
-    def dirty_bytes(self) -> int:
-        """Slot bytes in use that eviction would lose."""
-        return self.extents.used_bytes - self.clean.clean_bytes
-
-    @property
     def exposed_bytes(self) -> int:
         """Slot bytes in use, without spare blocks: copied blocks that go before all dirty blocks.
 

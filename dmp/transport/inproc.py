@@ -119,7 +119,8 @@ class InprocPoolNode(PoolNode):
         self._node.gets.release(locations)
 
     def erase(self, keys: Sequence[BlockKey]) -> Erased:
-        return self._node.erase(keys)
+        node = self._node
+        return node.erase(keys)
 
     def stats(self) -> PoolNodeStats:
         return self._node.reports.stats()

@@ -253,7 +253,7 @@ def _page_bytes(holder: Holder, model: str) -> int:
 
 
 def blocks_after(blocks: BlockTable, keys: bytes) -> tuple[bytes, bytes]:
-    """Return the blocks that follow others, directly or not, as far as the table knows them.
+    """Return the known blocks after the given blocks, direct and indirect followers.
 
     Args:
         blocks: the table.

@@ -8,6 +8,7 @@ Only errors that the caller must act on (UserError, StaleEpochError) are raised 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -56,7 +57,42 @@ _Value = TypeVar("_Value")
 _Located = TypeVar("_Located", pb.LocateReply, pb.LocateManyReply)
 
 
-class GrpcMeta:
+class GrpcRecords(ABC):
+    """The durable records of a meta server: namespaces, rights, limits, keys, pins, audit log."""
+
+    @abstractmethod
+    async def _call(
+        self, method: str, request: Any, convert_reply: Callable[[Any], _Value]
+    ) -> _Value: ...
+
+    async def list_namespaces(self) -> tuple[Namespace, ...]:
+        return await self._call(
+            "ListNamespaces",
+            pb.ListNamespacesRequest(),
+            lambda reply: tuple(map(wire.NAMESPACE.from_proto, reply.namespaces)),
+        )
+
+    async def put_namespace(self, namespace: Namespace) -> Namespace:
+        request = wire.NAMESPACE.to_proto(namespace)
+        return await self._call("PutNamespace", request, wire.NAMESPACE.from_proto)
+
+    async def drop_namespace(self, name: str) -> bool:
+        request = pb.DropNamespaceRequest(name=name)
+        return await self._call("DropNamespace", request, lambda reply: bool(reply.existed))
+
+    async def list_records(self, kind: str) -> tuple[ClusterRecord, ...]:
+        return await self._call(
+            "ListRecords",
+            pb.ListRecordsRequest(kind=kind),
+            lambda reply: tuple(map(wire.RECORD.from_proto, reply.records)),
+        )
+
+    async def put_record(self, record: ClusterRecord) -> bool:
+        request = wire.RECORD.to_proto(record)
+        return await self._call("PutRecord", request, lambda reply: bool(reply.existed))
+
+
+class GrpcMeta(GrpcRecords):
     """A meta server at an address; implements MetaClient.
 
     Attributes:
@@ -231,32 +267,6 @@ class GrpcMeta:
             pb.DirectoryCountsRequest(),
             lambda reply: tuple(zip(reply.names, reply.counts, strict=False)),
         )
-
-    async def list_namespaces(self) -> tuple[Namespace, ...]:
-        return await self._call(
-            "ListNamespaces",
-            pb.ListNamespacesRequest(),
-            lambda reply: tuple(map(wire.NAMESPACE.from_proto, reply.namespaces)),
-        )
-
-    async def put_namespace(self, namespace: Namespace) -> Namespace:
-        request = wire.NAMESPACE.to_proto(namespace)
-        return await self._call("PutNamespace", request, wire.NAMESPACE.from_proto)
-
-    async def drop_namespace(self, name: str) -> bool:
-        request = pb.DropNamespaceRequest(name=name)
-        return await self._call("DropNamespace", request, lambda reply: bool(reply.existed))
-
-    async def list_records(self, kind: str) -> tuple[ClusterRecord, ...]:
-        return await self._call(
-            "ListRecords",
-            pb.ListRecordsRequest(kind=kind),
-            lambda reply: tuple(map(wire.RECORD.from_proto, reply.records)),
-        )
-
-    async def put_record(self, record: ClusterRecord) -> bool:
-        request = wire.RECORD.to_proto(record)
-        return await self._call("PutRecord", request, lambda reply: bool(reply.existed))
 
     async def close(self) -> None:
         self._closed = True

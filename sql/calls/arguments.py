@@ -19,6 +19,7 @@ from tierkv.kvcore.call_options import OPTIONS, CallOptions
 from tierkv.kvcore.errors import UdfArgumentError
 from tierkv.kvcore.value_kinds import Flag
 from tierkv.sql.calls.functions import CONTEXT, DOCUMENTS, SETTINGS, AiFunction, ArgumentKind
+from tierkv.sql.text.durations import seconds_of
 from tierkv.sql.text.exact_values import exact_argument, exact_text, parse_array
 from tierkv.sql.text.suggest import did_you_mean
 
@@ -27,6 +28,7 @@ Value = str | tuple[str, ...] | CallOptions | None
 
 CATEGORIES: Final = "categories"
 SCHEMA: Final = "schema"
+KEEP: Final = "keep"
 
 _HINTS: Final = {
     SCHEMA: 'Write a JSON Schema such as \'{"type": "object", "properties": '
@@ -54,6 +56,8 @@ def checked_value(function: AiFunction, name: str, value: Any) -> Value:
     kind = function.parameter(name).kind
     if value is None:
         return None
+    if name == KEEP:
+        return _time(value)
     if kind is ArgumentKind.TEXT:
         return _text(name, value)
     if kind is ArgumentKind.TEXTS:
@@ -69,6 +73,16 @@ def _text(name: str, value: Any) -> str:
             raise UdfArgumentError(f"{name} must be text")
         raise NotTextError
     return value
+
+
+def _time(value: Any) -> str:
+    seconds = seconds_of(value) if isinstance(value, str) else None
+    if seconds is None or seconds > limits.MAX_PIN_S:
+        raise UdfArgumentError(
+            f"keep must be a time up to a year, not {str(value)[:40]!r}",
+            hint="Write '1 hour' or INTERVAL '1 day'; '0 s' ends the pin.",
+        )
+    return str(value)
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

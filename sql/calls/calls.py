@@ -149,7 +149,7 @@ def _named_calls(tokens: list[Token]) -> list[tuple[int, str]]:
         if token.kind not in (TokenKind.WORD, TokenKind.QUOTED):
             continue
         name = name_value(token)
-        if not name.startswith(("ai_", ENGINE_PREFIX)):
+        if not name.startswith(("ai_", "tierkv.", ENGINE_PREFIX)):
             continue
         if name.startswith(ENGINE_PREFIX):
             raise SqlError(

@@ -127,6 +127,7 @@ _INPUT = Parameter("input", strict=True)
 _INSTRUCTION = Parameter("instruction")
 _HOW = (_MODEL, _SYSTEM, _OPTIONS)
 _ASK = (_MODEL, _SYSTEM, _OPTIONS, _DOCUMENTS, _CONTEXT)
+_BEGINNING = (_MODEL, _SYSTEM, _OPTIONS, _DOCUMENTS)
 _CATEGORIES = _data("categories", kind=ArgumentKind.TEXTS)
 _SCHEMA = _data("schema", kind=ArgumentKind.JSON)
 
@@ -187,6 +188,28 @@ AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
             "ai_agg", Returns.TEXT, _data("input"), _data("instruction"), *_HOW, aggregate=True
         ),
         _function("ai_summarize_agg", Returns.TEXT, _data("input"), *_HOW, aggregate=True),
+        _function("ai_warm", Returns.INTEGER, _data("prompt"), *_BEGINNING),
+        _function("ai_pin", Returns.JSON, _data("prompt"), _data("keep"), *_BEGINNING),
+        _function("ai_forget", Returns.JSON, _data("prompt"), *_BEGINNING, local=True),
+        _function(
+            "tierkv.warm", Returns.INTEGER, _data("prompt"), *_BEGINNING, canonical="ai_warm"
+        ),
+        _function(
+            "tierkv.pin",
+            Returns.JSON,
+            _data("prompt"),
+            _data("keep"),
+            *_BEGINNING,
+            canonical="ai_pin",
+        ),
+        _function(
+            "tierkv.forget",
+            Returns.JSON,
+            _data("prompt"),
+            *_BEGINNING,
+            canonical="ai_forget",
+            local=True,
+        ),
         _function("ai_count_tokens", Returns.INTEGER, _data("input"), _MODEL, local=True),
     )
 }

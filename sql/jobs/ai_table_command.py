@@ -10,14 +10,14 @@ Pure: dbfront/jobs/ai_tables.py carries these statements out.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from tierkv.kvcore.errors import SqlError, SqlSyntaxError
 from tierkv.sql.command_reader import CommandOption, CommandReader
 from tierkv.sql.jobs.job_command import OPTION_KINDS, option_value, options_start
+from tierkv.sql.text.durations import seconds_of
 from tierkv.sql.text.lexer import Token
 from tierkv.sql.text.suggest import did_you_mean
 
@@ -25,10 +25,6 @@ MANUAL: Final = 0.0
 """Refresh by REFRESH only."""
 
 _VERBS: Final = ("CREATE", "REFRESH", "ALTER", "DROP")
-_UNITS_S: Final[Mapping[str, float]] = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_PERIOD: Final = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)", re.IGNORECASE
-)
 _LEAST_PERIOD_S: Final = 1.0
 
 
@@ -120,9 +116,8 @@ def ai_table_options(command: AiTableCommand, old: AiTableOptions | None = None)
 def _period_s(option: CommandOption) -> float:
     if option.value.lower() == "manual":
         return MANUAL
-    match = _PERIOD.fullmatch(option.value.strip())
-    seconds = float(match[1]) * _UNITS_S[match[2][0].lower()] if match is not None else 0.0
-    if seconds < _LEAST_PERIOD_S:
+    seconds = seconds_of(option.value)
+    if seconds is None or seconds < _LEAST_PERIOD_S:
         raise SqlError(
             "option refresh is 'manual' or a time of at least a second such as '1 minute'",
             sqlstate="22023",

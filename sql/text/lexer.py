@@ -166,6 +166,8 @@ def _cut(text: str, most: int | None = None) -> list[Token]:
             raise SqlSyntaxError(f"unterminated quoted {what}", position=at + 1)
         elif group != "space" and group is not None:
             tokens.append(_token(TokenKind(group), text, at, end))
+            if tokens[-1].upper in _STEERING:
+                _join_name(tokens, text)
             if most is not None and len(tokens) > most:
                 raise SqlError(
                     f"the SQL text has more than {most} words, numbers and operators",
@@ -174,6 +176,17 @@ def _cut(text: str, most: int | None = None) -> list[Token]:
                 )
         at = end
     return tokens
+
+
+_STEERING: Final = frozenset({"WARM", "PIN", "FORGET"})
+
+
+def _join_name(tokens: list[Token], text: str) -> None:
+    """Make one word of ``tierkv.warm``, the name of a function with a schema."""
+    if len(tokens) > 2 and tokens[-2].text == "." and tokens[-3].upper == "TIERKV":
+        start, end = tokens[-3].start, tokens[-1].end
+        if end - start == len("tierkv.") + len(tokens[-1].text):
+            tokens[-3:] = [_token(TokenKind.WORD, text, start, end)]
 
 
 def string_value(token: Token) -> str:

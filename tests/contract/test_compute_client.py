@@ -19,8 +19,10 @@ from tierkv.compute.client import ComputeClient, LocalComputeClient, connect_com
 from tierkv.compute.service import ComputeServicer, serve_node
 from tierkv.integrations.remote.door import EngineKind, EngineLook
 from tierkv.integrations.remote.node import Life, RemoteNode
-from tierkv.kvcore.errors import TransportError, UserError
-from tierkv.kvcore.ids import Incarnation, RequestId
+from tierkv.kvcore.block import Erased
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.errors import FeatureNotSupportedError, TransportError, UserError
+from tierkv.kvcore.ids import BlockKey, Incarnation, RequestId
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams
 
 
@@ -254,6 +256,36 @@ async def test_5_an_embedding_has_unit_length(client: ComputeClient, handoff: bo
     assert math.hypot(*event.embedding) == pytest.approx(1.0, rel=1e-5)
     assert event.usage is not None
     assert event.usage.prompt_tokens == len(ask(client).token_ids)
+
+
+async def test_6_and_7_the_blocks_of_a_prompt_are_named_and_erased(client: ComputeClient) -> None:
+    info, _ = await client.describe()
+    layout = info.models[0].layout
+    request = ask(client, token_ids=tuple(3 + i % 90 for i in range(3 * layout.block_tokens + 2)))
+    await collect(client, request)
+    found = await client.find_prompt(request)
+    if not found.chain:  # Neither another engine nor the tests' own node has blocks.
+        with pytest.raises(FeatureNotSupportedError, match="cache of its own"):
+            await client.erase([BlockKey(bytes(16))], pool=False)
+        return
+    keys = [*found.chain, *found.ends]
+    assert found.chain == tuple(
+        block_keys(request.namespace_key, request.token_ids, block_tokens=layout.block_tokens)
+    )
+    assert len(found.ends) == 1 and found.others == found.chunks == ()
+    erased, nodes = await client.erase(keys, pool=False)
+    assert erased.page_blocks >= 4 and nodes == ()
+    assert erased.page_bytes == erased.page_blocks * layout.payload_bytes
+    assert await client.erase(keys, pool=True) == (Erased(), ())
+    assert (await client.find_prompt(request)).ends == ()
+    (again,) = [e for e in await collect(client, request) if e.usage is not None]
+    assert again.usage is not None and again.usage.hit_tokens.total == 0
+
+
+async def test_7_a_dead_node_erases_nothing(subject: Subject) -> None:
+    await subject.kill()
+    with pytest.raises((TransportError, FeatureNotSupportedError)):
+        await subject.client.erase([BlockKey(bytes(16))], pool=False)
 
 
 async def test_describe_names_the_node_and_its_models(client: ComputeClient) -> None:

@@ -358,6 +358,27 @@ async def test_blocks_are_listed_copy_by_copy(meta: MetaClient, clock: ManualClo
         await meta.list_blocks(-1)
 
 
+async def test_blocks_after_others_are_found_whatever_server_knows_them(meta: MetaClient) -> None:
+    await meta.register(DMP)
+    await meta.register(COMPUTE)
+    chain = [stored(index, DMP, Tier.L2) for index in range(5)]
+    fork = BlockStored(BlockSpec(KEYS[6], KEYS[1], 4), Tier.L1)
+    await meta.report_events(inventory(DMP, *chain))
+    await meta.report_events(inventory(COMPUTE, fork))
+    assert await meta.blocks_after([KEYS[2]]) == {KEYS[3]: KEYS[2], KEYS[4]: KEYS[3]}
+    found = await meta.blocks_after([KEYS[0], KEYS[4]])
+    assert found == {
+        KEYS[1]: KEYS[0], KEYS[2]: KEYS[1], KEYS[3]: KEYS[2], KEYS[4]: KEYS[3], KEYS[6]: KEYS[1],
+    }  # fmt: skip
+    assert [key for key in found if key in KEYS[1:5]] == KEYS[1:5], "parents come first"
+    assert await meta.blocks_after([KEYS[4], KEYS[7]]) == {}
+    assert await meta.blocks_after([]) == {}
+    removed = EventBatch(DMP.node_id, DMP.incarnation, 2, (BlockRemoved(KEYS[2], Tier.L2),))
+    await meta.report_events(removed)
+    assert KEYS[3] not in await meta.blocks_after([KEYS[0]]), "a gap hides what is behind it"
+    assert await meta.blocks_after([KEYS[2]]) == {KEYS[3]: KEYS[2], KEYS[4]: KEYS[3]}
+
+
 async def test_tenants_never_share_a_key_unless_a_namespace_says_so(meta: MetaClient) -> None:
     async def resolve(tenant: str, revision: str = "r1") -> bytes:
         grant = await meta.resolve_namespace(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
+from tests.fix_dmp import Rig, dirty_bytes, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node
 from tierkv.compute.config import LoadPolicy
 from tierkv.dmp.transport.select import connect_pool_node
@@ -82,7 +82,7 @@ async def publish_all(rig: Rig, want: list[list[int]]) -> None:
                 got, _ = await answer(node, make_request(prompt))
                 assert got == tokens
                 assert await node.flush()
-                while rig.node._state.table.dirty_bytes:  # pytest-timeout is the deadline
+                while dirty_bytes(rig.node._state.table):  # pytest-timeout is the deadline
                     rig.node._stopping.wait(0.01)
     finally:
         pool.close()

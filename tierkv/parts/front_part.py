@@ -154,6 +154,7 @@ class FrontPart:
             default_model=settings.default_model or None,
             gate=_gate(settings, self.siblings),
             answers=answer_cache(settings),
+            meta=meta,
         )
         self.dispatcher.weight_of = self.generation.gate.weight
         self.statements = statement_log(settings)
@@ -190,6 +191,7 @@ class FrontPart:
         await self.statements.start()
         await self.generation.answers.start()
         await self.records.start()
+        self.generation.steering.pins.start()
 
     async def open_doors(self) -> dict[str, str]:
         """Listen for SQL and REST clients.
@@ -280,6 +282,7 @@ class FrontPart:
         await self.siblings.stop()
         await self.sql.close()
         await self.records.stop()
+        await self.generation.steering.pins.stop()
         await self.generation.answers.stop()
         await self.generation.gate.meter.close()
         await self.dispatcher.stop()

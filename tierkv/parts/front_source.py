@@ -76,6 +76,7 @@ from tierkv.parts.audit_writer import AuditWriter
 from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.gate import Caller, LimitLeft
+from tierkv.scheduler.pins import PinKeeper
 from tierkv.sql.cluster_command import ClusterCommand, GrantedRight, RightKind
 from tierkv.sql.text.suggest import did_you_mean
 
@@ -135,6 +136,11 @@ class MetaSource:
     def answers(self) -> AnswerCache:
         """This front's answer cache."""
         return self.generation.answers
+
+    @property
+    def pins(self) -> PinKeeper:
+        """The pinned prompts of the cluster."""
+        return self.generation.steering.pins
 
     async def nodes(self) -> tuple[DirectoryNode, ...]:
         """Return every known node; compute nodes and this front with current counters.
@@ -219,9 +225,23 @@ class MetaSource:
             if command.verb == "DROP":
                 await self.meta.drop_namespace(command.name)
             else:
-                await self.meta.put_namespace(change.applied_to(old or Namespace(command.name)))
+                changed = change.applied_to(old or Namespace(command.name))
+                self._refuse_below_pins(changed)
+                await self.meta.put_namespace(changed)
             if self.records is not None:
                 await self.records.look()
+
+    def _refuse_below_pins(self, namespace: Namespace) -> None:
+        """Refuse a capacity below what the namespace's tenants have pinned."""
+        capacity = namespace.limits.capacity_bytes if namespace.limits is not None else 0
+        pinned = self.pins.size_bytes(namespace.members)
+        if 0 < capacity < pinned:
+            raise SqlError(
+                f"{pinned} bytes of namespace {namespace.name} are pinned, more than the capacity "
+                f"of {capacity}",
+                sqlstate="53100",
+                hint="End pins (SELECT * FROM tierkv.pins), or give the namespace more.",
+            )
 
     async def _check_model(self, name: str | None) -> None:
         """Refuse a model that nobody serves, while others are served."""

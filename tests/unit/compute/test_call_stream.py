@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 import grpc
@@ -19,10 +19,11 @@ from tierkv.compute.grpc_client import (
     _packs,
 )
 from tierkv.compute.service import _ServedCalls, serve_calls, serve_node
+from tierkv.kvcore.block import Erased
 from tierkv.kvcore.errors import OverloadedError, TransportError
-from tierkv.kvcore.ids import RequestId
+from tierkv.kvcore.ids import BlockKey, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
-from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, Usage
+from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, PromptBlocks, Usage
 from tierkv.kvwire.convert_compute import generate_request_to_proto
 from tierkv.kvwire.v1 import compute_pb2 as pb
 
@@ -74,6 +75,14 @@ class Echo:
 
     async def prefetch(self, request: GenerateRequest) -> int:
         return 0
+
+    async def find_prompt(self, request: GenerateRequest) -> PromptBlocks:
+        return PromptBlocks()
+
+    async def erase(
+        self, keys: Sequence[BlockKey], *, pool: bool
+    ) -> tuple[Erased, tuple[str, ...]]:
+        return Erased(), ()
 
     def set_control_address(self, address: str) -> None:
         pass

@@ -20,7 +20,7 @@ from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
-from tierkv.dbfront.views.admin import routing_rows
+from tierkv.dbfront.views.worker_views import routing_rows
 from tierkv.kvcore.block import Owner, Tier
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import NoNodeError

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
+from tests.fix_dmp import (
+    RANGE_BYTES,
+    Rig,
+    block_key,
+    dirty_bytes,
+    fetch,
+    make_put,
+    make_range,
+    store,
+)
 from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.slots.accounts import REST_AFTER_S, Quota
@@ -45,7 +54,7 @@ def fill(rig: Rig, count: int, *, prefix: str = "n") -> InprocPoolNode:
     pool = InprocPoolNode(rig.node)
     for i in range(count):
         store(pool, f"{prefix}{i}")
-        wait_until(lambda: rig.node._state.table.dirty_bytes <= 1 * MIB // 2)
+        wait_until(lambda: dirty_bytes(rig.node._state.table) <= 1 * MIB // 2)
     return pool
 
 
@@ -108,7 +117,7 @@ def test_the_directory_hears_what_rests_and_the_inventory_agrees(make_rig: MakeR
 def test_a_restart_without_memory_still_knows_the_disk(make_rig: MakeRig, disk) -> None:
     rig = make_rig(open_lower=disk, demote_above=0.0)
     fill(rig, 10)
-    wait_until(lambda: rig.node._state.table.dirty_bytes == 0)
+    wait_until(lambda: dirty_bytes(rig.node._state.table) == 0)
     rig.stop()
     rig.node.config.segment_file.unlink()
     rig = make_rig(open_lower=disk)
@@ -121,9 +130,9 @@ def test_a_restart_without_memory_still_knows_the_disk(make_rig: MakeRig, disk) 
 def test_a_restart_with_memory_copies_nothing_twice(make_rig: MakeRig, disk) -> None:
     rig = make_rig(open_lower=disk, demote_above=0.0)
     fill(rig, 10)
-    wait_until(lambda: rig.node._state.table.dirty_bytes == 0)
+    wait_until(lambda: dirty_bytes(rig.node._state.table) == 0)
     rig.restart()
-    wait_until(lambda: rig.node._state.table.dirty_bytes == 0)
+    wait_until(lambda: dirty_bytes(rig.node._state.table) == 0)
     assert tier_of(rig.node, Tier.L2).demoted_blocks == 0
     assert tier_of(rig.node, Tier.L4).write_bytes == 0
 
@@ -221,7 +230,7 @@ def test_a_block_that_leaves_the_disk_is_reported_and_goes_down_again(
     rig = make_rig(open_lower=disk, demote_above=0.0)
     pool = InprocPoolNode(rig.node)
     store(pool, "a")
-    wait_until(lambda: rig.node._state.table.dirty_bytes == 0)
+    wait_until(lambda: dirty_bytes(rig.node._state.table) == 0)
     assert rig.node.demoter is not None and rig.node._lower is not None
     rig.node._lower.delete(block_key("a"))
     rig.node.demoter.gone_below([block_key("a")])

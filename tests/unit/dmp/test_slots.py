@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.fix_dmp import block_key, make_put
+from tests.fix_dmp import block_key, dirty_bytes, make_put
 from tierkv.dmp.segment.geometry import SLOT_DTYPE
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, slot_bytes_for
@@ -207,16 +207,16 @@ def test_blocks_go_down_in_the_order_of_eviction(tiered: SlotTable) -> None:
         order.append(slot.block.key)
         tiered.clean.mark(slot)
     assert order == [block_key(n) for n in "cbad"]
-    assert tiered.dirty_bytes == 0
+    assert dirty_bytes(tiered) == 0
 
 
 def test_a_copied_block_that_is_used_is_no_reserve_any_more(tiered: SlotTable) -> None:
     a, b = put(tiered, "a"), put(tiered, "b")
-    assert tiered.exposed_bytes == tiered.dirty_bytes == 2 * a.extent.slot_bytes
+    assert tiered.exposed_bytes == dirty_bytes(tiered) == 2 * a.extent.slot_bytes
     tiered.clean.mark(a)
     assert tiered.exposed_bytes == a.extent.slot_bytes
     tiered.clean.mark(b, spare=False)  # It was just brought up.
-    assert (tiered.exposed_bytes, tiered.dirty_bytes) == (b.extent.slot_bytes, 0)
+    assert (tiered.exposed_bytes, dirty_bytes(tiered)) == (b.extent.slot_bytes, 0)
     assert tiered.find(a.block.key) is a
     assert tiered.exposed_bytes == 2 * a.extent.slot_bytes
 

@@ -1,8 +1,8 @@
-"""Erasing a prompt's KV: which blocks a node can name, and their removal.
+"""Erasing a prompt's KV: naming the prompt's blocks, and removing blocks.
 
-Used by compute/node.py. The keys of full blocks follow from the prompt's tokens. The block after
-them also has tokens of an answer or of another prompt, so its key does not follow from the prompt:
-it is found by the tokens that this node remembers (compute/l1/part_index.py).
+Used by compute/node.py. The keys of full blocks follow from the prompt's tokens. The next block
+also has tokens of an answer or of a further prompt, hence the prompt's tokens do not give the key:
+the block is found among the blocks with remembered tokens (compute/l1/part_index.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BlockEraser:
     """Finds and erases blocks through one engine; for the node's event loop."""
 
     def __init__(self, engine: Engine, *, block_tokens: int, page_bytes: int) -> None:
-        """Use an engine; ``page_bytes`` is the size of one page of L1."""
+        """Use an engine; ``page_bytes`` is the size of a page of L1."""
         self._engine = engine
         self._block_tokens = block_tokens
         self._page_bytes = page_bytes
@@ -50,16 +50,16 @@ class BlockEraser:
         )
 
     async def erase_pages(self, keys: Sequence[BlockKey]) -> Erased:
-        """Erase blocks, and all that follow them, from L1."""
+        """Erase blocks, and all following blocks, from L1."""
         self._engine.tiers.known.forget(keys)
         pages = await asyncio.wrap_future(self._engine.inbox.call(lambda: self._engine.erase(keys)))
         return Erased(page_blocks=pages, page_bytes=pages * self._page_bytes)
 
     async def erase_pool(self, keys: Sequence[BlockKey]) -> Erased:
-        """Erase blocks, at all their levels, from the connected pool nodes.
+        """Erase blocks, at all codec levels, from the connected pool nodes.
 
         Raises:
-            TransportError: a node failed; its copies may be left.
+            TransportError: a node failed; copies may be left there.
         """
         finder = self._engine.tiers.finder
         nodes = [*finder.nodes, *([] if finder.archive is None else [finder.archive])]

@@ -1,0 +1,186 @@
+"""Calls about a prompt's KV: warm it, pin it, forget it.
+
+``Generation`` passes the calls with ``steering`` here. A prompt means every prompt that begins with
+the text: the tokens added by the chat template after the text (end of the user's turn, start of the
+answer) do not count. A pin keeps, and ``forget`` removes, the KV needed by all of these prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from tierkv.dbfront.contracts import KvAction, PreparedCall, TextCall, TextEvent
+from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import CacheError, DirectoryUnavailableError, SqlError
+from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
+from tierkv.metaserver.client import MetaClient
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.pins import Pin, PinKeeper
+from tierkv.scheduler.prompt_eraser import PromptEraser
+
+_CONTINUATIONS: Final = ("", "\n", " a")
+"""The tokens common to all continuations are the text's own."""
+
+TokenIds = Callable[[TextCall], Awaitable[tuple[int, ...]]]
+Generated = Callable[[PreparedCall], AsyncGenerator[TextEvent, None]]
+
+
+class PromptSteering:
+    """Carries out the calls about KV.
+
+    Attributes:
+        pins: the cluster's pinned prompts.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, meta: MetaClient | None, clock: Clock, token_ids: TokenIds
+    ) -> None:
+        """Use a dispatcher.
+
+        Args:
+            dispatcher: its nodes have the KV.
+            meta: keeps pins, and knows which blocks follow others.
+            clock: ends pins.
+            token_ids: tokenizes a prompt.
+        """
+        self.pins = PinKeeper(dispatcher.directory, meta, clock)
+        self._eraser = PromptEraser(dispatcher.view, meta)
+        self._meta = meta
+        self._clock = clock
+        self._token_ids = token_ids
+
+    async def events(
+        self, prepared: PreparedCall, generated: Generated
+    ) -> AsyncGenerator[TextEvent, None]:
+        """Carry out a call; the answer is JSON text.
+
+        Args:
+            prepared: the call.
+            generated: answers a call; warming a prompt generates a single token.
+
+        Raises:
+            SqlError: 58030, copies may be left of a prompt to forget; 53400, too many pins.
+        """
+        steering = prepared.call.steering
+        assert steering is not None
+        if steering.action is KvAction.FORGET:
+            told, usage = await self._forget(prepared), Usage(0, 0)
+        elif steering.action is KvAction.PIN and not steering.keep_s:
+            told, usage = await self._unpin(prepared), Usage(0, 0)
+        else:
+            last = TextEvent()
+            async with aclosing(generated(prepared)) as events:
+                async for event in events:
+                    last = event
+            usage = last.usage or Usage(0, 0)
+            told = {"tokens": len(prepared.request.token_ids)}
+            if steering.action is KvAction.PIN:
+                told = await self._pin(prepared, steering.keep_s)
+        yield TextEvent(json.dumps(told), FinishReason.STOP, usage)
+
+    async def _forget(self, prepared: PreparedCall) -> dict[str, Any]:
+        request = await self._beginning(prepared)
+        block_tokens = prepared.model.layout.block_tokens
+        try:
+            forgotten = await self._eraser.forget(request, block_tokens=block_tokens)
+            await self.pins.end_with(forgotten.keys)
+        except CacheError as error:
+            raise SqlError(
+                f"the prompt is not forgotten everywhere: {error.message}",
+                sqlstate="58030",
+                hint=error.hint or "Run it again: what is gone stays gone.",
+            ) from None
+        erased = forgotten.erased
+        return {
+            "tokens": len(request.token_ids),
+            "shared_tokens": forgotten.shared_blocks * block_tokens,
+            "blocks": erased.page_blocks + erased.memory_blocks + erased.resting_blocks,
+            "bytes": erased.page_bytes + erased.memory_bytes + erased.resting_bytes,
+            "l1_bytes": erased.page_bytes,
+            "memory_bytes": erased.memory_bytes,
+            "disk_bytes": erased.resting_bytes,
+        }
+
+    async def _pin(self, prepared: PreparedCall, keep_s: float) -> dict[str, Any]:
+        pin = await self._pin_of(prepared, keep_s)
+        if pin is None:
+            return _pinned("rejected", reason="the prompt is shorter than a block")
+        free = await self._quota_left(prepared.call.tenant, pin)
+        if free is not None and pin.size_bytes > free:
+            reason = f"{pin.size_bytes} bytes exceed what the namespace may still pin: {free}"
+            return _pinned("rejected", reason=reason)
+        try:
+            blocks = await self.pins.add(pin)
+        except DirectoryUnavailableError as error:
+            return _pinned("rejected", reason=f"the meta server does not answer: {error.message}")
+        tokens = blocks * prepared.model.layout.block_tokens
+        until = datetime.fromtimestamp(pin.until_s, UTC).isoformat(timespec="seconds")
+        outcome = "accepted" if blocks == len(pin.keys) else "clipped" if blocks else "deferred"
+        return _pinned(outcome, tokens=tokens, until=until)
+
+    async def _unpin(self, prepared: PreparedCall) -> dict[str, Any]:
+        pin = await self._pin_of(prepared, 0.0)
+        ended = await self.pins.end([pin.name]) if pin is not None else 0
+        return _pinned("ended" if ended else "missing")
+
+    async def _pin_of(self, prepared: PreparedCall, keep_s: float) -> Pin | None:
+        request, layout = await self._beginning(prepared), prepared.model.layout
+        keys = block_keys(
+            request.namespace_key, request.token_ids, block_tokens=layout.block_tokens
+        )
+        if not keys:
+            return None
+        return Pin(
+            tenant=prepared.call.tenant,
+            model=prepared.model.name,
+            keys=tuple(keys),
+            tokens=len(keys) * layout.block_tokens,
+            size_bytes=len(keys) * layout.stored_bytes,
+            until_s=self._clock.wall() + keep_s,
+        )
+
+    async def _quota_left(self, tenant: str, pin: Pin) -> int | None:
+        """Return the bytes left for pins in a tenant's namespace; None: no limit."""
+        namespaces = await self._meta.list_namespaces() if self._meta is not None else ()
+        for namespace in namespaces:
+            capacity = namespace.limits.capacity_bytes if namespace.limits is not None else 0
+            if tenant in namespace.members and capacity:
+                others = [p for p, _ in self.pins.all() if p.name != pin.name]
+                used = sum(p.size_bytes for p in others if p.tenant in namespace.members)
+                return max(0, capacity - used)
+        return None
+
+    async def _beginning(self, prepared: PreparedCall) -> GenerateRequest:
+        """Return the request with the tokens that do not depend on the text's continuation."""
+        variants = [await self._token_ids(_longer(prepared.call, s)) for s in _CONTINUATIONS]
+        ids = _common(variants)
+        blend = prepared.request.blend
+        if blend is not None and (not blend.chunks or blend.chunks[-1][1] > len(ids)):
+            blend = None
+        return replace(prepared.request, token_ids=ids, blend=blend)
+
+
+def _pinned(outcome: str, *, tokens: int = 0, **more: str) -> dict[str, Any]:
+    return {"outcome": outcome, "tokens": tokens, **more}
+
+
+def _longer(call: TextCall, more: str) -> TextCall:
+    """Return the call with a longer text."""
+    if call.messages is None:
+        return replace(call, prompt=(call.prompt or "") + more)
+    *before, last = call.messages
+    return replace(call, messages=(*before, replace(last, content=last.content + more)))
+
+
+def _common(variants: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the longest common beginning."""
+    for at, column in enumerate(zip(*variants, strict=False)):
+        if len(set(column)) > 1:
+            return variants[0][:at]
+    return min(variants, key=len)

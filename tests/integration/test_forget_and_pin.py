@@ -1,0 +1,186 @@
+"""A prompt is forgotten everywhere, and a pin outlives every process, on a real cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fix_cluster import Cluster, wait_for
+from tierkv.dmp.client.pool import Pool
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+SHARED = "You answer questions about shipping. " * 12
+DOC = SHARED + "Parcel nine was lost in a river near the old mill. " * 12
+OTHER = SHARED + "Parcel ten waits for a signature at the station. " * 12
+QUESTIONS = ("Where is it?", "Who signs for it?", "What was lost?")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return tmp_path_factory.mktemp("disk"), tmp_path_factory.mktemp("archive")
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: Callable[..., Cluster], folders: tuple[Path, Path]) -> Cluster:
+    disk, archive = folders
+    return start_cluster(
+        "--dmp", "2", "--compute", "2",
+        "--set", "dmp.capacity=64MiB",
+        "--set", f"dmp.disk_path={disk}", "--set", "dmp.disk_capacity=100MiB",
+        "--set", "dmp.demote_above=0", "--set", f"dmp.archive_url=file://{archive}",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pinning(start_cluster: Callable[..., Cluster]) -> Cluster:
+    return start_cluster("--dmp", "2", "--compute", "2", "--set", "dmp.capacity=64MiB")
+
+
+def one(cluster: Cluster, sql: str, *values: object) -> Any:
+    dsn = f"host=127.0.0.1 port={cluster.pg_port} user=tierkv dbname=main"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        row = connection.execute(sql.encode(), values).fetchone()
+        assert row is not None
+        return row[0]
+
+
+def told(cluster: Cluster, sql: str, *values: object) -> dict[str, Any]:
+    answer = one(cluster, sql, *values)
+    return dict(answer if isinstance(answer, dict) else json.loads(answer))
+
+
+def answers(cluster: Cluster, text: str, *, cache: bool = True) -> list[str]:
+    options = json.dumps({"max_tokens": 12, "cache": cache})
+    return [
+        one(cluster, "SELECT ai_generate(%s || %s, options => %s)", text, question, options)
+        for question in QUESTIONS
+    ]
+
+
+def cached(cluster: Cluster, text: str) -> int:
+    detail = "SELECT (d).cached_tokens FROM (SELECT ai_generate_detail(%s, options => %s) d) t"
+    return int(one(cluster, detail, text, '{"max_tokens": 1}'))
+
+
+def blocks(cluster: Cluster) -> set[str]:
+    return {
+        row[0] for row in cluster.query("SELECT DISTINCT block_hash FROM tierkv.kvcache_blocks")
+    }
+
+
+def _settled(cluster: Cluster) -> set[str]:
+    """Return the blocks, once all of them are in memory and on a disk of the pool."""
+    rows = cluster.query("SELECT block_hash, list(tier) FROM tierkv.kvcache_blocks GROUP BY 1")
+    whole = {row[0] for row in rows if {"L2", "L4"} <= set(row[1])}
+    return whole if len(whole) == len(rows) else set()
+
+
+def segments(cluster: Cluster) -> list[Path]:
+    rows = cluster.query("SELECT paths FROM tierkv.nodes WHERE role = 'dmp'")
+    return [Path(row[0].partition("shm: ")[2].partition(";")[0]) for row in rows]
+
+
+def samples(cluster: Cluster, keys: set[str]) -> list[bytes]:
+    """Return the last token's bytes of each block that is in a pool node's memory."""
+    rows = cluster.query("SELECT data_address FROM tierkv.nodes WHERE role = 'dmp'")
+    token = (cluster.run_dir / "cluster.token").read_text().strip()
+    with Pool.connect([row[0] for row in rows], token=token) as pool:
+        found = [pool.get(bytes.fromhex(key)) for key in sorted(keys)]
+    return [bytes(value[-128:]) for value in found if value is not None]
+
+
+def stored(cluster: Cluster, folders: tuple[Path, Path]) -> bytes:
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return b"".join(path.read_bytes() for path in (*segments(cluster), *files))
+
+
+def test_a_forgotten_prompt_leaves_no_byte_and_other_prompts_stay(
+    cluster: Cluster, folders: tuple[Path, Path]
+) -> None:
+    expected = answers(cluster, DOC, cache=False)
+    assert one(cluster, "SELECT tierkv.warm(%s)", OTHER) > 300
+    other_tokens = wait_for(lambda: cached(cluster, OTHER), what="the other prompt is cached")
+    others = wait_for(lambda: _settled(cluster), what="the other prompt is in the directory")
+    assert answers(cluster, DOC) == expected
+    assert cached(cluster, DOC + QUESTIONS[0]) > other_tokens // 2
+    mine = wait_for(lambda: blocks(cluster) - others, what="the prompt is in the directory")
+    found = samples(cluster, mine)
+    assert len(found) > 10 and len(set(found)) == len(found)
+
+    def everywhere() -> bool:
+        raw = stored(cluster, folders)
+        return all(raw.count(sample) >= 2 for sample in found)
+
+    wait_for(everywhere, what="memory and disk both have each block")
+    gone = told(cluster, "SELECT tierkv.forget(%s)", DOC)
+    assert gone["l1_bytes"] and gone["memory_bytes"] and gone["disk_bytes"]
+    assert 0 < gone["shared_tokens"] < gone["tokens"]
+    raw = stored(cluster, folders)
+    assert not any(sample in raw for sample in found)
+    wait_for(lambda: not mine & blocks(cluster), what="the directory has forgotten, too")
+    assert cached(cluster, OTHER) == other_tokens, "the other prompt is as it was"
+    assert answers(cluster, DOC) == expected, "and the prompt is computed again"
+    assert told(cluster, "SELECT ai_forget(%s)", DOC)["blocks"] > 0
+    nothing = told(cluster, "SELECT ai_forget(%s)", "Never asked: " + "a b c d e f g h. " * 20)
+    assert nothing["blocks"] == nothing["bytes"] == 0
+
+
+def test_a_pin_outlives_processes_and_pressure(pinning: Cluster) -> None:
+    cluster = pinning
+    pinned = told(cluster, "SELECT tierkv.pin(%s, '1 hour')", DOC)
+    assert pinned["outcome"] == "accepted" and pinned["tokens"] > 300
+    row = "SELECT tokens, in_memory_tokens, seconds_left > 3500 FROM tierkv.pins"
+    assert cluster.query(row) == [(pinned["tokens"], pinned["tokens"], True)]
+    for name in ("front", "meta", "dmp-0", "dmp-1"):
+        cluster.kill(name)
+
+        def is_kept() -> bool:
+            try:
+                return cluster.query(row) == [(pinned["tokens"], pinned["tokens"], True)]
+            except psycopg.Error:
+                return False
+
+        wait_for(is_kept, what=f"the pin is kept after the loss of {name}")
+    cluster.kill("compute-0")
+    cluster.kill("compute-1")
+    filler = (
+        "SELECT count(ai_warm('Filler ' || i || repeat(' and ' || i, 300))) "
+        "FROM generate_series(1, 60) t(i)"
+    )
+    wait_for(lambda: _answered(cluster, filler), what="the pool was filled")
+    assert cached(cluster, DOC + QUESTIONS[0]) >= pinned["tokens"]
+    assert told(cluster, "SELECT tierkv.pin(%s, '0 s')", DOC)["outcome"] == "ended"
+    assert told(cluster, "SELECT tierkv.pin(%s, '0 s')", DOC)["outcome"] == "missing"
+    assert cluster.query("SELECT * FROM tierkv.pins") == []
+    assert told(cluster, "SELECT tierkv.pin('short', '1 h')")["outcome"] == "rejected"
+
+
+def _answered(cluster: Cluster, sql: str) -> bool:
+    try:
+        return bool(cluster.query(sql))
+    except psycopg.Error:
+        return False
+
+
+def test_pins_count_against_the_quota_and_forgetting_ends_them(pinning: Cluster) -> None:
+    cluster = pinning
+    pinned = told(cluster, "SELECT tierkv.pin(%s, INTERVAL '1 day')", OTHER)
+    assert pinned["outcome"] == "accepted"
+    size = int(cluster.query("SELECT size_bytes FROM tierkv.pins")[0][0])
+    dsn = f"host=127.0.0.1 port={cluster.pg_port} user=tierkv dbname=main"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        few = f"CREATE KV NAMESPACE pinned WITH (tenants = 'tierkv', capacity = '{size - 1}')"
+        with pytest.raises(psycopg.errors.DiskFull, match=f"{size} bytes of namespace pinned"):
+            connection.execute(few.encode())
+        connection.execute(few.replace(str(size - 1), str(size + 1000)).encode())
+        more = told(cluster, "SELECT tierkv.pin(%s, '1 day')", "More " * 300)
+        assert more["outcome"] == "rejected" and "may still pin" in more["reason"]
+        connection.execute("DROP KV NAMESPACE pinned")
+    assert told(cluster, "SELECT tierkv.forget(%s)", OTHER)["blocks"] > 0
+    assert cluster.query("SELECT * FROM tierkv.pins") == []
