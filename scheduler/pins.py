@@ -2,8 +2,9 @@
 
 A pin is a record at the meta server and survives every process. Each front locates the blocks of
 all pins every RENEW_S with a lease of LEASE_S: blocks stored again or moved to a different node are
-kept too. Without any front a pin lapses after LEASE_S, and holds again when a front is back. A
-lease keeps blocks of a node's memory only; copies on disks are evicted as usual.
+kept too. Without any front a pin lapses after LEASE_S, and holds again when a front is back. After
+a restart of a pool node the node's leases are gone for about a second. A lease keeps blocks of a
+node's memory only; copies on disks are evicted as usual.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import json
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -28,6 +29,7 @@ PIN_RECORDS: Final = "kv_pin"
 RENEW_S: Final = 15.0
 LEASE_S: Final = 120.0
 _KEYS_PER_RECORD: Final = 160
+_POOL_LOOK_S: Final = 0.5
 _FIRST_LOOK_S: Final = 0.05
 """A block is in the pool a little later than its computation: a new pin is looked at often."""
 
@@ -88,17 +90,27 @@ class _Kept:
 class PinKeeper:
     """All pins of the cluster, kept by this front."""
 
-    def __init__(self, desk: PinDesk, meta: MetaClient | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        desk: PinDesk,
+        meta: MetaClient | None,
+        clock: Clock,
+        pool: Callable[[], object] = lambda: None,
+    ) -> None:
         """Begin without pins; ``start`` reads those of the cluster.
 
         Args:
             desk: locates and leases blocks.
             meta: has the records; None: pins end with this process.
             clock: ``wall`` ends pins, ``now`` times the looks.
+            pool: returns a different value after a pool node was started again: a restarted node
+                has no leases.
         """
         self._desk = desk
         self._meta = meta
         self._clock = clock
+        self._pool = pool
+        self._pool_seen = pool()
         self._kept: dict[str, _Kept] = {}
         self._records: dict[str, tuple[str, ...]] = {}
         self._wake = asyncio.Event()
@@ -202,6 +214,10 @@ class PinKeeper:
                 self._read_at_s = now
                 with suppress(DirectoryUnavailableError):
                     await self._read()
+            if (pool := self._pool()) != self._pool_seen:
+                self._pool_seen = pool
+                for kept in self._kept.values():
+                    kept.due_s = now
             for name, kept in list(self._kept.items()):
                 try:
                     if kept.pin.until_s <= self._clock.wall():
@@ -212,7 +228,7 @@ class PinKeeper:
                     log.debug("a pin is looked at later: %s", error)
             due_s = min((kept.due_s for kept in self._kept.values()), default=now + RENEW_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(max(0.01, due_s - now), RENEW_S)):
+                async with asyncio.timeout(min(max(0.01, due_s - now), _POOL_LOOK_S)):
                     await self._wake.wait()
 
     async def _read(self) -> None:

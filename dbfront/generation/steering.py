@@ -49,7 +49,9 @@ class PromptSteering:
             clock: ends pins.
             token_ids: tokenizes a prompt.
         """
-        self.pins = PinKeeper(dispatcher.directory, meta, clock)
+        self.pins = PinKeeper(
+            dispatcher.directory, meta, clock, lambda: dispatcher.view.pool_starts
+        )
         self._eraser = PromptEraser(dispatcher.view, meta)
         self._meta = meta
         self._clock = clock

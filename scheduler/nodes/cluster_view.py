@@ -226,6 +226,12 @@ class ClusterView:
         """Names of the pool nodes, dead ones too; a node that was removed for good is not one."""
         return frozenset(n.info.node_id for n in self.nodes if n.info.role is NodeRole.DMP)
 
+    @property
+    def pool_starts(self) -> frozenset[tuple[NodeId, Incarnation]]:
+        """The pool nodes with the number of each node's start."""
+        pool = (n.info for n in self.nodes if n.info.role is NodeRole.DMP)
+        return frozenset((info.node_id, info.incarnation) for info in pool)
+
     def client(self, node_id: NodeId, incarnation: Incarnation) -> ComputeClient:
         """Return the connection to one incarnation of a node.
 

@@ -39,7 +39,8 @@ def cluster(start_cluster: Callable[..., Cluster], folders: tuple[Path, Path]) -
 
 @pytest.fixture(scope="module")
 def pinning(start_cluster: Callable[..., Cluster]) -> Cluster:
-    return start_cluster("--dmp", "2", "--compute", "2", "--set", "dmp.capacity=64MiB")
+    always = ("--set", "compute.load_policy=always")
+    return start_cluster("--dmp", "2", "--compute", "2", "--set", "dmp.capacity=64MiB", *always)
 
 
 def one(cluster: Cluster, sql: str, *values: object) -> Any:

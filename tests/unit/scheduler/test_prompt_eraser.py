@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from tests.fix_dmp import block_key
-from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.request import PromptBlocks
-from tierkv.scheduler.prompt_eraser import blocks_to_erase, joined
+from tests.fix_scheduler import FakeCompute, make_request
+from tierkv.kvcore.block import Erased
+from tierkv.kvcore.errors import TransportError
+from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
+from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
+from tierkv.kvcore.request import GenerateRequest, PromptBlocks
+from tierkv.metaserver.client import DirectoryNode
+from tierkv.scheduler.nodes.cluster_view import ClusterView
+from tierkv.scheduler.prompt_eraser import PromptEraser, blocks_to_erase, joined
 
 
 def keys(names: str) -> tuple[BlockKey, ...]:
@@ -45,3 +55,57 @@ def test_what_nodes_know_is_joined() -> None:
     parts = [PromptBlocks(keys("a"), keys("e")), PromptBlocks(keys("a"), keys("f e"), keys("o"))]
     assert joined(parts) == PromptBlocks(keys("a"), keys("e f"), keys("o"))
     assert joined([]) == PromptBlocks()
+
+
+class Node(FakeCompute):
+    """Knows the blocks of every prompt, and a pool of nodes."""
+
+    def __init__(self, *pool: str, fails: bool = False) -> None:
+        super().__init__()
+        self.pool, self.fails = pool, fails
+        self.asked: list[bool] = []
+
+    async def find_prompt(self, request: GenerateRequest) -> PromptBlocks:
+        return PromptBlocks(keys("a b"))
+
+    async def erase(
+        self, keys: Sequence[BlockKey], *, pool: bool
+    ) -> tuple[Erased, tuple[str, ...]]:
+        self.asked.append(pool)
+        if pool and self.fails:
+            raise TransportError("the disk failed")
+        return Erased(memory_blocks=pool, page_blocks=not pool), self.pool if pool else ()
+
+
+def eraser_of(*nodes: Node, pool: Sequence[str]) -> PromptEraser:
+    view = ClusterView()
+    view.compute_clients = lambda model: list(nodes)  # type: ignore[method-assign]
+    view.nodes = tuple(
+        DirectoryNode(
+            NodeInfo(NodeId(name), Incarnation(1), NodeRole.DMP, HostId("h")),
+            NodeReport(),
+            0.0,
+            "dead",
+        )
+        for name in pool
+    )
+    return PromptEraser(view, None)
+
+
+async def test_all_nodes_erase_pages_and_one_erases_the_pool() -> None:
+    one, other = Node("dmp-0", fails=True), Node("dmp-0", "dmp-1")
+    request = make_request()
+    gone = await eraser_of(one, other, pool=["dmp-0", "dmp-1"]).forget(request, block_tokens=16)
+    assert gone.keys == keys("b a") and gone.shared_blocks == 0
+    assert gone.erased == Erased(memory_blocks=1, page_blocks=2)
+    assert one.asked == [False, True] and other.asked == [False, True]
+
+
+async def test_a_pool_node_that_is_away_is_named() -> None:
+    request = make_request()
+    with pytest.raises(TransportError, match="dmp-1 does not answer"):
+        await eraser_of(Node("dmp-0"), pool=["dmp-0", "dmp-1"]).forget(request, block_tokens=16)
+    with pytest.raises(TransportError, match="the disk failed"):
+        await eraser_of(Node(fails=True), pool=[]).forget(request, block_tokens=16)
+    with pytest.raises(TransportError, match="no compute node"):
+        await eraser_of(pool=[]).forget(request, block_tokens=16)

@@ -49,7 +49,7 @@ def test_malformed_statements_are_refused(text: str) -> None:
     assert refused.value.sqlstate == "42601"
 
 
-@pytest.mark.parametrize("given", ["0.5s", "soon", "-1s", "3 weeks"])
+@pytest.mark.parametrize("given", ["0.5s", "soon", "-1s", "3 months"])
 def test_periods_are_times(given: str) -> None:
     with pytest.raises(TierKVError) as refused:
         ai_table_options(command(f"ALTER AI TABLE v SET (refresh = '{given}')"), AiTableOptions())
