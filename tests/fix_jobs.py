@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -61,6 +61,10 @@ class Door:
         return found[0] if found else ()
 
 
+_TABLES: Final = (
+    "jobs", "parts", "failures", "ai_tables", "ai_rows", "kv_indexes", "kv_index_texts",
+)  # fmt: skip
+
 TABLES = f"""
 DROP TABLE IF EXISTS docs;
 DROP TABLE IF EXISTS answers;
@@ -87,7 +91,7 @@ def door(request: pytest.FixtureRequest, generator: InstantGenerator) -> Iterato
         made = Door(relay.dsn, generator, relay.loop)
         _make_tables(made)
         with made.session() as connection:
-            for table in ("jobs", "parts", "failures", "ai_tables", "ai_rows"):
+            for table in _TABLES:
                 connection.execute(f"DELETE FROM tierkv_jobs.{table}".encode())
         yield made
 

@@ -208,6 +208,8 @@ class InstantGenerator:
             self._fail(prompt)
             said = self._read_out(prepared)
             text = self.texts.get(prompt, said.text)
+            if prepared.call.steering is not None:
+                text = json.dumps({"tokens": len(prepared.request.token_ids)})
             if text:
                 yield TextEvent(text)
             generated = int(not said.label_probabilities and not said.embedding)

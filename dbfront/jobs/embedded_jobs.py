@@ -7,7 +7,7 @@ process has the database open and knows all running jobs: ``RunningJobs``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,37 @@ from tierkv.sql.jobs.job_tables import MAKE_TABLES
 
 if TYPE_CHECKING:
     from tierkv.dbfront.jobs.job_commands import RunParts
+
+
+class WrittenTables:
+    """The tables with KV indexes that statements have written to since the last look.
+
+    Attributes:
+        watched: names of tables with an index, in lower case; set by the keeper.
+        changed: set when a watched table was written to, or an index was made.
+    """
+
+    def __init__(self) -> None:
+        self.watched: frozenset[str] = frozenset()
+        self.changed = asyncio.Event()
+        self._written: set[str] = set()
+
+    def note(self, names: Iterable[str]) -> None:
+        """Note that a transaction that wrote to tables has committed."""
+        found = self.watched.intersection(names)
+        if found:
+            self._written |= found
+            self.changed.set()
+
+    def wake(self, name: str) -> None:
+        """Have an index of a table looked at, whether the table is watched already or not."""
+        self._written.add(name)
+        self.changed.set()
+
+    def take(self) -> set[str]:
+        """Return the tables written to since the last call."""
+        written, self._written = self._written, set()
+        return written
 
 
 def _nobody(client: ClientInfo) -> str:
@@ -39,6 +70,7 @@ class RunningJobs:
         holders: the sessions with running jobs, by held name.
         read: runs a query of the front over all sessions' data; None: nothing refreshes by itself.
         changed: set after each change of an AI table.
+        written: tables written to, for KV indexes.
         jobs_changed: set after each CREATE and RESUME of a background job.
         keeps: background work is done here: the keepers run.
         making: held while a session makes the tables, if they do not exist.
@@ -50,6 +82,7 @@ class RunningJobs:
     holders: dict[str, EmbeddedJobs] = field(default_factory=dict)
     read: Callable[[str], list[tuple[Any, ...]]] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    written: WrittenTables = field(default_factory=WrittenTables)
     jobs_changed: asyncio.Event = field(default_factory=asyncio.Event)
     keeps: bool = False
     making: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -17,7 +17,7 @@ from tierkv.kvcore import limits
 from tierkv.sql.jobs.job_tables import PART_COLUMNS, SCHEMA
 from tierkv.sql.views import Row, timestamp
 
-JOB_VIEWS: Final = frozenset({"jobs", "job_failures", "ai_tables"})
+JOB_VIEWS: Final = frozenset({"jobs", "job_failures", "ai_tables", "kv_indexes"})
 
 _JOB_COLUMNS: Final = ("owner", "job", "statement", "options", "total", "created_s")
 _FAILURE_COLUMNS: Final = ("owner", "job", "key", "sqlstate", "message", "failed_s")
@@ -48,10 +48,24 @@ _SELECT_AI_TABLES: Final = (
     + ", ".join(f"t.{name}" for name in _AI_TABLE_COLUMNS)
     + " ORDER BY t.owner, t.name"
 )
+_KV_INDEX_COLUMNS: Final = (
+    "owner", "name", "source", "expression", "options", "state", "refreshed_s", "took_s",
+    "indexed", "removed", "error",
+)  # fmt: skip
+_SELECT_KV_INDEXES: Final = (
+    "SELECT "
+    + ", ".join(f"CAST(i.{name} AS text)" for name in _KV_INDEX_COLUMNS)
+    + ", CAST(count(t.digest) AS text), CAST(count(NULLIF(t.error, '')) AS text), "
+    f"CAST(sum(t.tokens) AS text) FROM {SCHEMA}.kv_indexes i LEFT JOIN {SCHEMA}.kv_index_texts t "
+    "ON t.owner = i.owner AND t.name = i.name GROUP BY "
+    + ", ".join(f"i.{name}" for name in _KV_INDEX_COLUMNS)
+    + " ORDER BY i.owner, i.name"
+)
 VIEW_QUERIES: Final = {
     "jobs": _SELECT_JOBS,
     "job_failures": _SELECT_FAILURES,
     "ai_tables": _SELECT_AI_TABLES,
+    "kv_indexes": _SELECT_KV_INDEXES,
 }
 """Query of each view's data, in either database; without tables there are no jobs."""
 
@@ -80,6 +94,8 @@ def view_rows_of(
         return [_failure(row) for row in rows]
     if view == "ai_tables":
         return [_ai_table(row) for row in rows]
+    if view == "kv_indexes":
+        return [_kv_index(row) for row in rows]
     jobs: dict[tuple[str | None, ...], list[JobPart]] = {}
     for row in rows:
         count = len(_JOB_COLUMNS)
@@ -110,6 +126,32 @@ def _ai_table(row: Sequence[str | None]) -> Row:
         "suspended": options["suspended"],
         "last_error": facts["error"] or None,
         "statement": facts["statement"],
+    }
+
+
+def _kv_index(row: Sequence[str | None]) -> Row:
+    facts = dict(zip(_KV_INDEX_COLUMNS, row, strict=False))
+    options = json.loads(facts["options"] or "{}")
+    refreshed_s = facts["refreshed_s"]
+    documents, failed, tokens = (int(float(text or 0)) for text in row[-3:])
+    return {
+        "name": facts["name"],
+        "owner": facts["owner"],
+        "source": facts["source"],
+        "expression": facts["expression"],
+        "kind": options["kind"],
+        "model_name": options["model"] or None,
+        "state": facts["state"],
+        "documents": documents - failed,
+        "failed": failed,
+        "tokens": tokens,
+        "refreshed_at": None if refreshed_s is None else timestamp(float(refreshed_s)),
+        "refresh_time": 1000 * float(facts["took_s"] or 0),
+        "indexed": int(facts["indexed"] or 0),
+        "removed": int(facts["removed"] or 0),
+        "refresh_s": options["refresh_s"],
+        "pin_s": options["pin_s"],
+        "last_error": facts["error"] or None,
     }
 
 

@@ -1,6 +1,6 @@
-"""Background work over the embedded database: AI tables that are due, and background jobs.
+"""Background work over the embedded database: AI tables and KV indexes that are due, and jobs.
 
-dbfront/postgres_dialect/server.py runs both keepers beside a front's doors, in sessions of the
+dbfront/postgres_dialect/server.py runs the keepers beside a front's doors, in sessions of the
 owners. A refresh longer than the table's period begins anew at once; one table at a time, hence
 tables can't crowd out users. A background job that a killed front left goes on with the next front.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tierkv.dbfront.jobs.embedded_jobs import WrittenTables
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import TierKVError
 from tierkv.sql.jobs.job_tables import SCHEMA
@@ -21,6 +22,14 @@ from tierkv.sql.jobs.job_tables import SCHEMA
 DUE_TABLES: Final = (
     f"SELECT owner, name, path, options, coalesce(refreshed_s, 0) FROM {SCHEMA}.ai_tables"
 )
+KV_INDEXES: Final = (
+    "SELECT owner, name, path, options, coalesce(refreshed_s, 0), source_name, state "
+    f"FROM {SCHEMA}.kv_indexes"
+)
+BUILDING: Final = "building"
+_RETRY_S: Final = 30.0
+"""Pause after a refresh of a KV index that failed."""
+
 OPEN_JOBS: Final = (
     f"SELECT j.owner, j.job, j.path, j.options, p.part FROM {SCHEMA}.jobs j JOIN {SCHEMA}.parts p "
     "ON p.owner = j.owner AND p.job = j.job WHERE p.state IN ('waiting', 'running') "
@@ -113,6 +122,89 @@ def due_tables(
             last_s = max(float(refreshed_s), tried.get((user, name), 0.0))
             found.append(DueTable(user, name, path, last_s + options["refresh_s"]))
     return sorted(found, key=lambda table: table.due_s)
+
+
+class KvIndexKeeper:
+    """Refreshes KV indexes until it is cancelled: after writes to their tables, or by the clock."""
+
+    def __init__(
+        self,
+        read: Callable[[str], list[tuple[Any, ...]]],
+        refresh: Callable[[DueTable], Awaitable[None]],
+        clock: Clock,
+        written: WrittenTables,
+    ) -> None:
+        """Note what to use.
+
+        Args:
+            read: runs a query, in another thread.
+            refresh: refreshes an index.
+            clock: tells what is due.
+            written: the tables that statements write to.
+        """
+        self._read = read
+        self._refresh = refresh
+        self._clock = clock
+        self._written = written
+        self._tried: dict[tuple[str, str], float] = {}
+        self._failed: set[tuple[str, str]] = set()
+
+    async def run(self) -> None:
+        """Refresh what is due, and wait for the next write or time."""
+        while True:
+            self._written.changed.clear()
+            rows = await asyncio.to_thread(self._read, KV_INDEXES)
+            self._written.watched = frozenset(str(row[5]) for row in rows)
+            indexes = due_indexes(rows, self._written.take(), self._tried, self._failed)
+            now_s = self._clock.wall()
+            for index in indexes:
+                if index.due_s <= now_s:
+                    await self._try(index)
+            wait_s = min((i.due_s - now_s for i in indexes if i.due_s > now_s), default=None)
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._written.changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _try(self, index: DueTable) -> None:
+        name = (index.user, index.name)
+        try:
+            await self._refresh(index)
+            self._failed.discard(name)
+        except TierKVError as error:
+            self._failed.add(name)
+            self._written.changed.set()
+            _log.warning("KV index %s was not refreshed: %s", index.name, error.message)
+        self._tried[name] = self._clock.wall()
+
+
+def due_indexes(
+    rows: Sequence[tuple[Any, ...]],
+    written: Container[str],
+    tried: Mapping[tuple[str, str], float],
+    failed: Container[tuple[str, str]],
+) -> list[DueTable]:
+    """Return the indexes that refresh by themselves, with the time of the next refresh. Pure.
+
+    Args:
+        rows: result of KV_INDEXES.
+        written: tables written to since the last look.
+        tried: Unix time of the last try by user and index.
+        failed: indexes whose last refresh failed.
+    """
+    found: list[DueTable] = []
+    for owner, name, path, text, refreshed_s, table, state in rows:
+        options = json.loads(text)
+        user, period_s = owner or options["made_by"], options["refresh_s"]
+        last_s = max(float(refreshed_s), tried.get((user, name), 0.0))
+        is_new = state == BUILDING and options["background"] and not last_s
+        is_due = is_new or (table in written and (period_s < 0 or state == BUILDING))
+        if (user, name) in failed:
+            found.append(DueTable(user, name, path, last_s + _RETRY_S))
+        elif is_due or period_s > 0:
+            found.append(DueTable(user, name, path, 0.0 if is_due else last_s + period_s))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.jobs.ai_tables import AiTables
 from tierkv.dbfront.jobs.job_commands import JobCommands
 from tierkv.dbfront.jobs.job_views import JOB_VIEWS, VIEW_QUERIES, view_rows_of
+from tierkv.dbfront.jobs.kv_indexes import KvIndexes
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
@@ -42,6 +43,7 @@ from tierkv.dbfront.views.statistics import Activity, activity_row
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.cluster_command import in_transaction
 from tierkv.sql.jobs.ai_table_command import AiTableCommand
+from tierkv.sql.jobs.kv_index_command import KvIndexCommand
 from tierkv.sql.views import Row
 
 
@@ -183,7 +185,9 @@ class AiAttendant:
         try:
             if command is None or len(statements) > 1:
                 raise _stands_alone("job")
-            if isinstance(command, AiTableCommand):
+            if isinstance(command, KvIndexCommand):
+                result = await KvIndexes(job, services.clock).run(command)
+            elif isinstance(command, AiTableCommand):
                 result = await AiTables(job, services.clock).run(command)
             else:
                 commands = JobCommands(job, services.clock, services.run_parts)

@@ -66,18 +66,23 @@ class DialectServer:
 
     def start_keepers(self) -> None:
         """Refresh AI tables when they are due, and run background jobs, until ``close``."""
-        from tierkv.dbfront.jobs.keepers import AiTableKeeper, JobKeeper
+        from tierkv.dbfront.jobs.keepers import AiTableKeeper, JobKeeper, KvIndexKeeper
 
         jobs = self._jobs
         if jobs.read is not None:
             tables = AiTableKeeper(jobs.read, self._refresh, jobs.clock, jobs.changed)
             keeper = JobKeeper(jobs.read, self._run_job, jobs.jobs_changed)
+            indexes = KvIndexKeeper(jobs.read, self._refresh_index, jobs.clock, jobs.written)
             jobs.keeps = True
-            self._keeping = [asyncio.create_task(each.run()) for each in (tables, keeper)]
+            self._keeping = [asyncio.create_task(each.run()) for each in (tables, indexes, keeper)]
 
     async def _refresh(self, table: DueTable) -> None:
         async with self._session_of(table.user, table.path) as session:
             await session.execute(f'REFRESH AI TABLE "{table.name}"')
+
+    async def _refresh_index(self, index: DueTable) -> None:
+        async with self._session_of(index.user, index.path) as session:
+            await session.execute(f'REFRESH KV INDEX "{index.name}"')
 
     async def _run_job(self, job: OpenJob) -> None:
         async with self._session_of(job.user, job.path) as session:

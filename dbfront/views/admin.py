@@ -341,6 +341,7 @@ _OWNED: Final = {
     "queue": "tenant",
     "jobs": "owner",
     "ai_tables": "owner",
+    "kv_indexes": "owner",
     "job_failures": "owner",
     "pins": "tenant",
     "kvcache_blocks": "cache_scope",

@@ -21,11 +21,19 @@ _TABLES: Final = {
     "ai_tables": "owner text, name text, statement text, options text, key_type text, path text, "
     "refreshed_s float8, asked bigint, took_s float8, state text, error text",
     "ai_rows": "owner text, name text, key text, print text, error text",
+    "kv_indexes": "owner text, name text, source text, source_name text, expression text, "
+    "options text, path text, refreshed_s float8, took_s float8, indexed bigint, removed bigint, "
+    "state text, error text",
+    "kv_index_texts": "owner text, name text, digest text, body text, tokens bigint, error text",
     "failures": "owner text, job text, part bigint, key text, sqlstate text, message text, "
     "failed_s float8",
 }
 
-_INDEXES: Final = {"parts": "owner, job", "ai_rows": "owner, name, key"}
+_INDEXES: Final = {
+    "parts": "owner, job",
+    "ai_rows": "owner, name, key",
+    "kv_index_texts": "owner, name",
+}
 
 MAKE_TABLES: Final = (
     f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}",

@@ -14,6 +14,7 @@ from tierkv.sql.calls.functions import AI_FUNCTIONS, PROMPT_TEMPLATE
 from tierkv.sql.cluster_command import ClusterCommand, cluster_command
 from tierkv.sql.jobs.ai_table_command import AiTableCommand, ai_table_command
 from tierkv.sql.jobs.job_command import JobCommand, job_command
+from tierkv.sql.jobs.kv_index_command import KvIndexCommand, kv_index_command
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.explain_options import ESTIMATE_OPTION
 from tierkv.sql.plan.plan import StatementPlan, plan_statement
@@ -32,7 +33,9 @@ _CLUSTER: Final = re.compile(rb"\b(?:kv\b.{0,999}?\bnamespace|ai\b.{0,999}?\blim
 _RIGHTS: Final = re.compile(
     rb"(?:grant|revoke)\b.{0,99}?\bon\b.{0,99}?\b(?:ai_|ai\b|models?\b)", re.DOTALL
 )
-_JOBS: Final = re.compile(rb"(?:(?:create|resume|run|cancel|drop)\s+(?:ai\s+)?job|\bai\s+table)\b")
+_JOBS: Final = re.compile(
+    rb"(?:(?:create|resume|run|cancel|drop)\s+(?:ai\s+)?job|\bai\s+table|\bkv\s+index)\b"
+)
 RESETS: Final = "stat_reset"
 """A function that notifies the front; only its name distinguishes the function from views."""
 
@@ -47,7 +50,9 @@ def may_matter(message: bytes) -> bool:
         return True
     if (b"grant" in lowered or b"revoke" in lowered) and _RIGHTS.search(lowered) is not None:
         return True
-    if (b"job" in lowered or b"table" in lowered) and _JOBS.search(lowered) is not None:
+    if (b"job" in lowered or b"table" in lowered or b"index" in lowered) and _JOBS.search(
+        lowered
+    ) is not None:
         return True
     about = b"namespace" in lowered or b"limit" in lowered
     return about and _CLUSTER.search(lowered) is not None
@@ -77,7 +82,7 @@ class Statement:
     declare: int = 0
     resets: bool = False
     command: ClusterCommand | None = None
-    job: JobCommand | AiTableCommand | None = None
+    job: JobCommand | AiTableCommand | KvIndexCommand | None = None
 
     @property
     def views(self) -> frozenset[str]:
@@ -176,7 +181,11 @@ class StatementPlanner:
         command = cluster_command(tokens, keeps_roles=False)
         if command is not None:
             return replace(bare, command=command)
-        job = job_command(tokens, text) or ai_table_command(tokens, text)
+        job = (
+            job_command(tokens, text)
+            or ai_table_command(tokens, text)
+            or kv_index_command(tokens, text)
+        )
         if job is not None:
             return replace(bare, job=job)
         _refuse_stored_calls(tokens, kind, offset)

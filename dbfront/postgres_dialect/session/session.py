@@ -40,7 +40,8 @@ from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
 from tierkv.sql.jobs.ai_table_command import AiTableCommand, ai_table_command
 from tierkv.sql.jobs.job_command import JobCommand, job_command
-from tierkv.sql.text.lexer import tokenize
+from tierkv.sql.jobs.kv_index_command import KvIndexCommand, kv_index_command
+from tierkv.sql.text.lexer import name_value, tokenize
 
 if TYPE_CHECKING:
     # Only sessions of the wire have table numbers; others should not wait for their import.
@@ -117,6 +118,7 @@ class DialectSession:
         self._deallocate: Deallocator = lambda _sql: None
         self._jobs = jobs
         self._job: EmbeddedJobs | None = None
+        self._wrote: set[str] = set()
 
     @property
     def pid(self) -> int:
@@ -178,7 +180,11 @@ class DialectSession:
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> int:
         await self._prep.learn_for(table, "")
-        return await self._engine.copy_in(table, columns, rows)
+        count = await self._engine.copy_in(table, columns, rows)
+        self._wrote.update(name_value(token) for token in tokenize(table))
+        if self.transaction_status == "I":
+            self._tell_written(committed=True)
+        return count
 
     async def fail_transaction(self) -> None:
         """Fail the open transaction, after an error that the engine never saw."""
@@ -243,13 +249,22 @@ class DialectSession:
             result = await handler(self, sql, params) if handler is not None else None
             if result is None:
                 result = await self._engine.run(sql, params)
+            if word in _WRITES and self._jobs is not None and self._jobs.written.watched:
+                self._wrote.update(name_value(token) for token in tokenize(sql))
         finally:
             if self.transaction_status == "I":
+                self._tell_written(committed=word not in _GIVES_UP and not failed)
                 self.settings.end_transaction()
                 self.cursors.end_transaction(committed=word not in _GIVES_UP and not failed)
         if result.columns is None:
             return result
         return replace(result, columns=with_names(result.columns, sql))
+
+    def _tell_written(self, *, committed: bool) -> None:
+        """Tell the keeper of KV indexes which names committed writes had."""
+        if self._wrote and committed and self._jobs is not None:
+            self._jobs.written.note(self._wrote)
+        self._wrote.clear()
 
     async def execute_rows(self, sql: str, params: Params = None) -> StatementResult | RowStream:
         """Run a statement and stream its rows; only AI calls take long enough for a stream."""
@@ -293,6 +308,7 @@ class DialectSession:
         from tierkv.dbfront.jobs.ai_tables import AiTables
         from tierkv.dbfront.jobs.embedded_jobs import EmbeddedJobs
         from tierkv.dbfront.jobs.job_commands import JobCommands
+        from tierkv.dbfront.jobs.kv_indexes import KvIndexes
 
         async def execute(text: str) -> StatementResult:
             return await self._execute(text, None)
@@ -300,6 +316,9 @@ class DialectSession:
         jobs = self._jobs
         self._job = EmbeddedJobs(self._inner, execute, self._client, jobs)
         try:
+            if isinstance(command, KvIndexCommand):
+                wake_index = jobs.written.wake if jobs.keeps else None
+                return await KvIndexes(self._job, jobs.clock, wake_index).run(command)
             if isinstance(command, AiTableCommand):
                 return await AiTables(self._job, jobs.clock, jobs.changed).run(command)
             wake = jobs.jobs_changed if jobs.keeps else None
@@ -374,6 +393,12 @@ class DialectSession:
 
 
 Handler = Callable[..., Any]
+_WRITES: Final = frozenset(
+    {"INSERT", "UPDATE", "DELETE", "MERGE", "COPY", "TRUNCATE", "WITH", "ALTER", "DROP", "CREATE",
+     "EXECUTE"}
+)  # fmt: skip
+"""First words of statements that may write to a table with a KV index."""
+
 _JOB_VERBS: Final = frozenset(
     {"CREATE", "RESUME", "RUN", "CANCEL", "DROP", "CALL", "REFRESH", "ALTER"}
 )
@@ -411,9 +436,9 @@ _HANDLERS: Final[dict[str, Handler]] = {
 }
 
 
-def _job_command(sql: str, word: str) -> JobCommand | AiTableCommand | None:
+def _job_command(sql: str, word: str) -> JobCommand | AiTableCommand | KvIndexCommand | None:
     lowered = sql.lower() if word in _JOB_VERBS else ""
-    if "job" not in lowered and "table" not in lowered:
+    if "job" not in lowered and "table" not in lowered and "index" not in lowered:
         return None
     found = tokenize(sql)
-    return job_command(found, sql) or ai_table_command(found, sql)
+    return job_command(found, sql) or ai_table_command(found, sql) or kv_index_command(found, sql)

@@ -1,0 +1,380 @@
+"""KV indexes: the KV of a column's documents is computed ahead, and freed with its rows.
+
+Theory of operation. KV is found by content, so an index needs no entry per row: it keeps the set of
+different documents (``tierkv_jobs.kv_index_texts``, by digest). A refresh compares the digests of
+the table with those known. New documents are warmed, documents that no row has any more are
+forgotten, and both are recorded in batches. Equal documents are indexed once, and a document lives
+as long as some row has it. A refresh that is killed is repeated; what is stored is not computed
+again. Statements use the index by themselves, because their prompts begin with (or contain) the
+same text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from tierkv.dbfront.contracts import Notice, StatementResult
+from tierkv.dbfront.jobs.job import JobSession
+from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
+from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
+from tierkv.dbfront.jobs.job_source import JobSource
+from tierkv.dbfront.jobs.keepers import BUILDING
+from tierkv.kvcore.clock import Clock
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
+from tierkv.sql.jobs.job_statement import literal
+from tierkv.sql.jobs.job_tables import SCHEMA
+from tierkv.sql.jobs.kv_index_command import (
+    MANUAL,
+    ON_CHANGE,
+    KvIndexCommand,
+    KvIndexOptions,
+    volatile,
+)
+from tierkv.sql.text.suggest import did_you_mean
+
+FRESH: Final = "fresh"
+STALE: Final = "stale"
+Wake = Callable[[str], None]
+"""Tells the keeper of a front that a table's index has work to do."""
+
+_BODY: Final = "tierkv_body"
+_BUCKET_ROWS: Final = 100_000
+"""Digests that the front compares at a time."""
+
+_TOO_LONG: Final = "54000"
+"""SQLSTATE of a document longer than the model's context."""
+
+_LOCK_LOOK_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class KvIndex:
+    """An index.
+
+    Attributes:
+        source: the table as written.
+        expression: SQL of a document.
+        path: search path of the session that made the index.
+    """
+
+    name: str
+    source: str
+    expression: str
+    options: KvIndexOptions
+    path: str
+
+    @property
+    def documents(self) -> str:
+        """A query of the documents, in a column ``tierkv_body``."""
+        return (
+            f"SELECT {_BODY} FROM (SELECT CAST(({self.expression}) AS text) AS {_BODY} "
+            f"FROM {self.source}) AS tierkv_rows WHERE {_BODY} <> ''"
+        )
+
+    def call(self, function: str, *more: str) -> str:
+        """Return SQL of a call about the KV of a document."""
+        text = [f"documents => {_listed(_BODY)}"] if self.options.kind == "chunk" else []
+        prompt = "'.'" if text else _BODY
+        model = [f"model => {literal(self.options.model)}"] if self.options.model else []
+        system = f"system_prompt => {literal(self.options.system_prompt or '')}"
+        return f"{function}({', '.join([prompt, *more, *model, system, *text])})"
+
+
+def _listed(column: str) -> str:
+    return f"ARRAY[{column}]"
+
+
+class KvIndexes:
+    """The statements about KV indexes of one session."""
+
+    def __init__(self, session: JobSession, clock: Clock, wake: Wake | None = None) -> None:
+        """Use a session.
+
+        Args:
+            session: runs the batches.
+            clock: for the times of refreshes.
+            wake: called after a change of the indexes; None: nobody works in the background here.
+        """
+        self._session = session
+        self._clock = clock
+        self._wake = wake
+        self._source = JobSource(session)
+
+    async def run(self, command: KvIndexCommand) -> StatementResult:
+        """Carry out a statement; REFRESH returns when all documents are indexed.
+
+        Raises:
+            SqlError: 42710 or 42704, the index exists already or not; 25001, inside a transaction;
+                42P17, a volatile expression; or what the expression gives.
+        """
+        if self._session.in_transaction:
+            raise SqlError(
+                f"{command.tag} cannot run inside a transaction block",
+                sqlstate="25001",
+                hint="A refresh commits each batch: COMMIT first.",
+            )
+        await self._session.prepare()
+        index = await self._find(command.name)
+        if command.verb == "CREATE":
+            notices = await self._create(command, index)
+        elif index is None:
+            if not command.tolerant:
+                raise await self._unknown(command.name)
+            notices = (_notice(f"KV index {command.name} does not exist, skipping"),)
+        elif command.verb == "DROP":
+            notices = await self._drop(index)
+        else:
+            notices = (await self.refresh(index),)
+        return StatementResult(command.tag, notices=notices)
+
+    async def _create(self, command: KvIndexCommand, known: KvIndex | None) -> tuple[Notice, ...]:
+        if known is not None:
+            if command.tolerant:
+                return (_notice(f"KV index {command.name} already exists, skipping"),)
+            raise SqlError(
+                f'KV index "{command.name}" already exists',
+                sqlstate="42710",
+                hint=f"REFRESH KV INDEX {command.name} brings it up to date.",
+            )
+        index = await self._checked(command)
+        owner, options = literal(self._session.owner), literal(json.dumps(asdict(index.options)))
+        texts = (index.name, index.source, command.table_name, index.expression)
+        await self._session.own(
+            f"INSERT INTO {SCHEMA}.kv_indexes VALUES ({owner}, {', '.join(map(literal, texts))}, "
+            f"{options}, {literal(index.path)}, NULL, 0, 0, 0, '{BUILDING}', '')"
+        )
+        if self._wake is not None and index.options.background:
+            self._wake(command.table_name)
+            told_where = "SELECT * FROM tierkv.kv_indexes tells how far it is"
+            return (_notice(f"KV index {index.name} is built in the background: {told_where}"),)
+        return (await self.refresh(index),)
+
+    async def _checked(self, command: KvIndexCommand) -> KvIndex:
+        options = command.options
+        if options.refresh_s is None:
+            options = replace(options, refresh_s=MANUAL if self._wake is None else ON_CHANGE)
+        if options.refresh_s and self._wake is None:
+            raise FeatureNotSupportedError(
+                "behind PostgreSQL, KV indexes do not refresh by themselves",
+                hint="The front can't log in as you. Run REFRESH KV INDEX from cron or pg_cron.",
+            )
+        await self._refuse_volatile(command.functions)
+        if options.system_prompt is None:
+            shown = await self._session.execute("SHOW tierkv.system_prompt")
+            options = replace(options, system_prompt=str(shown.rows[0][0]))
+        if not options.model:
+            shown = await self._session.execute("SHOW tierkv.model")
+            options = replace(options, model=str(shown.rows[0][0] or ""))
+        if options.model:  # An unknown model is an error now, not in the background.
+            await self._session.execute(
+                f"SELECT ai_count_tokens('', model => {literal(options.model)})"
+            )
+        options = replace(options, made_by=self._session.user)
+        path = await self._session.search_path()
+        index = KvIndex(command.name, command.table, command.expression, options, path)
+        before = index.documents.index(index.expression)
+        try:
+            await self._session.execute(f"{index.documents} LIMIT 0")
+        except UserError as error:
+            if error.position > before:
+                error.position += command.offset - before
+            raise
+        return index
+
+    async def _refuse_volatile(self, functions: Sequence[str]) -> None:
+        if not functions:
+            return
+        names = ", ".join(map(literal, functions))
+        if self._session.type_function == "typeof":
+            found = await self._session.own(
+                "SELECT function_name FROM duckdb_functions() WHERE stability = 'VOLATILE' "
+                f"AND function_name IN ({names}) LIMIT 1"
+            )
+        else:
+            found = await self._session.own(
+                "SELECT proname FROM pg_catalog.pg_proc WHERE provolatile = 'v' "
+                f"AND proname IN ({names}) LIMIT 1"
+            )
+        if found:
+            raise volatile(f"{found[0][0]}()")
+
+    async def _find(self, name: str) -> KvIndex | None:
+        rows = await self._session.own(
+            f"SELECT source, expression, options, path FROM {SCHEMA}.kv_indexes "
+            f"WHERE {self._is(name)}"
+        )
+        if not rows:
+            return None
+        source, expression, options, path = (text or "" for text in rows[0])
+        return KvIndex(name, source, expression, KvIndexOptions(**json.loads(options)), path)
+
+    async def _drop(self, index: KvIndex) -> tuple[Notice, ...]:
+        async with self._alone(index):
+            removed = 0
+            while digests := await self._known(index, f"TRUE LIMIT {index.options.batch}"):
+                await self._forget(index, digests)
+                removed += len(digests)
+            await self._session.own(f"DELETE FROM {SCHEMA}.kv_indexes WHERE {self._is(index.name)}")
+        return (_notice(f"the KV of {removed} documents was removed"),)
+
+    # Refresh.
+
+    async def refresh(self, index: KvIndex) -> Notice:
+        """Index new documents and free those that are gone.
+
+        Raises:
+            TierKVError: the refresh stopped; what was indexed stays.
+        """
+        await self._source.check_path(f"KV index {index.name}", index.path)
+        started = self._clock.now()
+        async with self._alone(index):
+            try:
+                indexed, removed = await self._compare(index)
+            except TierKVError as error:
+                await self._session.abandon()
+                await self._note(index, f"state = '{STALE}', error = {literal(told(error))}")
+                raise
+            await self._note(
+                index,
+                f"state = '{FRESH}', error = '', refreshed_s = {self._clock.wall()}, "
+                f"took_s = {self._clock.now() - started}, indexed = {indexed}, "
+                f"removed = {removed}",
+            )
+        return _notice(f"KV index {index.name}: {indexed} documents indexed, {removed} removed")
+
+    async def _compare(self, index: KvIndex) -> tuple[int, int]:
+        ((rows,),) = (
+            await self._session.execute(f"SELECT count(*) FROM ({index.documents}) AS tierkv_all")
+        ).rows
+        indexed = removed = 0
+        for bucket in _buckets(int(rows)):
+            found = await self._session.execute(
+                f"SELECT DISTINCT md5({_BODY}) FROM ({index.documents}) AS tierkv_all "
+                f"WHERE {bucket.replace('digest', f'md5({_BODY})')}"
+            )
+            wanted = {str(digest) for (digest,) in found.rows}
+            known = await self._known(index, bucket)
+            gone, new = sorted(known - wanted), sorted(wanted - known)
+            size = index.options.batch
+            for at in range(0, len(gone), size):
+                await self._forget(index, gone[at : at + size])
+                removed += len(gone[at : at + size])
+            for at in range(0, len(new), size):
+                await self._warm(index, new[at : at + size])
+                indexed += len(new[at : at + size])
+                self._session.tell(None, indexed, max(indexed, len(new)))
+        return indexed, removed
+
+    async def _known(self, index: KvIndex, condition: str) -> set[str]:
+        rows = await self._session.own(
+            f"SELECT digest FROM {SCHEMA}.kv_index_texts WHERE {self._is(index.name)} "
+            f"AND {condition}"
+        )
+        return {str(digest) for (digest,) in rows}
+
+    async def _warm(self, index: KvIndex, digests: Sequence[str]) -> None:
+        """Compute the KV of new documents, and record them; a failing document has its error."""
+        try:
+            await try_again(
+                self._session, self._clock, lambda: self._write(index, digests, error="")
+            )
+        except TierKVError as error:
+            if remedy(error) is not JobRemedy.SET_ASIDE and error.sqlstate != _TOO_LONG:
+                raise
+            if len(digests) == 1:
+                await self._write(index, digests, error=told(error))
+                return
+            half = len(digests) // 2
+            await self._warm(index, digests[:half])
+            await self._warm(index, digests[half:])
+
+    async def _write(self, index: KvIndex, digests: Sequence[str], *, error: str) -> None:
+        keep = f"'{index.options.pin_s} s'" if index.options.pin_s else ""
+        warmed = index.call("ai_pin", keep) if keep else index.call("ai_warm")
+        value = "0" if error else warmed
+        await self._session.execute("BEGIN")
+        await set_for_batch(self._session, index.options.priority)
+        await self._session.execute("SET LOCAL tierkv.on_error = 'error'")
+        result = await self._session.execute(
+            f"SELECT md5({_BODY}) AS digest, {_BODY}, {value} AS tokens FROM (SELECT DISTINCT "
+            f"{_BODY} FROM ({index.documents}) AS tierkv_all WHERE md5({_BODY}) IN "
+            f"({', '.join(map(literal, digests))})) AS tierkv_new"
+        )
+        owner, name = literal(self._session.owner), literal(index.name)
+        rows = ", ".join(
+            f"({owner}, {name}, {literal(str(digest))}, {literal(str(body))}, {_tokens(told_)}, "
+            f"{literal(error)})"
+            for digest, body, told_ in result.rows
+        )
+        if rows:
+            await self._session.own(f"INSERT INTO {SCHEMA}.kv_index_texts VALUES {rows}")
+        await self._session.execute("COMMIT")
+
+    async def _forget(self, index: KvIndex, digests: Iterable[str]) -> None:
+        chosen = f"digest IN ({', '.join(map(literal, digests))})"
+        rows = await self._session.own(
+            f"SELECT body FROM {SCHEMA}.kv_index_texts WHERE {self._is(index.name)} AND {chosen} "
+            "AND error = ''"
+        )
+        values = ", ".join(f"({literal(str(body))})" for (body,) in rows)
+        if values:
+            text = f"SELECT {index.call('ai_forget')} FROM (VALUES {values}) AS tierkv_old({_BODY})"
+            await try_again(self._session, self._clock, lambda: self._session.execute(text))
+        await self._session.own(
+            f"DELETE FROM {SCHEMA}.kv_index_texts WHERE {self._is(index.name)} AND {chosen}"
+        )
+
+    async def _note(self, index: KvIndex, changes: str) -> None:
+        text = f"UPDATE {SCHEMA}.kv_indexes SET {changes} WHERE {self._is(index.name)}"
+        await try_again(self._session, self._clock, lambda: self._session.own(text))
+
+    @asynccontextmanager
+    async def _alone(self, index: KvIndex) -> AsyncIterator[None]:
+        """Wait for the end of a refresh elsewhere; a cancel ends the wait."""
+        name = f"{self._session.owner}/kv index/{index.name}"
+        while not await self._session.lock(name):
+            await self._session.pause(_LOCK_LOOK_S)
+        try:
+            yield
+        finally:
+            await self._session.unlock(name)
+
+    async def _unknown(self, name: str) -> SqlError:
+        rows = await self._session.own(
+            f"SELECT name FROM {SCHEMA}.kv_indexes WHERE owner = {literal(self._session.owner)}"
+        )
+        names = [str(each) for (each,) in rows]
+        return SqlError(
+            f'KV index "{name}" does not exist',
+            sqlstate="42704",
+            hint=did_you_mean(name, names) if names else "There is no KV index yet.",
+        )
+
+    def _is(self, name: str) -> str:
+        return f"owner = {literal(self._session.owner)} AND name = {literal(name)}"
+
+
+def _buckets(rows: int) -> list[str]:
+    """Return conditions on ``digest`` that cut all digests into parts of a moderate size."""
+    digits = 0
+    while rows > _BUCKET_ROWS * 16**digits and digits < 3:
+        digits += 1
+    if not digits:
+        return ["TRUE"]
+    return [f"left(digest, {digits}) = '{number:0{digits}x}'" for number in range(16**digits)]
+
+
+def _tokens(told_: object) -> str:
+    """Return the tokens of a document, from ``ai_warm`` or from the JSON of ``ai_pin``."""
+    if told_ is None:
+        return "0"
+    value = json.loads(told_) if isinstance(told_, str) and told_.startswith("{") else told_
+    return str(value["tokens"] if isinstance(value, Mapping) else value)
+
+
+def _notice(text: str) -> Notice:
+    return Notice("NOTICE", text)

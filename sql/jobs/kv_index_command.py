@@ -1,0 +1,242 @@
+"""Statements about KV indexes.
+
+    CREATE KV INDEX [IF NOT EXISTS] name ON table (expression)
+        [USING MODEL m] [WITH (option = value, ...)]
+    REFRESH KV INDEX name
+    DROP KV INDEX [IF EXISTS] name
+
+Pure. dbfront/jobs/kv_indexes.py carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
+from tierkv.sql.calls.calls import find_calls
+from tierkv.sql.command_reader import CommandOption, CommandReader
+from tierkv.sql.jobs.job_command import OPTION_KINDS, option_value
+from tierkv.sql.text.durations import seconds_of
+from tierkv.sql.text.lexer import Token, TokenKind, closing_index, name_value
+from tierkv.sql.text.suggest import did_you_mean
+
+MANUAL: Final = 0.0
+ON_CHANGE: Final = -1.0
+"""Values of ``refresh_s``: by REFRESH only, or after each statement that writes to the table."""
+
+_VERBS: Final = ("CREATE", "REFRESH", "DROP")
+_OPTIONS: Final = ("kind", "pin", "system_prompt", "refresh", "batch", "priority", "background")
+_KINDS: Final = ("prefix", "chunk")
+_NAMESPACE_OPTIONS: Final = ("tier", "ttl", "capacity")
+_VOLATILE_WORDS: Final = frozenset(
+    {"CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME", "LOCALTIMESTAMP", "LOCALTIME"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KvIndexOptions:
+    """How an index is kept.
+
+    Attributes:
+        kind: ``prefix``: documents begin prompts; ``chunk``: documents stand anywhere in prompts.
+        model: name of the model; empty: the session's.
+        system_prompt: of the calls that will use the index; None: the session's at CREATE.
+        pin_s: how long the KV of a document is pinned; 0.0: not at all.
+        refresh_s: seconds between refreshes, MANUAL or ON_CHANGE; None: what the door can do.
+        batch: documents per transaction.
+        priority: of the calls.
+        background: CREATE returns at once, where the front can work in the background.
+        made_by: user whose sessions refresh, where indexes have no owners.
+    """
+
+    kind: str = "prefix"
+    model: str = ""
+    system_prompt: str | None = None
+    pin_s: float = 0.0
+    refresh_s: float | None = None
+    batch: int = 128
+    priority: int | None = 1
+    background: bool = True
+    made_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KvIndexCommand:
+    """A statement about a KV index.
+
+    Attributes:
+        verb: CREATE, REFRESH or DROP.
+        name: of the index.
+        table: of CREATE: the table as written.
+        table_name: of CREATE: the last part of the table's name, as written statements name it.
+        expression: of CREATE: SQL of a document.
+        offset: number of characters before ``expression``.
+        functions: names called in the expression.
+        options: of CREATE.
+        tolerant: IF EXISTS, or IF NOT EXISTS.
+    """
+
+    verb: str
+    name: str
+    table: str = ""
+    table_name: str = ""
+    expression: str = ""
+    offset: int = 0
+    functions: tuple[str, ...] = ()
+    options: KvIndexOptions = KvIndexOptions()
+    tolerant: bool = False
+
+    @property
+    def tag(self) -> str:
+        """The command tag."""
+        return f"{self.verb} KV INDEX"
+
+
+def kv_index_command(tokens: Sequence[Token], text: str) -> KvIndexCommand | None:
+    """Read a statement about a KV index; None for any other statement.
+
+    Args:
+        tokens: of one statement.
+        text: the statement.
+
+    Raises:
+        SqlSyntaxError: the statement is malformed.
+        SqlError: 42601, an unknown option; 22023, an unusable value; 42P17, the expression is
+            volatile.
+        FeatureNotSupportedError: the expression has an AI call.
+    """
+    words = [token.upper for token in tokens[:3]]
+    if words[1:] != ["KV", "INDEX"] or words[0] not in _VERBS:
+        return None
+    reader = _KvIndexReader(tokens, 3)
+    if words[0] == "CREATE":
+        return reader.create(text)
+    tolerant = words[0] == "DROP" and reader.if_exists("DROP")
+    name = reader.name("the name of an index")
+    reader.end()
+    return KvIndexCommand(words[0], name, tolerant=tolerant)
+
+
+class _KvIndexReader(CommandReader):
+    """Reads CREATE KV INDEX."""
+
+    def create(self, text: str) -> KvIndexCommand:
+        tolerant = self.if_exists("CREATE")
+        name = self.name("the name of an index")
+        if not self.word("ON"):
+            raise self.wrong("expected ON and a table")
+        first = self.at
+        table = self.next("a table")
+        while self.sign("."):
+            table = self.next("a table")
+        if table.kind not in (TokenKind.WORD, TokenKind.QUOTED):
+            self.at -= 1
+            raise self.wrong("expected a table")
+        source = text[self.tokens[first].start : table.end]
+        if not self.sees("("):
+            raise self.wrong("expected (expression)")
+        close = closing_index(list(self.tokens), self.at)
+        inside = list(self.tokens[self.at + 1 : close])
+        if not inside:
+            self.at += 1
+            raise self.wrong("expected an expression")
+        _check_expression(inside)
+        self.at = close + 1
+        options = KvIndexOptions()
+        if self.word("USING"):
+            if not self.word("MODEL"):
+                raise self.wrong("expected MODEL")
+            options = replace(options, model=self.name("the name of a model"))
+        if self.word("WITH"):
+            options = _with_options(options, self.options())
+        self.end()
+        return KvIndexCommand(
+            "CREATE", name, source, name_value(table), text[inside[0].start : inside[-1].end],
+            inside[0].start, _functions(inside), options, tolerant,
+        )  # fmt: skip
+
+
+def _check_expression(inside: list[Token]) -> None:
+    if find_calls(inside):
+        raise FeatureNotSupportedError(
+            "the expression of a KV index can't have AI calls",
+            position=inside[0].start + 1,
+            hint="Keep the answers in a table (CREATE AI TABLE), and index its column.",
+        )
+    for token in inside:
+        if token.kind is TokenKind.WORD and token.upper in _VOLATILE_WORDS:
+            raise volatile(token.text, position=token.start + 1)
+
+
+def volatile(name: str, *, position: int = 0) -> SqlError:
+    """Return the error of an expression whose value changes by itself."""
+    return SqlError(
+        f"{name} in the expression of a KV index gives another value each time",
+        sqlstate="42P17",
+        position=position,
+        hint="Index columns of the table; put what changes behind them in the prompt.",
+    )
+
+
+def _functions(inside: Sequence[Token]) -> tuple[str, ...]:
+    called = (
+        token
+        for token, after in pairwise(inside)
+        if after.text == "(" and token.kind in (TokenKind.WORD, TokenKind.QUOTED)
+    )
+    return tuple(sorted({name_value(token) for token in called}))
+
+
+def _with_options(options: KvIndexOptions, given: Sequence[CommandOption]) -> KvIndexOptions:
+    values: dict[str, object] = {}
+    for option in given:
+        if option.name in _NAMESPACE_OPTIONS:
+            raise SqlError(
+                f"an index has no option {option.name}: it belongs to the namespace",
+                sqlstate="42601",
+                position=option.position,
+                hint="CREATE KV NAMESPACE n WITH (capacity, ttl, media) limits what is kept where.",
+            )
+        if option.name not in _OPTIONS:
+            raise SqlError(
+                f"an index has no option {option.name}",
+                sqlstate="42601",
+                position=option.position,
+                hint=did_you_mean(option.name, _OPTIONS) or f"Options are {', '.join(_OPTIONS)}.",
+            )
+        if option.name == "kind":
+            values["kind"] = _kind(option)
+        elif option.name == "system_prompt":
+            values["system_prompt"] = option.value
+        elif option.name == "pin":
+            values["pin_s"] = _seconds(option, {"off": 0.0})
+        elif option.name == "refresh":
+            known = {"manual": MANUAL, "on change": ON_CHANGE}
+            values["refresh_s"] = _seconds(option, known)
+        else:
+            values[option.name] = option_value(option, OPTION_KINDS[option.name])
+    return replace(options, **values)  # type: ignore[arg-type]
+
+
+def _kind(option: CommandOption) -> str:
+    if option.value not in _KINDS:
+        raise SqlError(
+            "option kind is 'prefix' or 'chunk'", sqlstate="22023", position=option.position
+        )
+    return option.value
+
+
+def _seconds(option: CommandOption, words: dict[str, float]) -> float:
+    found = words.get(option.value.lower())
+    seconds = seconds_of(option.value) if found is None else found
+    if seconds is None or (found is None and seconds < 1):
+        shown = " or ".join(f"'{word}'" for word in words)
+        raise SqlError(
+            f"option {option.name} is {shown}, or a time of at least a second such as '1 hour'",
+            sqlstate="22023",
+            position=option.position,
+        )
+    return seconds

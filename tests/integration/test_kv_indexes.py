@@ -1,0 +1,175 @@
+"""KV indexes through both doors: what is indexed, freed, refused; with one model behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fix_cluster import Cluster, wait_for
+from tests.fix_jobs import ROWS, Door
+from tierkv.dbfront.contracts import KvAction
+from tierkv.kvcore.errors import ContextTooLongError
+
+MADE = "CREATE KV INDEX docs_kv ON docs (body) WITH (background = off)"
+
+
+def steered(door: Door) -> list[tuple[KvAction, str]]:
+    """Return what was asked about which text since the last call."""
+    asked = [
+        (call.steering.action, call.messages[-1].content)
+        for call in door.generator.calls
+        if call.steering is not None and call.messages is not None
+    ]
+    door.generator.calls.clear()
+    return sorted(asked)
+
+
+def index_row(door: Door) -> tuple[Any, ...]:
+    rows = door.rows("SELECT state, documents, failed, indexed, removed FROM tierkv.kv_indexes")
+    return rows[0] if rows else ()
+
+
+def test_documents_are_indexed_once_and_freed_with_their_last_row(door: Door) -> None:
+    with door.session() as connection:
+        connection.execute("INSERT INTO docs VALUES (900, 'text 1'), (901, NULL), (902, '')")
+        connection.execute(MADE)
+        texts = sorted(f"text {number}" for number in range(1, ROWS + 1))
+        assert steered(door) == [(KvAction.WARM, text) for text in texts]
+        assert index_row(door) == ("fresh", ROWS, 0, ROWS, 0)
+        connection.execute("DELETE FROM docs WHERE id = 1")
+        connection.execute("UPDATE docs SET body = 'other' WHERE id IN (2, 3)")
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert steered(door) == [
+            (KvAction.FORGET, "text 2"), (KvAction.FORGET, "text 3"), (KvAction.WARM, "other"),
+        ], "row 900 still has text 1"  # fmt: skip
+        assert index_row(door) == ("fresh", ROWS - 1, 0, 1, 2)
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert steered(door) == []
+        connection.execute("DROP KV INDEX docs_kv")
+        assert len(steered(door)) == ROWS - 1 and index_row(door) == ()
+
+
+def test_options_reach_the_calls(door: Door) -> None:
+    with door.session() as connection:
+        connection.execute("SET tierkv.system_prompt = 'Be brief.'")
+        connection.execute(
+            "CREATE KV INDEX docs_kv ON docs ('Doc ' || id || ': ' || body) USING MODEL tiny "
+            "WITH (background = off, pin = '2 hours', batch = 7)"
+        )
+        calls = [call for call in door.generator.calls if call.steering is not None]
+        assert len(calls) == ROWS and {call.model for call in calls} == {"tiny"}
+        for call in calls:
+            assert call.steering is not None and call.messages is not None
+            assert (call.steering.action, call.steering.keep_s) == (KvAction.PIN, 7200.0)
+            system, user = call.messages
+            assert system.content == "Be brief." and user.content.startswith("Doc ")
+        door.generator.calls.clear()
+        connection.execute("DROP KV INDEX docs_kv")
+        connection.execute(
+            "CREATE KV INDEX docs_kv ON docs (body) "
+            "WITH (kind = chunk, background = off, system_prompt = '')"
+        )
+        calls = [c for c in door.generator.calls if c.steering and c.steering.action == "warm"]
+        assert sorted(call.documents[0] for call in calls)[0] == "text 1"
+        connection.execute("DROP KV INDEX docs_kv")
+
+
+def test_a_document_that_fails_has_its_error_and_the_others_are_indexed(door: Door) -> None:
+    door.generator.failing["text 7"] = ContextTooLongError("the prompt is too long")
+    with door.session() as connection:
+        connection.execute(MADE)
+        assert index_row(door) == ("fresh", ROWS - 1, 1, ROWS, 0)
+        connection.execute("UPDATE docs SET body = 'short' WHERE id = 7")
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert index_row(door) == ("fresh", ROWS, 0, 1, 1)
+        connection.execute("DROP KV INDEX docs_kv")
+
+
+REFUSED = {
+    "CREATE KV INDEX unmade ON docs (boddy)": "42703",
+    "CREATE KV INDEX unmade ON nobody (body)": "42P01",
+    "CREATE KV INDEX unmade ON docs (body || random())": "42P17",
+    "CREATE KV INDEX unmade ON docs (body || current_timestamp)": "42P17",
+    "CREATE KV INDEX unmade ON docs (ai_generate(body))": "0A000",
+    "CREATE KV INDEX unmade ON docs (body) WITH (kid = chunk)": "42601",
+    "CREATE KV INDEX unmade ON docs (body) WITH (ttl = '1 h')": "42601",
+    "CREATE KV INDEX unmade ON docs (body) WITH (kind = both)": "22023",
+    "CREATE KV INDEX unmade ON docs (body) WITH (pin = 'long')": "22023",
+    "CREATE KV INDEX unmade ON docs": "42601",
+    "CREATE KV INDEX unmade ON docs ()": "42601",
+    "CREATE KV INDEX ON docs (body)": "42601",
+    "REFRESH KV INDEX nobody": "42704",
+    "DROP KV INDEX nobody": "42704",
+}
+
+
+def test_what_can_not_be_an_index_is_refused(door: Door) -> None:
+    with door.session() as connection:
+        for text, sqlstate in REFUSED.items():
+            with pytest.raises(psycopg.Error) as refused:
+                connection.execute(text.encode())
+            assert refused.value.sqlstate == sqlstate, text
+        assert connection.execute("SELECT count(*) FROM tierkv.kv_indexes").fetchone() == (0,)
+        connection.execute(MADE)
+        with pytest.raises(psycopg.errors.DuplicateObject):
+            connection.execute(MADE)
+        connection.execute(MADE.replace("INDEX", "INDEX IF NOT EXISTS"))
+        with pytest.raises(psycopg.errors.ActiveSqlTransaction), connection.transaction():
+            connection.execute("REFRESH KV INDEX docs_kv")
+        connection.execute("DROP KV INDEX docs_kv")
+        connection.execute("DROP KV INDEX IF EXISTS docs_kv")
+
+
+def test_behind_postgresql_an_index_is_refreshed_by_statements(door: Door) -> None:
+    if "password" not in door.dsn:
+        pytest.skip("the embedded front works in the background")
+    with door.session() as connection, pytest.raises(psycopg.errors.FeatureNotSupported) as no:
+        connection.execute("CREATE KV INDEX d ON docs (body) WITH (refresh = 'on change')")
+    assert "behind PostgreSQL" in str(no.value)
+
+
+@pytest.mark.timeout(240)
+def test_an_index_follows_committed_writes_and_survives_its_front(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster("--set", "compute.load_policy=always")
+    dsn = f"host=127.0.0.1 port={cluster.pg_port} user=tierkv dbname=main"
+
+    def state() -> tuple[Any, ...]:
+        try:
+            rows = cluster.query("SELECT state, documents, removed FROM tierkv.kv_indexes")
+        except psycopg.Error:
+            return ()
+        return rows[0] if rows else ()
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE docs (id int, body text)")
+        connection.execute(
+            "INSERT INTO docs SELECT i, 'Ticket ' || i || repeat(' is late', 40) "
+            "FROM generate_series(1, 300) t(i)"
+        )
+        connection.execute("CREATE KV INDEX docs_kv ON docs (body) WITH (batch = 10)")
+    wait_for(lambda: 10 <= (*state(), 0, 0)[1] < 290, what="it is being built")
+    cluster.kill("front")
+    wait_for(lambda: state()[:2] == ("fresh", 300), what="the next front has built it")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        asked = "ai_generate_detail(body || ' Why?', options => '{\"max_tokens\": 1}')"
+        detail = f"SELECT (d).cached_tokens, (d).prompt_tokens FROM (SELECT {asked} d"
+        row = connection.execute(f"{detail} FROM docs WHERE id = 9) t".encode()).fetchone()
+        assert row is not None and row[0] > 0.8 * row[1]
+        connection.execute("INSERT INTO docs VALUES (1000, 'a new one')")
+        wait_for(lambda: state()[1] == 301, what="the new document is indexed")
+        connection.execute("BEGIN")
+        connection.execute("DELETE FROM docs WHERE id < 11")
+        connection.execute("ROLLBACK")
+        connection.execute("UPDATE docs SET body = 'changed' WHERE id IN (20, 21)")
+        wait_for(lambda: state()[:2] == ("fresh", 300), what="two are freed, one is new")
+        with connection.cursor() as cursor, cursor.copy("COPY docs FROM STDIN") as copy:
+            copy.write_row((2000, "copied"))
+        wait_for(lambda: state()[1] == 301, what="a copied document is indexed")
+        connection.execute("DROP KV INDEX docs_kv")
+        left = "SELECT * FROM tierkv.kvcache_blocks"
+        wait_for(lambda: not cluster.query(left), what="no block is left")
