@@ -247,7 +247,7 @@ class PinKeeper:
             await self._desk.end_lease(self._kept.pop(name).lease, used=False)
 
     async def _look(self, kept: _Kept) -> None:
-        """Lease the blocks where they are now."""
+        """Lease the blocks at the present places."""
         reply = await self._desk.find(kept.pin.keys, reserve_s=LEASE_S)
         old, kept.lease = kept.lease, reply.lease
         if old != NO_LEASE:

@@ -32,6 +32,7 @@ from tierkv.dbfront.explain.rendering import (
 from tierkv.kvcore.call_options import AnswerScope
 from tierkv.sql.calls.dialect import Dialect
 from tierkv.sql.calls.functions import DOCUMENTS
+from tierkv.sql.jobs.kv_index_command import IndexedText, index_used_by
 from tierkv.sql.plan.call_sites import CallSite
 from tierkv.sql.plan.plan import StatementPlan
 
@@ -61,6 +62,7 @@ class Explanation:
         analysis: measured cost; None without ANALYZE.
         estimate: estimated cost; None without AI_ESTIMATE.
         not_estimated: reason for a missing estimate, if an estimate was requested.
+        indexes: the client's KV indexes.
     """
 
     plan: StatementPlan
@@ -71,6 +73,7 @@ class Explanation:
     analysis: Analysis | None = None
     estimate: Estimate | None = None
     not_estimated: str = ""
+    indexes: tuple[IndexedText, ...] = ()
 
     @property
     def counts_rows(self) -> bool:
@@ -161,11 +164,24 @@ def _ways(told: Explanation) -> str:
 
 def _form_lines(told: Explanation, site: CallSite) -> list[str]:
     key = site.form.key
+    index = index_used_by(told.plan.text, dict(site.arguments), told.indexes)
+    used = [] if index is None else [f"    kv index {index.name}{_index_tokens(told, key)}"]
     if told.analysis is not None:
-        return form_trace_lines(told.analysis.trace.forms[key], rows=told.counts_rows)
+        return [*form_trace_lines(told.analysis.trace.forms[key], rows=told.counts_rows), *used]
     if told.estimate is not None:
-        return form_estimate_lines(told.estimate, key, rows=told.counts_rows)
-    return []
+        return [*form_estimate_lines(told.estimate, key, rows=told.counts_rows), *used]
+    return used
+
+
+def _index_tokens(told: Explanation, key: int) -> str:
+    """Return how many tokens of a form's prompts are cached, as far as they are known."""
+    if told.analysis is not None:
+        form = told.analysis.trace.forms[key]
+        return f": {form.hit_tokens.total} of {form.prompt_tokens} prompt tokens were cached"
+    if told.estimate is not None:
+        cost = told.estimate.forms[key]
+        return f": {round(cost.hits.total)} of {round(cost.prompt_tokens)} prompt tokens are cached"
+    return ""
 
 
 def _site_line(site: CallSite, defaults: CallDefaults) -> str:
@@ -198,6 +214,9 @@ def _site_json(site: CallSite, told: Explanation, first_of: dict[int, int]) -> d
     documents = _documents(site)
     if documents is not None:
         document["Documents"] = documents
+    index = index_used_by(told.plan.text, dict(site.arguments), told.indexes)
+    if index is not None:
+        document["KV Index"] = index.name
     if site.shared_head:
         document["Prompts Begin With"] = site.shared_head
     first = first_of[site.form.key]

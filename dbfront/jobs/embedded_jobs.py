@@ -18,6 +18,7 @@ from tierkv.dbfront.sql_session import SqlSession
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import UserError
 from tierkv.sql.jobs.job_tables import MAKE_TABLES
+from tierkv.sql.jobs.kv_index_command import IndexedText
 
 if TYPE_CHECKING:
     from tierkv.dbfront.jobs.job_commands import RunParts
@@ -29,10 +30,12 @@ class WrittenTables:
     Attributes:
         watched: names of tables with an index, in lower case; set by the keeper.
         changed: set when a watched table was written to, or an index was made.
+        indexes: all indexes, for EXPLAIN; set by the keeper.
     """
 
     def __init__(self) -> None:
         self.watched: frozenset[str] = frozenset()
+        self.indexes: tuple[IndexedText, ...] = ()
         self.changed = asyncio.Event()
         self._written: set[str] = set()
 

@@ -33,7 +33,9 @@ _SELECT_FAILURES: Final = (
     "SELECT "
     + ", ".join(f"CAST({name} AS text)" for name in _FAILURE_COLUMNS)
     + f" FROM (SELECT * FROM {SCHEMA}.failures UNION ALL SELECT owner, name, 0, key, "
-    f"substr(error, 1, 5), substr(error, 8), NULL FROM {SCHEMA}.ai_rows WHERE error <> '') f "
+    f"substr(error, 1, 5), substr(error, 8), NULL FROM {SCHEMA}.ai_rows WHERE error <> '' "
+    "UNION ALL SELECT owner, name, 0, digest, substr(error, 1, 5), substr(error, 8), NULL "
+    f"FROM {SCHEMA}.kv_index_texts WHERE error <> '') f "
     f"ORDER BY failed_s DESC LIMIT {limits.MAX_JOB_FAILURES_SHOWN}"
 )
 _AI_TABLE_COLUMNS: Final = (

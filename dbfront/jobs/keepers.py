@@ -18,12 +18,13 @@ from tierkv.dbfront.jobs.embedded_jobs import WrittenTables
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import TierKVError
 from tierkv.sql.jobs.job_tables import SCHEMA
+from tierkv.sql.jobs.kv_index_command import IndexedText
 
 DUE_TABLES: Final = (
     f"SELECT owner, name, path, options, coalesce(refreshed_s, 0) FROM {SCHEMA}.ai_tables"
 )
 KV_INDEXES: Final = (
-    "SELECT owner, name, path, options, coalesce(refreshed_s, 0), source_name, state "
+    "SELECT owner, name, path, options, coalesce(refreshed_s, 0), source_name, state, expression "
     f"FROM {SCHEMA}.kv_indexes"
 )
 BUILDING: Final = "building"
@@ -155,6 +156,7 @@ class KvIndexKeeper:
             self._written.changed.clear()
             rows = await asyncio.to_thread(self._read, KV_INDEXES)
             self._written.watched = frozenset(str(row[5]) for row in rows)
+            self._written.indexes = tuple(map(_indexed, rows))
             indexes = due_indexes(rows, self._written.take(), self._tried, self._failed)
             now_s = self._clock.wall()
             for index in indexes:
@@ -179,6 +181,11 @@ class KvIndexKeeper:
         self._tried[name] = self._clock.wall()
 
 
+def _indexed(row: Sequence[Any]) -> IndexedText:
+    owner, name, _, options, _, table, _, expression = row
+    return IndexedText(owner, name, table, expression, json.loads(options)["kind"])
+
+
 def due_indexes(
     rows: Sequence[tuple[Any, ...]],
     written: Container[str],
@@ -194,7 +201,7 @@ def due_indexes(
         failed: indexes whose last refresh failed.
     """
     found: list[DueTable] = []
-    for owner, name, path, text, refreshed_s, table, state in rows:
+    for owner, name, path, text, refreshed_s, table, state, _ in rows:
         options = json.loads(text)
         user, period_s = owner or options["made_by"], options["refresh_s"]
         last_s = max(float(refreshed_s), tried.get((user, name), 0.0))

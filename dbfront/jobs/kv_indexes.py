@@ -1,12 +1,11 @@
-"""KV indexes: the KV of a column's documents is computed ahead, and freed with its rows.
+"""KV indexes: the KV of a column's documents is computed ahead, and freed with the rows.
 
-Theory of operation. KV is found by content, so an index needs no entry per row: it keeps the set of
-different documents (``tierkv_jobs.kv_index_texts``, by digest). A refresh compares the digests of
-the table with those known. New documents are warmed, documents that no row has any more are
-forgotten, and both are recorded in batches. Equal documents are indexed once, and a document lives
-as long as some row has it. A refresh that is killed is repeated; what is stored is not computed
-again. Statements use the index by themselves, because their prompts begin with (or contain) the
-same text.
+Theory of operation. KV is found by content. An index therefore needs no entry per row, only the set
+of different documents (``tierkv_jobs.kv_index_texts``, by digest). A refresh compares the digests
+of the table with the known digests, warms new documents, forgets documents without a row, and
+records both in batches. Equal documents are indexed once, and a document lives as long as a row
+with the document. A killed refresh is repeated; stored KV is not computed again. Statements need
+not name the index, because prompts with the same text have the same KV.
 """
 
 from __future__ import annotations
@@ -151,7 +150,10 @@ class KvIndexes:
             self._wake(command.table_name)
             told_where = "SELECT * FROM tierkv.kv_indexes tells how far it is"
             return (_notice(f"KV index {index.name} is built in the background: {told_where}"),)
-        return (await self.refresh(index),)
+        done = await self.refresh(index)
+        if self._wake is not None:
+            self._wake(command.table_name)  # From now on writes to the table count.
+        return (done,)
 
     async def _checked(self, command: KvIndexCommand) -> KvIndex:
         options = command.options
@@ -219,6 +221,8 @@ class KvIndexes:
                 await self._forget(index, digests)
                 removed += len(digests)
             await self._session.own(f"DELETE FROM {SCHEMA}.kv_indexes WHERE {self._is(index.name)}")
+        if self._wake is not None:
+            self._wake(index.source.lower())
         return (_notice(f"the KV of {removed} documents was removed"),)
 
     # Refresh.

@@ -15,7 +15,7 @@ from typing import Final
 from tierkv.kvcore.errors import ConfigError
 from tierkv.sql.calls.functions import RESULT_FIELDS
 from tierkv.sql.jobs.job_tables import postgres_tables
-from tierkv.sql.views import VIEW_COLUMNS
+from tierkv.sql.view_columns import VIEW_COLUMNS
 
 _LOCK: Final = 0x746965726B76
 """Advisory lock, so that two fronts do not install at the same time."""

@@ -27,6 +27,7 @@ from tierkv.dbfront.statement.stream_executor import CannotStreamError, RowSink,
 from tierkv.dbfront.statement.transaction import ClientTransaction
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
+from tierkv.sql.jobs.kv_index_command import IndexedText
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.plan import SqlStatement, StatementPlan
 from tierkv.sql.plan.rewrite import RewrittenSql, joined
@@ -59,6 +60,7 @@ class StatementContext:
         account: entry in the statistics; None if no statistics are kept.
         execution: ``auto``, ``stream`` or ``replay``.
         sink: receives rows as they are produced; None if the client needs the whole result.
+        kv_indexes: the client's KV indexes, for EXPLAIN.
     """
 
     connection: DuckDbConnection
@@ -74,6 +76,7 @@ class StatementContext:
     account: StatementEntry | None = None
     execution: str = "auto"
     sink: RowSink | None = None
+    kv_indexes: tuple[IndexedText, ...] = ()
 
 
 async def run_statement(

@@ -174,6 +174,7 @@ class _Explain:
             STREAM if streams else REPLAY,
             "" if streams else why_not,
             max_calls=self.context.policy.max_calls,
+            indexes=self.context.kv_indexes,
         )
 
     async def _engine_plan(self, book: AnswerBook, *, analyze: bool = True) -> EngineResult:

@@ -40,9 +40,11 @@ from tierkv.dbfront.views.worker_views import WORKER_VIEWS
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import FeatureNotSupportedError, RightMissingError
 from tierkv.sql.cluster_command import ClusterCommand
+from tierkv.sql.jobs.kv_index_command import IndexedText
 from tierkv.sql.schema_rights import frees_names
 from tierkv.sql.text.lexer import Token
-from tierkv.sql.views import VIEW_COLUMNS, Row, timestamp
+from tierkv.sql.view_columns import VIEW_COLUMNS
+from tierkv.sql.views import Row, timestamp
 
 _NUMBERED: Final = (
     "SELECT lower(schema_name) || '.' || lower(table_name), table_oid FROM duckdb_tables() "
@@ -119,6 +121,11 @@ class DuckDbSqlServer:
             "cancel_backend": self._tell_cancelled,
             "flush": self._flush,
         }
+
+    def kv_indexes_of(self, client: ClientInfo) -> tuple[IndexedText, ...]:
+        """Return the KV indexes of a client."""
+        owner = self.jobs.owner_of(client)
+        return tuple(index for index in self.jobs.written.indexes if index.owner == owner)
 
     async def open_session(self, client: ClientInfo) -> DuckDbSession:
         """Open a session; ``client.options`` may contain ``tierkv.*`` settings.

@@ -347,6 +347,7 @@ class DuckDbSession:
             account=account,
             execution=str(self.settings.get("tierkv.execution")),
             sink=sink,
+            kv_indexes=self._server.kv_indexes_of(self.client),
         )
 
     def _progress(self, progress: StatementProgress) -> None:

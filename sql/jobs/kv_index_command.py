@@ -10,7 +10,7 @@ Pure. dbfront/jobs/kv_indexes.py carries them out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -20,7 +20,7 @@ from tierkv.sql.calls.calls import find_calls
 from tierkv.sql.command_reader import CommandOption, CommandReader
 from tierkv.sql.jobs.job_command import OPTION_KINDS, option_value
 from tierkv.sql.text.durations import seconds_of
-from tierkv.sql.text.lexer import Token, TokenKind, closing_index, name_value
+from tierkv.sql.text.lexer import Token, TokenKind, closing_index, name_value, tokenize
 from tierkv.sql.text.suggest import did_you_mean
 
 MANUAL: Final = 0.0
@@ -240,3 +240,76 @@ def _seconds(option: CommandOption, words: dict[str, float]) -> float:
             position=option.position,
         )
     return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedText:
+    """What an index has: documents of a table, as SQL.
+
+    Attributes:
+        owner: owner of the index; empty without logins.
+        table: name of the table, in lower case, without schema.
+        kind: ``prefix`` or ``chunk``.
+    """
+
+    owner: str
+    name: str
+    table: str
+    expression: str
+    kind: str
+
+
+_PROMPTS: Final = ("input", "prompt")
+"""Parameters with the beginning of a prompt, the first that a call has."""
+
+_ENDS: Final = frozenset({"||", ",", ")", "]", "}"})
+
+
+def index_used_by(
+    text: str, arguments: Mapping[str, int], indexes: Sequence[IndexedText]
+) -> IndexedText | None:
+    """Return the index whose documents the prompts of a call begin with, or contain; pure.
+
+    Args:
+        text: the statement.
+        arguments: start of the call's arguments by parameter, in characters from 1.
+        indexes: the indexes that the client has.
+    """
+    tokens = tokenize(text)
+    names = {name_value(t) for t in tokens if t.kind in (TokenKind.WORD, TokenKind.QUOTED)}
+    for index in indexes:
+        if index.table not in names:
+            continue
+        wanted = _plain(tokenize(index.expression))
+        if index.kind == "chunk":
+            starts = _places(tokens, arguments.get("documents"), wanted)
+        else:
+            main = next((arguments[name] for name in _PROMPTS if name in arguments), None)
+            starts = [at for at, token in enumerate(tokens) if token.start + 1 == main]
+        if any(_begins(_plain(tokens[at:]), wanted) for at in starts):
+            return index
+    return None
+
+
+def _places(tokens: Sequence[Token], start: int | None, wanted: Sequence[str]) -> Sequence[int]:
+    """Return the tokens of an argument at which a document may begin."""
+    if start is None or not wanted:
+        return ()
+    first = next((at for at, token in enumerate(tokens) if token.start + 1 >= start), len(tokens))
+    return range(first, len(tokens))
+
+
+def _plain(tokens: Sequence[Token]) -> list[str]:
+    """Return tokens as compared: names in lower case and without the table before a dot."""
+    plain: list[str] = []
+    for token in tokens:
+        named = token.kind in (TokenKind.WORD, TokenKind.QUOTED)
+        if named and plain[-1:] == ["."]:
+            del plain[-2:]
+        plain.append(name_value(token) if named else token.text)
+    return plain
+
+
+def _begins(found: Sequence[str], wanted: Sequence[str]) -> bool:
+    count = len(wanted)
+    return list(found[:count]) == list(wanted) and (len(found) == count or found[count] in _ENDS)

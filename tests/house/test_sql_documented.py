@@ -10,7 +10,7 @@ import pytest
 from tierkv.sql.calls.arguments import OPTION_NAMES
 from tierkv.sql.calls.functions import AI_FUNCTIONS, PROMPT_TEMPLATE, RESULT_FIELDS
 from tierkv.sql.settings import SETTINGS, show_value
-from tierkv.sql.views import VIEW_COLUMNS
+from tierkv.sql.view_columns import VIEW_COLUMNS
 
 DOCS = Path(__file__).parents[2] / "docs"
 SQL, FUNCTIONS, VIEWS = (

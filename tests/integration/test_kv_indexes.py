@@ -82,6 +82,8 @@ def test_a_document_that_fails_has_its_error_and_the_others_are_indexed(door: Do
     with door.session() as connection:
         connection.execute(MADE)
         assert index_row(door) == ("fresh", ROWS - 1, 1, ROWS, 0)
+        failures = door.rows("SELECT job, sqlstate, message FROM tierkv.job_failures")
+        assert failures == [("docs_kv", "54000", "the prompt is too long")]
         connection.execute("UPDATE docs SET body = 'short' WHERE id = 7")
         connection.execute("REFRESH KV INDEX docs_kv")
         assert index_row(door) == ("fresh", ROWS, 0, 1, 1)
@@ -160,6 +162,8 @@ def test_an_index_follows_committed_writes_and_survives_its_front(
         detail = f"SELECT (d).cached_tokens, (d).prompt_tokens FROM (SELECT {asked} d"
         row = connection.execute(f"{detail} FROM docs WHERE id = 9) t".encode()).fetchone()
         assert row is not None and row[0] > 0.8 * row[1]
+        explain = "EXPLAIN ANALYZE SELECT ai_generate(body || '?') FROM docs LIMIT 2"
+        assert "kv index docs_kv: " in str(connection.execute(explain).fetchall())
         connection.execute("INSERT INTO docs VALUES (1000, 'a new one')")
         wait_for(lambda: state()[1] == 301, what="the new document is indexed")
         connection.execute("BEGIN")

@@ -34,7 +34,7 @@ from tierkv.kvcore.errors import (
     UdfArgumentError,
     UnknownModelError,
 )
-from tierkv.sql.views import VIEW_COLUMNS
+from tierkv.sql.view_columns import VIEW_COLUMNS
 
 NOON = 1_700_049_600.0  # 2023-11-15 12:00:00 UTC
 FULL = "SELECT id, ai_generate('Secret question: ' || body) FROM docs WHERE id < 7"

@@ -19,7 +19,8 @@ from tierkv.sql.settings import parse_setting, setting_command
 from tierkv.sql.text.exact_values import NotConstantError, literal_value
 from tierkv.sql.text.lexer import SqlText, TokenKind, string_value, tokenize
 from tierkv.sql.text.statement import StatementKind, classify, split_statements
-from tierkv.sql.views import VIEW_COLUMNS, view_ddl
+from tierkv.sql.view_columns import VIEW_COLUMNS
+from tierkv.sql.views import view_ddl
 
 
 @pytest.mark.parametrize(
