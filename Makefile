@@ -60,7 +60,7 @@ test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine 
 	deploy/install-test-packages.sh
 	$(DUCKDB15)/bin/python -m pytest -m 'not slow and not bench' $(PARALLEL) tests/unit/dbfront tests/sql \
 	  tests/integration/test_pgwire_*.py tests/integration/test_dbapi.py \
-	  tests/integration/test_jobs.py tests/integration/test_ai_tables.py \
+	  tests/integration/test_jobs.py tests/integration/test_ai_tables.py tests/integration/test_kv_indexes.py \
 	  tests/property/test_sql_*.py tests/property/test_pgwire_fuzz.py
 
 # Everything but DuckDB is shared with the first environment, which comes later on its path.
