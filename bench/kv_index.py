@@ -3,8 +3,9 @@
 Run ``python -m bench.kv_index``. A cluster of real processes (``tierkv up``, one compute node, the
 shipped model) has tables of documents of the same length. In each round two new tables take turns,
 one with a KV index and one without: a question about each document, one after the other, as a user
-would ask. The answers must be those of the same calls without the cache. Then a hundredth of an indexed table changes, and its refresh is
-compared with building the index. Dropping the index must leave no block of it.
+would ask. The answers must be those of the same calls without the cache. Then a hundredth of an
+indexed table changes, and its refresh is compared with building the index. Dropping the index must
+leave no block of it.
 """
 
 from __future__ import annotations
