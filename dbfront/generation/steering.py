@@ -160,8 +160,10 @@ class PromptSteering:
 
     async def _beginning(self, prepared: PreparedCall) -> GenerateRequest:
         """Return the request with the tokens that do not depend on the text's continuation."""
-        variants = [await self._token_ids(_longer(prepared.call, s)) for s in _CONTINUATIONS]
-        ids = _common(variants)
+        ids = prepared.request.token_ids
+        if prepared.call.prompt_token_ids is None:
+            longer = [_longer(prepared.call, more) for more in _CONTINUATIONS]
+            ids = _common([await self._token_ids(call) for call in longer])
         blend = prepared.request.blend
         if blend is not None and (not blend.chunks or blend.chunks[-1][1] > len(ids)):
             blend = None

@@ -29,6 +29,7 @@ from tierkv.dbfront.http.endpoints.admin import admin_router
 from tierkv.dbfront.http.endpoints.api_docs import docs_router
 from tierkv.dbfront.http.endpoints.embeddings import embeddings_router
 from tierkv.dbfront.http.endpoints.health import PROBES, health_router
+from tierkv.dbfront.http.endpoints.kv import kv_router
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.endpoints.openai import chat_router, completions_router, models_router
 from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
@@ -167,7 +168,7 @@ def make_app(
         redirect_slashes=False,
     )
     for router in (
-        *(chat_router, completions_router, embeddings_router, tokens_router),
+        *(chat_router, completions_router, embeddings_router, tokens_router, kv_router),
         *(models_router, health_router),
     ):
         app.include_router(router(services))

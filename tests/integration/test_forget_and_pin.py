@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,3 +187,42 @@ def test_pins_count_against_the_quota_and_forgetting_ends_them(pinning: Cluster)
         connection.execute("DROP KV NAMESPACE pinned")
     assert told(cluster, "SELECT tierkv.forget(%s)", OTHER)["blocks"] > 0
     assert cluster.query("SELECT * FROM tierkv.pins") == []
+
+
+def test_a_rest_client_steers_the_same_kv(pinning: Cluster) -> None:
+    text = "A client of REST asks about this text. " * 20
+    messages = [{"role": "user", "content": text}]
+    warmed = post(pinning, "kv/prefetch", messages=messages)
+    assert warmed["object"] == "kv.warm" and warmed["tokens"] > 200
+    # The other node may be chosen before the directory has heard of the blocks.
+    wait_for(lambda: chat_cached(pinning, text + "Why?") > 180, what="the prompt is warm")
+    pinned = post(pinning, "kv/pin", messages=messages, keep_s=60)
+    assert (pinned["outcome"], pinned["tokens"] > 180) == ("accepted", True)
+    assert post(pinning, "kv/pin", messages=messages, keep_s=0)["outcome"] == "ended"
+    gone = post(pinning, "kv/forget", messages=messages)
+    assert gone["memory_bytes"] > 0 and gone["l1_bytes"] > 0
+    assert chat_cached(pinning, text + "Why?") < 20
+    ids = list(range(100, 180))
+    assert post(pinning, "kv/prefetch", token_ids=ids)["tokens"] == 80
+    assert post(pinning, "kv/forget", token_ids=ids)["memory_bytes"] > 0
+    assert post(pinning, "kv/forget", token_ids=ids)["blocks"] == 0
+    for wrong in ({}, {"prompt": "a", "token_ids": [1]}):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(pinning, "kv/forget", **wrong)
+        assert refused.value.code == 400 and b"send one of" in refused.value.read()
+
+
+def chat_cached(cluster: Cluster, text: str) -> int:
+    asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+    usage = post(cluster, "chat/completions", **asked)["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def post(cluster: Cluster, path: str, **body: object) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.http_port}/v1/{path}",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return dict(json.load(response))

@@ -561,6 +561,8 @@ async def test_the_api_describes_itself_without_the_internet(door: Door) -> None
         ("/v1/chat/completions", "ChatBody"),
         ("/v1/completions", "CompletionBody"),
         ("/v1/embeddings", "EmbeddingBody"),
+        ("/v1/kv/prefetch", "KvBody"),
+        ("/v1/kv/pin", "PinBody"),
         ("/tokenize", "TokenizeBody"),
         ("/detokenize", "DetokenizeBody"),
     ):

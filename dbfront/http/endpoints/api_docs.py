@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from tierkv.dbfront.http.endpoints.embeddings import EmbeddingBody
+from tierkv.dbfront.http.endpoints.kv import KvBody, PinBody
 from tierkv.dbfront.http.endpoints.sql import SqlBody
 from tierkv.dbfront.http.endpoints.tokens import DetokenizeBody, TokenizeBody
 from tierkv.dbfront.http.schema import ChatBody, CompletionBody
@@ -28,6 +29,9 @@ _BODIES: Final[Mapping[str, type[BaseModel]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
+    "/v1/kv/prefetch": KvBody,
+    "/v1/kv/pin": PinBody,
+    "/v1/kv/forget": KvBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/v1/sql": SqlBody,
