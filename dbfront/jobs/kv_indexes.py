@@ -11,7 +11,7 @@ not name the index, because prompts with the same text have the same KV.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -44,8 +44,12 @@ _BODY: Final = "tierkv_body"
 _BUCKET_ROWS: Final = 100_000
 """Digests that the front compares at a time."""
 
+_NO_TABLE: Final = "42P01"
 _TOO_LONG: Final = "54000"
 """SQLSTATE of a document longer than the model's context."""
+
+_PIECE_CHARS: Final = 1 << 20
+"""Most characters of texts in a statement, well below the limit of SQL text."""
 
 _LOCK_LOOK_S: Final = 0.2
 
@@ -125,7 +129,7 @@ class KvIndexes:
                 raise await self._unknown(command.name)
             notices = (_notice(f"KV index {command.name} does not exist, skipping"),)
         elif command.verb == "DROP":
-            notices = await self._drop(index)
+            notices = (await self._drop(index),)
         else:
             notices = (await self.refresh(index),)
         return StatementResult(command.tag, notices=notices)
@@ -214,16 +218,20 @@ class KvIndexes:
         source, expression, options, path = (text or "" for text in rows[0])
         return KvIndex(name, source, expression, KvIndexOptions(**json.loads(options)), path)
 
-    async def _drop(self, index: KvIndex) -> tuple[Notice, ...]:
+    async def _drop(self, index: KvIndex) -> Notice:
         async with self._alone(index):
-            removed = 0
-            while digests := await self._known(index, f"TRUE LIMIT {index.options.batch}"):
-                await self._forget(index, digests)
-                removed += len(digests)
-            await self._session.own(f"DELETE FROM {SCHEMA}.kv_indexes WHERE {self._is(index.name)}")
+            return await self._remove(index)
+
+    async def _remove(self, index: KvIndex, why: str = "") -> Notice:
+        """Free all documents, and forget the index."""
+        removed = 0
+        while digests := await self._known(index, f"TRUE LIMIT {index.options.batch}"):
+            await self._forget(index, digests)
+            removed += len(digests)
+        await self._session.own(f"DELETE FROM {SCHEMA}.kv_indexes WHERE {self._is(index.name)}")
         if self._wake is not None:
             self._wake(index.source.lower())
-        return (_notice(f"the KV of {removed} documents was removed"),)
+        return _notice(f"KV index {index.name}: {why}the KV of {removed} documents was removed")
 
     # Refresh.
 
@@ -240,6 +248,8 @@ class KvIndexes:
                 indexed, removed = await self._compare(index)
             except TierKVError as error:
                 await self._session.abandon()
+                if error.sqlstate == _NO_TABLE:
+                    return await self._remove(index, "its table is gone: ")
                 await self._note(index, f"state = '{STALE}', error = {literal(told(error))}")
                 raise
             await self._note(
@@ -309,13 +319,13 @@ class KvIndexes:
             f"({', '.join(map(literal, digests))})) AS tierkv_new"
         )
         owner, name = literal(self._session.owner), literal(index.name)
-        rows = ", ".join(
+        rows = [
             f"({owner}, {name}, {literal(str(digest))}, {literal(str(body))}, {_tokens(told_)}, "
             f"{literal(error)})"
             for digest, body, told_ in result.rows
-        )
-        if rows:
-            await self._session.own(f"INSERT INTO {SCHEMA}.kv_index_texts VALUES {rows}")
+        ]
+        for some in _pieces(rows):
+            await self._session.own(f"INSERT INTO {SCHEMA}.kv_index_texts VALUES {', '.join(some)}")
         await self._session.execute("COMMIT")
 
     async def _forget(self, index: KvIndex, digests: Iterable[str]) -> None:
@@ -324,13 +334,16 @@ class KvIndexes:
             f"SELECT body FROM {SCHEMA}.kv_index_texts WHERE {self._is(index.name)} AND {chosen} "
             "AND error = ''"
         )
-        values = ", ".join(f"({literal(str(body))})" for (body,) in rows)
-        if values:
-            text = f"SELECT {index.call('ai_forget')} FROM (VALUES {values}) AS tierkv_old({_BODY})"
-            await try_again(self._session, self._clock, lambda: self._session.execute(text))
+        for some in _pieces([f"({literal(str(body))})" for (body,) in rows]):
+            await self._forget_texts(index, f"VALUES {', '.join(some)}")
         await self._session.own(
             f"DELETE FROM {SCHEMA}.kv_index_texts WHERE {self._is(index.name)} AND {chosen}"
         )
+
+    async def _forget_texts(self, index: KvIndex, values: str) -> None:
+        call = index.call("ai_forget")
+        text = f"SELECT {call} FROM ({values}) AS tierkv_old({_BODY})"
+        await try_again(self._session, self._clock, lambda: self._session.execute(text))
 
     async def _note(self, index: KvIndex, changes: str) -> None:
         text = f"UPDATE {SCHEMA}.kv_indexes SET {changes} WHERE {self._is(index.name)}"
@@ -370,6 +383,20 @@ def _buckets(rows: int) -> list[str]:
     if not digits:
         return ["TRUE"]
     return [f"left(digest, {digits}) = '{number:0{digits}x}'" for number in range(16**digits)]
+
+
+def _pieces(rows: Sequence[str]) -> Iterator[list[str]]:
+    """Cut rows of SQL into pieces of a moderate length; a long text stands alone."""
+    piece: list[str] = []
+    chars = 0
+    for row in rows:
+        if piece and chars + len(row) > _PIECE_CHARS:
+            yield piece
+            piece, chars = [], 0
+        piece.append(row)
+        chars += len(row)
+    if piece:
+        yield piece
 
 
 def _tokens(told_: object) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.fix_cluster import Cluster, wait_for
 from tests.fix_jobs import ROWS, Door
+from tests.fix_sql import make_model
 from tierkv.dbfront.contracts import KvAction
 from tierkv.kvcore.errors import ContextTooLongError
 
@@ -88,6 +89,23 @@ def test_a_document_that_fails_has_its_error_and_the_others_are_indexed(door: Do
         connection.execute("REFRESH KV INDEX docs_kv")
         assert index_row(door) == ("fresh", ROWS, 0, 1, 1)
         connection.execute("DROP KV INDEX docs_kv")
+
+
+def test_long_texts_and_a_table_that_goes(door: Door) -> None:
+    with door.session() as connection:
+        connection.execute("CREATE TABLE long_docs (body text)")
+        connection.execute(
+            "INSERT INTO long_docs SELECT repeat('it''s ' || i || '\\ ', 60000) "
+            "FROM generate_series(1, 5) t(i)"
+        )
+        made = "CREATE KV INDEX long_kv ON long_docs (left(body, 500000)) WITH (background = off)"
+        door.generator.served = (make_model(context_tokens=2_000_000),)
+        connection.execute(made)
+        assert len(steered(door)) == 5 and index_row(door)[:3] == ("fresh", 5, 0)
+        connection.execute("DROP TABLE long_docs")
+        connection.execute("REFRESH KV INDEX long_kv")
+        assert {action for action, _ in steered(door)} == {KvAction.FORGET}
+        assert index_row(door) == ()
 
 
 REFUSED = {
