@@ -265,6 +265,7 @@ class MetaClient(Protocol):
        records of a kind by name.
     10. ``blocks_after`` returns the known blocks after the given blocks, direct and indirect
         followers, each with the preceding block; a parent comes before the parent's children.
+        DirectoryUnavailableError while a node has not told all of its blocks.
     """
 
     async def register(self, info: NodeInfo) -> Registration: ...

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tierkv.compute.client import ComputeClient
 from tierkv.kvcore.block import Erased
+from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CacheError, TransportError
 from tierkv.kvcore.ids import BlockKey
+from tierkv.kvcore.node import NodeRole
 from tierkv.kvcore.request import GenerateRequest, PromptBlocks
-from tierkv.metaserver.client import MetaClient
+from tierkv.metaserver.client import DirectoryNode, MetaClient
 from tierkv.scheduler.nodes.cluster_view import ClusterView
+
+_TRIES_FOR_S: Final = 20.0
+"""Longest time to wait for a node that starts again."""
+
+_PAUSE_S: Final = 0.3
+_MISSED_FOR_S: Final = 60.0
+"""A node that is no longer listed is missed for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +50,48 @@ class ForgottenPrompt:
 class PromptEraser:
     """Erases prompts from all nodes."""
 
-    def __init__(self, view: ClusterView, meta: MetaClient | None) -> None:
-        """Use the nodes of a view; ``meta`` knows the blocks after a block."""
+    def __init__(
+        self,
+        view: ClusterView,
+        meta: MetaClient | None,
+        clock: Clock,
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Use the nodes of a view.
+
+        Args:
+            view: the nodes.
+            meta: knows the blocks after a block; None: nobody does.
+            clock: ends tries.
+            refresh: looks at the nodes again.
+        """
         self._view = view
         self._meta = meta
+        self._clock = clock
+        self._refresh = refresh
+        self._seen: dict[str, float] = {}
 
     async def forget(self, request: GenerateRequest, *, block_tokens: int) -> ForgottenPrompt:
         """Erase the KV of a prompt and of all that follows the prompt.
 
-        A request with the same prompt that runs meanwhile may store the KV again.
+        A request with the same prompt that runs meanwhile may store the KV again. A node that is
+        just starting again is waited for.
 
         Raises:
             TransportError: a node did not answer: copies may be left, and the call may be repeated.
             FeatureNotSupportedError: the model is served by an engine with a private cache.
         """
+        give_up_s = self._clock.now() + _TRIES_FOR_S
+        while True:
+            try:
+                return await self._try(request, block_tokens)
+            except CacheError:
+                if self._clock.now() >= give_up_s:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+                await self._refresh()
+
+    async def _try(self, request: GenerateRequest, block_tokens: int) -> ForgottenPrompt:
         clients = self._view.compute_clients(request.model)
         if not clients:
             raise TransportError("no compute node answers; its pages can't be erased")
@@ -61,11 +99,32 @@ class PromptEraser:
         after: Mapping[BlockKey, BlockKey] = {}
         if self._meta is not None and (found.chain or found.ends):
             after = await self._meta.blocks_after((*found.chain, *found.ends))
+            # Asked last: a meta server that was just started again knows no blocks of its nodes.
+            self._check_listed(await self._meta.list_nodes())
         ends_inside = len(request.token_ids) % block_tokens > 0
         doomed = blocks_to_erase(found, after, ends_inside=ends_inside)
         shared = sum(key not in doomed for key in found.chain)
         keys = tuple(dict.fromkeys((*doomed, *found.chunks)))
         return ForgottenPrompt(keys, shared, await self.erase(clients, keys))
+
+    def _check_listed(self, nodes: Sequence[DirectoryNode]) -> None:
+        """Refuse while a compute or pool node is missing that was listed lately.
+
+        Raises:
+            TransportError: a node is missing.
+        """
+        now = self._clock.now()
+        infos = [node.info for node in nodes]
+        listed = {str(info.node_id) for info in infos if info.models or info.role is NodeRole.DMP}
+        known = self._view.node_ids | listed
+        self._seen |= dict.fromkeys(known, now)
+        self._seen = {name: at for name, at in self._seen.items() if now - at < _MISSED_FOR_S}
+        missing = sorted(self._seen.keys() - listed)
+        if missing:
+            raise TransportError(
+                f"{', '.join(missing)} left the cluster less than {_MISSED_FOR_S:g} s ago, and may "
+                "have copies"
+            )
 
     async def erase(self, clients: Sequence[ComputeClient], keys: Sequence[BlockKey]) -> Erased:
         """Erase blocks from the pages of compute nodes, then from all pool nodes.

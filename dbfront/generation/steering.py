@@ -52,7 +52,7 @@ class PromptSteering:
         self.pins = PinKeeper(
             dispatcher.directory, meta, clock, lambda: dispatcher.view.pool_starts
         )
-        self._eraser = PromptEraser(dispatcher.view, meta)
+        self._eraser = PromptEraser(dispatcher.view, meta, clock, dispatcher.refresh)
         self._meta = meta
         self._clock = clock
         self._token_ids = token_ids

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from tierkv.kvcore.block import Tier
+from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo
 from tierkv.kvwire.event_records import EventRecords
@@ -232,7 +233,17 @@ class Directory:
         }
 
     def blocks_after(self, keys: bytes) -> tuple[bytes, bytes]:
-        """Return the blocks that follow others, directly or not; O(blocks log blocks)."""
+        """Return the blocks that follow others, directly or not; O(blocks log blocks).
+
+        Raises:
+            DirectoryUnavailableError: a node has not told all of its blocks yet.
+        """
+        for holder in self.book.by_name.values():
+            complete = holder.feed.synced and not holder.taking_inventory
+            if (holder.computes or holder.pools) and not complete:
+                raise DirectoryUnavailableError(
+                    f"the meta server does not know all blocks of {holder.info.node_id} yet"
+                )
         return blocks_after(self.ledger.blocks, keys)
 
     def list_blocks(

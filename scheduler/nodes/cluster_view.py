@@ -227,6 +227,11 @@ class ClusterView:
         return frozenset(n.info.node_id for n in self.nodes if n.info.role is NodeRole.DMP)
 
     @property
+    def node_ids(self) -> frozenset[str]:
+        """Names of the listed compute and pool nodes."""
+        return self.pool_node_ids | {node.info.node_id for node in _computing(self.nodes)}
+
+    @property
     def pool_starts(self) -> frozenset[tuple[NodeId, Incarnation]]:
         """The pool nodes with the number of each node's start."""
         pool = (n.info for n in self.nodes if n.info.role is NodeRole.DMP)

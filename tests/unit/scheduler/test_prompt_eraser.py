@@ -7,6 +7,7 @@ import pytest
 from tests.fix_dmp import block_key
 from tests.fix_scheduler import FakeCompute, make_request
 from tierkv.kvcore.block import Erased
+from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import TransportError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
@@ -77,6 +78,18 @@ class Node(FakeCompute):
         return Erased(memory_blocks=pool, page_blocks=not pool), self.pool if pool else ()
 
 
+class _Hurrying(ManualClock):
+    """Ten seconds pass between two looks."""
+
+    def now(self) -> float:
+        self.advance(10.0)
+        return super().now()
+
+
+async def _nothing() -> None:
+    """Nodes stay as they are."""
+
+
 def eraser_of(*nodes: Node, pool: Sequence[str]) -> PromptEraser:
     view = ClusterView()
     view.compute_clients = lambda model: list(nodes)  # type: ignore[method-assign]
@@ -89,7 +102,7 @@ def eraser_of(*nodes: Node, pool: Sequence[str]) -> PromptEraser:
         )
         for name in pool
     )
-    return PromptEraser(view, None)
+    return PromptEraser(view, None, _Hurrying(), _nothing)
 
 
 async def test_all_nodes_erase_pages_and_one_erases_the_pool() -> None:
@@ -109,3 +122,26 @@ async def test_a_pool_node_that_is_away_is_named() -> None:
         await eraser_of(Node(fails=True), pool=[]).forget(request, block_tokens=16)
     with pytest.raises(TransportError, match="no compute node"):
         await eraser_of(pool=[]).forget(request, block_tokens=16)
+
+
+class _Meta:
+    """A meta server with a list of nodes, and no blocks."""
+
+    nodes: tuple[DirectoryNode, ...] = ()
+
+    async def blocks_after(self, keys: Sequence[BlockKey]) -> dict[BlockKey, BlockKey]:
+        return {}
+
+    async def list_nodes(self) -> tuple[DirectoryNode, ...]:
+        return self.nodes
+
+
+async def test_a_node_that_was_just_there_is_missed() -> None:
+    eraser = eraser_of(Node("dmp-0", "dmp-1"), pool=["dmp-0", "dmp-1"])
+    meta = _Meta()
+    meta.nodes = eraser._view.nodes
+    eraser._meta = meta  # type: ignore[assignment]
+    await eraser.forget(make_request(), block_tokens=16)
+    meta.nodes = eraser._view.nodes = meta.nodes[:1]
+    with pytest.raises(TransportError, match="dmp-1 left the cluster"):
+        await eraser.forget(make_request(), block_tokens=16)
