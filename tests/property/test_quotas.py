@@ -38,6 +38,13 @@ class QuotaMachine(SlotTableMachine):
         return TENANTS[NAMES.index(name) % len(TENANTS)]
 
     @rule()
+    def restart(self) -> None:
+        """A node has its quotas obeyed from the start (dmp/node/state.py::attach)."""
+        super().restart()
+        self.table.quotas.set(list(self.quotas.values()), self.now)
+        self._collect()
+
+    @rule()
     def tick(self) -> None:
         """Blocks of older versions go, all that may."""
         for _ in range(len(NAMES)):
