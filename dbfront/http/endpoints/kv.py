@@ -9,7 +9,7 @@ import json
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from tierkv.dbfront.contracts import KvAction, Steering, TextCall
 from tierkv.dbfront.http.endpoints.openai import answer_all
@@ -26,7 +26,9 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import UserError
 
-_EXAMPLE: Final = {"messages": [{"role": "user", "content": "Our returns policy: thirty days."}]}
+_EXAMPLE: Final[dict[str, JsonValue]] = {
+    "messages": [{"role": "user", "content": "Our returns policy: thirty days."}]
+}
 
 
 class KvBody(BaseModel):
