@@ -245,6 +245,13 @@ class NodeLostError(RetryableError):
     http_status = 503
 
 
+class NotForgottenError(RetryableError):
+    """Copies may be left of a prompt that was to be forgotten; what is gone stays gone."""
+
+    code = "not_forgotten"
+    sqlstate = "58030"
+
+
 class NodeRefusedError(RetryableError):
     """A node refuses this process, as with another cluster token; an operator mends it."""
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from tierkv.dbfront.contracts import KvAction, PreparedCall, TextCall, TextEvent
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import Clock
-from tierkv.kvcore.errors import CacheError, DirectoryUnavailableError, SqlError
+from tierkv.kvcore.errors import CacheError, DirectoryUnavailableError, NotForgottenError
 from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
 from tierkv.metaserver.client import MetaClient
 from tierkv.scheduler.dispatcher import Dispatcher
@@ -67,7 +67,8 @@ class PromptSteering:
             generated: answers a call; warming a prompt generates a single token.
 
         Raises:
-            SqlError: 58030, copies may be left of a prompt to forget; 53400, too many pins.
+            NotForgottenError: copies may be left of a prompt to forget.
+            SqlError: 53400, too many pins.
         """
         steering = prepared.call.steering
         assert steering is not None
@@ -93,9 +94,8 @@ class PromptSteering:
             forgotten = await self._eraser.forget(request, block_tokens=block_tokens)
             await self.pins.end_with(forgotten.keys)
         except CacheError as error:
-            raise SqlError(
+            raise NotForgottenError(
                 f"the prompt is not forgotten everywhere: {error.message}",
-                sqlstate="58030",
                 hint=error.hint or "Run it again: what is gone stays gone.",
             ) from None
         erased = forgotten.erased
