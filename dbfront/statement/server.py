@@ -40,6 +40,7 @@ from tierkv.dbfront.views.worker_views import WORKER_VIEWS
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import FeatureNotSupportedError, RightMissingError
 from tierkv.sql.cluster_command import ClusterCommand
+from tierkv.sql.jobs.job_tables import MAKE_TABLES, SCHEMA
 from tierkv.sql.jobs.kv_index_command import IndexedText
 from tierkv.sql.schema_rights import frees_names
 from tierkv.sql.text.lexer import Token
@@ -112,6 +113,9 @@ class DuckDbSqlServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sessions: dict[int, DuckDbSession] = {}
         self.jobs.read = self._engine.rows
+        if self._engine.rows(f"SELECT 1 FROM duckdb_schemas() WHERE schema_name = '{SCHEMA}'"):
+            for text in MAKE_TABLES:  # The file may be of an older release.
+                self._engine.rows(text)
         self.siblings = siblings or Siblings()
         # Each worker of a front counts in steps, so that a pid is unique.
         self._pids = itertools.count(1 + self.siblings.index, self.siblings.count)

@@ -29,6 +29,9 @@ _TABLES: Final = {
     "failed_s float8",
 }
 
+NEWEST: Final = "kv_index_texts"
+"""The table that was added last: where it is, all tables are."""
+
 _INDEXES: Final = {
     "parts": "owner, job",
     "ai_rows": "owner, name, key",
@@ -42,7 +45,8 @@ MAKE_TABLES: Final = (
         for name, columns in _TABLES.items()
     ),
 )
-"""Statements of the embedded database, which makes the tables for its first job."""
+"""Statements of the embedded database: for its first job, and when a file of an older release, with
+fewer tables, is opened."""
 
 PART_COLUMNS: Final = (
     "part", "low", "high", "last_key", "run", "state", "examined", "written", "failed", "calls",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import duckdb
 import psycopg
 import pytest
 
 from tests.fix_cluster import Cluster, wait_for
 from tests.fix_jobs import ROWS, Door
-from tests.fix_sql import make_model
+from tests.fix_pgwire import running_pgwire
+from tests.fix_sql import InstantGenerator, make_model
 from tierkv.dbfront.contracts import KvAction
+from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.errors import ContextTooLongError
+from tierkv.sql.jobs.job_tables import MAKE_TABLES
 
 MADE = "CREATE KV INDEX docs_kv ON docs (body) WITH (background = off)"
 
@@ -149,6 +155,22 @@ def test_behind_postgresql_an_index_is_refreshed_by_statements(door: Door) -> No
     with door.session() as connection, pytest.raises(psycopg.errors.FeatureNotSupported) as no:
         connection.execute("CREATE KV INDEX d ON docs (body) WITH (refresh = 'on change')")
     assert "behind PostgreSQL" in str(no.value)
+
+
+def test_a_database_of_an_older_release_gets_the_new_tables(
+    tmp_path: Path, generator: InstantGenerator
+) -> None:
+    path = str(tmp_path / "old.duckdb")
+    with duckdb.connect(path) as old:
+        for text in MAKE_TABLES:
+            if "kv_index" not in text:
+                old.execute(text)
+        old.execute("INSERT INTO tierkv_jobs.failures VALUES ('', 'j', 1, 'k', '22000', 'no', 1)")
+    sql = DuckDbSqlServer(DuckDbConfig(path, threads=1), generator)
+    with running_pgwire(lambda: sql) as running, psycopg.connect(running.dsn) as connection:
+        for view, rows in (("job_failures", 1), ("kv_indexes", 0)):
+            found = connection.execute(f"SELECT count(*) FROM tierkv.{view}".encode()).fetchone()
+            assert found == (rows,)
 
 
 @pytest.mark.timeout(240)

@@ -27,7 +27,7 @@ from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.postgres.wire.messages import decoded, encoded, shown
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.jobs.job_statement import literal
-from tierkv.sql.jobs.job_tables import SCHEMA
+from tierkv.sql.jobs.job_tables import NEWEST, SCHEMA
 
 _LOCK_CLASS: Final = 0x746B766A
 """First number of the advisory locks of jobs; the second is a hash of the name."""
@@ -40,7 +40,7 @@ HELD_PARTS: Final = (
 )
 """Names of the parts that sessions hold now, for the view of jobs."""
 
-HAS_JOBS: Final = f"SELECT pg_catalog.to_regclass('{SCHEMA}.jobs') IS NOT NULL"
+HAS_JOBS: Final = f"SELECT pg_catalog.to_regclass('{SCHEMA}.{NEWEST}') IS NOT NULL"
 
 
 class _QuietExchange(RelayExchange):
