@@ -22,14 +22,13 @@ from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job import AiJob, JobSession
 from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
 from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
-from tierkv.dbfront.jobs.job_source import JobSource
+from tierkv.dbfront.jobs.job_source import JobSource, unknown_name
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
 from tierkv.sql.jobs.ai_table_command import AiTableCommand, AiTableOptions, ai_table_options
 from tierkv.sql.jobs.job_command import JobOptions
 from tierkv.sql.jobs.job_statement import KEY, KeyRange, literal, read_job_statement
 from tierkv.sql.jobs.job_tables import SCHEMA
-from tierkv.sql.text.suggest import did_you_mean
 
 _COMPARED_ROWS: Final = 5_000
 """Fingerprints that the front compares at a time."""
@@ -118,7 +117,7 @@ class AiTables:
         if table is None:
             if command.tolerant:
                 return ()
-            raise await self._unknown(command.name)
+            raise await unknown_name(self._session, "AI table", "ai_tables", command.name, "42P01")
         if command.verb == "DROP":
             await self._drop(table)
         elif command.verb == "ALTER":
@@ -397,17 +396,6 @@ class AiTables:
             yield
         finally:
             await self._session.unlock(name)
-
-    async def _unknown(self, name: str) -> SqlError:
-        rows = await self._session.own(
-            f"SELECT name FROM {SCHEMA}.ai_tables WHERE owner = {literal(self._session.owner)}"
-        )
-        names = [str(each) for (each,) in rows]
-        return SqlError(
-            f'AI table "{name}" does not exist',
-            sqlstate="42P01",
-            hint=did_you_mean(name, names) if names else "There is no AI table yet.",
-        )
 
     def _is(self, name: str) -> str:
         return f"owner = {literal(self._session.owner)} AND name = {literal(name)}"

@@ -9,7 +9,9 @@ from typing import Final
 
 from tierkv.dbfront.jobs.job import AiJob, JobBatch, JobSession
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
-from tierkv.sql.jobs.job_statement import KEY, JobStatement, KeyRange
+from tierkv.sql.jobs.job_statement import KEY, JobStatement, KeyRange, literal
+from tierkv.sql.jobs.job_tables import SCHEMA
+from tierkv.sql.text.suggest import did_you_mean
 
 _KEY_TYPES: Final = (
     "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid",
@@ -122,3 +124,26 @@ class JobSource:
             f"tierkv_tiles) AS tierkv_ends WHERE from_end = 1 ORDER BY piece"
         )
         return [str(key) for (key,) in result.rows][:-1]
+
+
+async def unknown_name(
+    session: JobSession, kind: str, table: str, name: str, sqlstate: str
+) -> SqlError:
+    """Return the error of a name that the client has none of, with a similar name as hint.
+
+    Args:
+        session: tells the owner.
+        kind: for the message, such as ``AI table``.
+        table: the table of schema ``tierkv_jobs`` with the names.
+        name: the unknown name.
+        sqlstate: of the error.
+    """
+    rows = await session.own(
+        f"SELECT name FROM {SCHEMA}.{table} WHERE owner = {literal(session.owner)}"
+    )
+    names = [str(each) for (each,) in rows]
+    return SqlError(
+        f'{kind} "{name}" does not exist',
+        sqlstate=sqlstate,
+        hint=did_you_mean(name, names) if names else f"There is no {kind} yet.",
+    )

@@ -20,7 +20,7 @@ from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job import JobSession
 from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
 from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
-from tierkv.dbfront.jobs.job_source import JobSource
+from tierkv.dbfront.jobs.job_source import JobSource, unknown_name
 from tierkv.dbfront.jobs.keepers import BUILDING
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
@@ -33,7 +33,6 @@ from tierkv.sql.jobs.kv_index_command import (
     KvIndexOptions,
     volatile,
 )
-from tierkv.sql.text.suggest import did_you_mean
 
 FRESH: Final = "fresh"
 STALE: Final = "stale"
@@ -126,7 +125,9 @@ class KvIndexes:
             notices = await self._create(command, index)
         elif index is None:
             if not command.tolerant:
-                raise await self._unknown(command.name)
+                raise await unknown_name(
+                    self._session, "KV index", "kv_indexes", command.name, "42704"
+                )
             notices = (_notice(f"KV index {command.name} does not exist, skipping"),)
         elif command.verb == "DROP":
             notices = (await self._drop(index),)
@@ -359,17 +360,6 @@ class KvIndexes:
             yield
         finally:
             await self._session.unlock(name)
-
-    async def _unknown(self, name: str) -> SqlError:
-        rows = await self._session.own(
-            f"SELECT name FROM {SCHEMA}.kv_indexes WHERE owner = {literal(self._session.owner)}"
-        )
-        names = [str(each) for (each,) in rows]
-        return SqlError(
-            f'KV index "{name}" does not exist',
-            sqlstate="42704",
-            hint=did_you_mean(name, names) if names else "There is no KV index yet.",
-        )
 
     def _is(self, name: str) -> str:
         return f"owner = {literal(self._session.owner)} AND name = {literal(name)}"
