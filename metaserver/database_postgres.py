@@ -76,7 +76,12 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class PostgresDatabase:
-    """A PostgreSQL database; see NamespaceDatabase."""
+    """A PostgreSQL database; see NamespaceDatabase.
+
+    Attributes:
+        _written: number of the last change made here; the follower tells no older state.
+        _telling: held while the follower tells a state, and while ``_written`` changes.
+    """
 
     def __init__(self, url: str) -> None:
         self.trouble = ""
@@ -85,6 +90,8 @@ class PostgresDatabase:
         self._connection: Connection | None = None
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
+        self._written = -1
+        self._telling = threading.Lock()
 
     def open(self) -> None:
         """Connect and bring the schema up to date."""
@@ -142,14 +149,19 @@ class PostgresDatabase:
             with self._ready() as connection, connection.transaction():
                 connection.execute("SELECT number FROM tierkv_meta.changes FOR UPDATE")
                 change(connection)
-                connection.execute("UPDATE tierkv_meta.changes SET number = number + 1")
+                found = connection.execute(
+                    "UPDATE tierkv_meta.changes SET number = number + 1 RETURNING number"
+                ).fetchone()
                 connection.execute(f"NOTIFY {_CHANNEL}")
-                return _stored(connection)
+                stored = _stored(connection)
         except psycopg.Error as error:
             raise DirectoryUnavailableError(
                 f"PostgreSQL did not store the change: {_text(error)}",
                 hint="Look at the server of meta.database, then try again.",
             ) from error
+        with self._telling:
+            self._written = -1 if found is None else found[0]
+        return stored
 
     def follow(self, changed: Callable[[Stored], None]) -> None:
         """Call ``changed`` after writes of other servers, until ``close``."""
@@ -172,18 +184,26 @@ class PostgresDatabase:
             try:
                 with self._connect() as connection:
                     connection.execute(f"LISTEN {_CHANNEL}")
+                    with self._telling:
+                        self._written = -1  # A database from a backup may have fewer changes.
                     while not self._closed.is_set():
                         (number,) = connection.execute(
                             "SELECT number FROM tierkv_meta.changes"
                         ).fetchone() or (seen,)
                         if number != seen:
                             seen = number
-                            changed(_stored(connection))
+                            self._tell(number, _stored(connection), changed)
                         self._note("")
                         self._wait(connection)
             except (psycopg.Error, ConfigError) as error:
                 self._note(f"meta.database is lost, namespaces can't be changed: {_text(error)}")
                 self._closed.wait(_LOOK_S)
+
+    def _tell(self, number: int, stored: Stored, changed: Callable[[Stored], None]) -> None:
+        """Tell a state, unless this server has written since the state was read."""
+        with self._telling:
+            if number >= self._written:
+                changed(stored)
 
     def _wait(self, connection: Connection) -> None:
         """Wait for a notification, for a look's time at most, and notice ``close`` soon."""

@@ -136,7 +136,7 @@ class AiStatement:
                 "tierkv.dry_run is on, and this statement would write NULL for AI answers",
                 hint="EXPLAIN shows its calls; to run it, RESET tierkv.dry_run.",
             )
-        functions = dict.fromkeys(form.function.name for form in self.plan.forms)
+        functions = dict.fromkeys(form.function.granted_as for form in self.plan.forms)
         self._generator.rights.check_functions(self._defaults.tenant, functions)
         checked: set[AiCall] = set()
         for form in self.plan.forms:

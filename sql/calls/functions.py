@@ -81,6 +81,11 @@ class AiFunction:
         return tuple(parameter.name for parameter in self.parameters)
 
     @property
+    def granted_as(self) -> str:
+        """Return the name by which the right to call the function is granted."""
+        return self.canonical if self.name.startswith("tierkv.") else self.name
+
+    @property
     def main(self) -> Parameter:
         """Return the first parameter with a row's data."""
         return next(parameter for parameter in self.parameters if parameter.strict)

@@ -275,3 +275,16 @@ def test_reads_outlive_postgres_and_writes_say_what_is_wrong(postgres: PostgresS
     store.close()
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute("DROP SCHEMA tierkv_meta CASCADE")
+
+
+def test_what_was_read_before_a_write_is_not_told_after_it(url: str) -> None:
+    database = PostgresDatabase(url)
+    database.open()
+    before = database.stored()
+    told: list[Stored] = []
+    database._tell(0, before, told.append)
+    put(database, row("a"))
+    database._tell(0, before, told.append)
+    database._tell(1, database.stored(), told.append)
+    database.close()
+    assert [len(stored.namespaces) for stored in told] == [0, 1]

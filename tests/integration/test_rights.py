@@ -73,13 +73,17 @@ def test_a_function_is_revoked_from_everybody_and_granted_to_one(
     cluster: Guarded, door: str
 ) -> None:
     assert not cluster.state(door, CALLS[door])
-    done = cluster.psql(door, "REVOKE EXECUTE ON FUNCTION ai_generate, ai_filter FROM PUBLIC")
+    done = cluster.psql(
+        door, "REVOKE EXECUTE ON FUNCTION ai_generate, ai_filter, ai_forget FROM PUBLIC"
+    )
     assert done.stdout.strip() == "REVOKE", done.stderr
     for each in DOORS:
         wait_for(lambda each=each: cluster.state(each, CALLS[each]) == "42501", what="refused")
     # Before any call, without a row, and in EXPLAIN too; what is not revoked goes on.
     assert cluster.state(door, "SELECT ai_generate('x') WHERE false") == "42501"
     assert cluster.state(door, "EXPLAIN " + CALLS[door]) == "42501"
+    for call in ("ai_forget('x')", "tierkv.forget('x')"):
+        assert cluster.state(door, f"SELECT {call}") == "42501"
     assert not cluster.state(door, "SELECT ai_count_tokens('x')")
     assert not cluster.state(door, CALLS[door], USER), "the administrator may"
     told = cluster.psql(door, CALLS[door], "SELECT 'alive'", user="bob")
@@ -92,7 +96,7 @@ def test_a_function_is_revoked_from_everybody_and_granted_to_one(
     rows = [row for row in cluster.run(door, GRANTED) if row[1] == "function"]
     assert rows == [
         ("bob", "function", "ai_generate"),
-        ("public", "function", "all but ai_filter, ai_generate"),
+        ("public", "function", "all but ai_filter, ai_forget, ai_generate"),
     ]
 
 
