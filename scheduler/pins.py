@@ -30,6 +30,9 @@ RENEW_S: Final = 15.0
 LEASE_S: Final = 120.0
 _KEYS_PER_RECORD: Final = 160
 _POOL_LOOK_S: Final = 0.5
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
+"""Pauses before whoever pins a prompt is told how much of it is in memory."""
+
 _FIRST_LOOK_S: Final = 0.05
 """A block is in the pool a little later than its computation: a new pin is looked at often."""
 
@@ -164,11 +167,12 @@ class PinKeeper:
         kept = self._kept[pin.name] = old or _Kept(pin)
         kept.pin, kept.due_s, kept.wait_s = pin, 0.0, _FIRST_LOOK_S
         self.start()
-        for _ in range(5):
-            await self._look(kept)
+        await self._look(kept)
+        for pause_s in _PAUSES_S:
             if kept.in_memory >= len(pin.keys):
                 break
-            await asyncio.sleep(kept.wait_s)
+            await asyncio.sleep(pause_s)
+            await self._look(kept)
         self._wake.set()
         return kept.in_memory
 
