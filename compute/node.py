@@ -302,7 +302,7 @@ class ComputeNode:
         if not self.is_running:
             raise TransportError(f"compute node {self.config.node_id} is not running")
         if pool:
-            return await self._eraser.erase_pool(keys), self._eraser.pool_nodes
+            return await self._eraser.erase_pool(keys)
         return await self._eraser.erase_pages(keys), ()
 
     async def flush(self, timeout_s: float = 60.0) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from tierkv.compute.engine.engine import Engine
 from tierkv.compute.l1.part_index import TOKEN_BYTES, scope_of
 from tierkv.compute.tiers.chunk_lookup import prompt_chunks
-from tierkv.dmp.pool_node import PoolNode
 from tierkv.kvcore.block import Erased
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, coarse_key
 from tierkv.kvcore.errors import CacheError, TransportError
@@ -55,8 +54,11 @@ class BlockEraser:
         pages = await asyncio.wrap_future(self._engine.inbox.call(lambda: self._engine.erase(keys)))
         return Erased(page_blocks=pages, page_bytes=pages * self._page_bytes)
 
-    async def erase_pool(self, keys: Sequence[BlockKey]) -> Erased:
+    async def erase_pool(self, keys: Sequence[BlockKey]) -> tuple[Erased, tuple[str, ...]]:
         """Erase blocks, at all codec levels, from the connected pool nodes.
+
+        Returns:
+            the removed copies, and the names of the nodes that were asked.
 
         Raises:
             TransportError: a node failed; copies may be left there.
@@ -65,7 +67,7 @@ class BlockEraser:
         nodes = [*finder.nodes, *([] if finder.archive is None else [finder.archive])]
         both = [*keys, *map(coarse_key, keys)]
         answers = await asyncio.gather(
-            *(asyncio.to_thread(_erase_at, node, both) for node in nodes), return_exceptions=True
+            *(asyncio.to_thread(node.erase, both) for node in nodes), return_exceptions=True
         )
         erased = Erased()
         for node, answer in zip(nodes, answers, strict=True):
@@ -74,13 +76,4 @@ class BlockEraser:
             if isinstance(answer, BaseException):
                 raise answer
             erased += answer
-        return erased
-
-    @property
-    def pool_nodes(self) -> tuple[str, ...]:
-        """Names of the connected pool nodes."""
-        return tuple(node.node_id for node in self._engine.tiers.finder.nodes)
-
-
-def _erase_at(node: PoolNode, keys: Sequence[BlockKey]) -> Erased:
-    return node.erase(keys)
+        return erased, tuple(node.node_id for node in nodes if node is not finder.archive)
