@@ -22,7 +22,7 @@ from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job import AiJob, JobSession
 from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
 from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
-from tierkv.dbfront.jobs.job_source import JobSource, unknown_name
+from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction, unknown_name
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
 from tierkv.sql.jobs.ai_table_command import AiTableCommand, AiTableOptions, ai_table_options
@@ -97,12 +97,7 @@ class AiTables:
             SqlError: 42P07 or 42P01, the table exists already or not; 55006, a refresh runs; 25001,
                 inside a transaction; or what the SELECT gives.
         """
-        if self._session.in_transaction:
-            raise SqlError(
-                f"{command.tag} cannot run inside a transaction block",
-                sqlstate="25001",
-                hint="A refresh commits each batch: COMMIT first.",
-            )
+        refuse_transaction(self._session, command.tag, "refresh")
         await self._session.prepare()
         try:
             return StatementResult(command.tag, notices=await self._run(command))

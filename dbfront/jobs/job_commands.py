@@ -18,7 +18,7 @@ from tierkv.dbfront.jobs.job import AiJob, JobPart, JobSession, PartState
 from tierkv.dbfront.jobs.job_book import JobBook
 from tierkv.dbfront.jobs.job_progress import TOLD_EVERY_S, end_notice, progress_notice
 from tierkv.dbfront.jobs.job_runner import PartRunner, try_again
-from tierkv.dbfront.jobs.job_source import JobSource
+from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction
 from tierkv.dbfront.jobs.job_views import lock_name
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
@@ -67,12 +67,7 @@ class JobCommands:
                 inside a transaction; or what its own statement gives.
             TierKVError: the job stopped and can be resumed.
         """
-        if self._session.in_transaction:
-            raise SqlError(
-                f"{command.tag} cannot run inside a transaction block",
-                sqlstate="25001",
-                hint="A job commits each batch: COMMIT first.",
-            )
+        refuse_transaction(self._session, command.tag, "job")
         self._told_s = self._clock.now()
         await self._session.prepare()
         notices: tuple[Notice, ...] = ()

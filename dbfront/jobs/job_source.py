@@ -126,6 +126,25 @@ class JobSource:
         return [str(key) for (key,) in result.rows][:-1]
 
 
+def refuse_transaction(session: JobSession, tag: str, work: str) -> None:
+    """Refuse a statement that commits batches inside the client's transaction.
+
+    Args:
+        session: of the client.
+        tag: the statement, for the error.
+        work: what commits the batches, such as ``refresh``.
+
+    Raises:
+        SqlError: 25001.
+    """
+    if session.in_transaction:
+        raise SqlError(
+            f"{tag} cannot run inside a transaction block",
+            sqlstate="25001",
+            hint=f"A {work} commits each batch: COMMIT first.",
+        )
+
+
 async def unknown_name(
     session: JobSession, kind: str, table: str, name: str, sqlstate: str
 ) -> SqlError:

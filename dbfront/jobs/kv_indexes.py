@@ -20,7 +20,7 @@ from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job import JobSession
 from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
 from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
-from tierkv.dbfront.jobs.job_source import JobSource, unknown_name
+from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction, unknown_name
 from tierkv.dbfront.jobs.keepers import BUILDING
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
@@ -113,12 +113,7 @@ class KvIndexes:
             SqlError: 42710 or 42704, the index exists already or not; 25001, inside a transaction;
                 42P17, a volatile expression; or what the expression gives.
         """
-        if self._session.in_transaction:
-            raise SqlError(
-                f"{command.tag} cannot run inside a transaction block",
-                sqlstate="25001",
-                hint="A refresh commits each batch: COMMIT first.",
-            )
+        refuse_transaction(self._session, command.tag, "refresh")
         await self._session.prepare()
         index = await self._find(command.name)
         if command.verb == "CREATE":
