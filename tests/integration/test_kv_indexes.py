@@ -149,6 +149,29 @@ def test_what_can_not_be_an_index_is_refused(door: Door) -> None:
         connection.execute("DROP KV INDEX IF EXISTS docs_kv")
 
 
+@pytest.mark.parametrize(
+    ("statement", "tag", "work"),
+    [
+        (MADE, "CREATE KV INDEX", "refresh"),
+        ("CREATE AI TABLE a AS SELECT ai_generate(body) FROM docs", "CREATE AI TABLE", "refresh"),
+        (
+            "CREATE AI JOB a AS INSERT INTO docs SELECT id, ai_generate(body) FROM docs",
+            "CREATE AI JOB", "job",
+        ),
+    ],
+)  # fmt: skip
+def test_what_commits_batches_is_refused_inside_a_transaction(
+    door: Door, statement: str, tag: str, work: str
+) -> None:
+    with door.session() as connection:
+        connection.execute("BEGIN")
+        with pytest.raises(psycopg.errors.ActiveSqlTransaction, match=tag) as refused:
+            connection.execute(statement.encode())
+        assert refused.value.diag.message_hint == f"A {work} commits each batch: COMMIT first."
+        connection.execute("ROLLBACK")
+        assert index_row(door) == ()
+
+
 def test_behind_postgresql_an_index_is_refreshed_by_statements(door: Door) -> None:
     if "password" not in door.dsn:
         pytest.skip("the embedded front works in the background")
