@@ -63,18 +63,18 @@ class ComputeClient(Protocol):
     async def close(self) -> None: ...
 
 
-def check_json_schema(schema: str) -> None:
-    """Refuse a JSON Schema that no answer can follow; runs no model, needs no node.
+def check_guide(guide: str) -> None:
+    """Refuse a JSON Schema or grammar that no answer can follow; runs no model, needs no node.
 
     Raises:
-        UdfArgumentError: the schema is not a JSON object, or uses an unsupported feature, which the
-            message names.
-        FeatureNotSupportedError: the schema compiler is not installed here; a node may have it.
+        UdfArgumentError: the guide is no JSON object and no grammar, or uses an unsupported
+            feature, which the message names.
+        FeatureNotSupportedError: the compiler is not installed here; a node may have it.
     """
-    # Lazy: the schema compiler is heavy, and most callers never need it.
-    from tierkv.compute.engine.guides import check_schema
+    # Lazy: the compiler is heavy, and most callers never need it.
+    from tierkv.compute.engine.guides import check_guide as check
 
-    check_schema(schema)
+    check(guide)
 
 
 def connect_compute(

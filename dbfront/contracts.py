@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tierkv.dbfront.tool_calls.tool import CallDelta, ToolCall, ToolUse
 from tierkv.kvcore.access import RightsBook
 from tierkv.kvcore.call_options import USUAL, CallOptions
 from tierkv.kvcore.ids import RequestId
@@ -34,10 +35,15 @@ _BULK_PRIORITY: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message; ``role`` is system, user, assistant or tool."""
+    """One chat message; ``role`` is system, user, assistant or tool.
+
+    ``tool_calls`` are the calls of an assistant; ``tool_call_id`` is the call that a tool answers.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
 
 
 class KvAction(StrEnum):
@@ -74,6 +80,9 @@ class TextCall:
     FinishReason.LENGTH is incomplete. Labels and embeddings generate no tokens, so sampling options
     and ``max_tokens`` have no effect.
 
+    With ``tools`` the answer may consist of calls of tools (dbfront/tool_calls). Such answers are
+    never taken from the answer cache.
+
     ``origin`` is the REST route of the call, for statistics; empty for calls from SQL. ``key`` is
     the name of the REST key, for its limits; empty for keys without a name. ``session`` names the
     session whose earlier answers ``answer_cache = session`` allows; empty: the call has none.
@@ -90,6 +99,7 @@ class TextCall:
     json_schema: str = ""
     labels: tuple[str, ...] = ()
     embed: bool = False
+    tools: ToolUse | None = None
     steering: Steering | None = None
     tenant: str = "default"
     request_id: RequestId | None = None
@@ -167,7 +177,7 @@ class PreparedCall:
 class TextEvent:
     """A piece of an answer. The last event has finish_reason, usage and times (seconds).
 
-    The last event also has the requested readouts; see TextAnswer.
+    The last event also has the requested readouts; see TextAnswer. ``calls`` stand behind ``text``.
     """
 
     text: str = ""
@@ -179,6 +189,7 @@ class TextEvent:
     label_probabilities: tuple[float, ...] = ()
     embedding: tuple[float, ...] = ()
     cached: bool = False
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +217,12 @@ class TextAnswer:
     embedding: tuple[float, ...] = ()
     model: str = ""
     cached: bool = False
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @classmethod
-    def of(cls, text: str, last: TextEvent, *, model: str = "") -> TextAnswer:
+    def of(
+        cls, text: str, last: TextEvent, *, model: str = "", tool_calls: tuple[ToolCall, ...] = ()
+    ) -> TextAnswer:
         """Complete an answer with the last event of its stream."""
         assert last.finish_reason is not None and last.usage is not None
         return cls(
@@ -222,6 +236,7 @@ class TextAnswer:
             embedding=last.embedding,
             model=model,
             cached=last.cached,
+            tool_calls=tool_calls,
         )
 
 

@@ -105,6 +105,15 @@ MAX_EXTRACTED_FIELDS: Final = 256
 MAX_SCHEMA_CHARS: Final = 64 << 10
 """Longest JSON Schema for a guided answer; the node compiles the schema."""
 
+MAX_TOOLS: Final = 128
+"""Most tools of one request, as in OpenAI's API."""
+
+MAX_TOOL_CALLS: Final = 64
+"""Most calls of tools in one answer."""
+
+MAX_TOOLS_CHARS: Final = 256 << 10
+"""Longest grammar of a request's tools; the schemas of their arguments are nearly all of it."""
+
 MAX_EVENTS_PER_BATCH: Final = 16_384
 MAX_ENGINE_BLOCKS: Final = 1 << 20
 """Blocks tracked in the caches of one foreign engine, some 400 bytes each; further blocks are only

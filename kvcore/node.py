@@ -54,6 +54,7 @@ class ModelInfo:
         blend_refusal: reason for never blending chunks; empty if the model passed the gate.
         score_refusal: reason for not scoring single tokens; empty if supported.
         embed_refusal: reason for not giving embeddings; empty if supported.
+        grammar_refusal: reason for not holding answers to a grammar; empty if supported.
     """
 
     name: str
@@ -67,6 +68,7 @@ class ModelInfo:
     blend_refusal: str = ""
     score_refusal: str = ""
     embed_refusal: str = ""
+    grammar_refusal: str = ""
 
     @property
     def identity(self) -> str:

@@ -1,4 +1,4 @@
-"""Holds answers to a JSON schema: which tokens may come next in an answer.
+"""Holds answers to a form, a JSON schema or a grammar: which tokens may come next in an answer.
 
 ``Guides`` belongs to a node and makes a ``Guide`` per request, outside the engine thread; the guide
 then belongs to the engine. The front also calls this file through compute/client.py and refuses a
@@ -67,13 +67,27 @@ def compiler() -> Any:
         ) from error
 
 
-def grammar_of(schema: str) -> str:
-    """Turn a JSON Schema into the compiler's grammar text; the grammar may still not compile.
+GRAMMAR_HEAD = "%llguidance"
+"""Begins the text of a guide that is a grammar in the compiler's Lark dialect, not a schema."""
+
+
+def grammar_of(guide: str) -> str:
+    """Turn a guide into the compiler's grammar text; the grammar may still not compile.
 
     Raises:
-        UdfArgumentError: the schema is no JSON object, or too long.
+        UdfArgumentError: the guide is too long, or neither a JSON object nor a grammar.
         FeatureNotSupportedError: no compiler is installed.
     """
+    if not guide.startswith(GRAMMAR_HEAD):
+        return _grammar_of_schema(guide)
+    if len(guide) > limits.MAX_TOOLS_CHARS:
+        raise UdfArgumentError(
+            f"the grammar has {len(guide)} characters, the limit is {limits.MAX_TOOLS_CHARS}"
+        )
+    return str(compiler().LLMatcher.grammar_from_lark(guide))
+
+
+def _grammar_of_schema(schema: str) -> str:
     if len(schema) > limits.MAX_SCHEMA_CHARS:
         raise UdfArgumentError(
             f"the JSON schema has {len(schema)} characters, the limit is {limits.MAX_SCHEMA_CHARS}"
@@ -114,15 +128,15 @@ def _multiples(value: Any) -> Iterator[int]:
             waiting.extend(part)
 
 
-def check_schema(schema: str) -> None:
-    """Refuse a schema that can't be followed; takes milliseconds for common schemas.
+def check_guide(guide: str) -> None:
+    """Refuse a schema or grammar that can't be followed; takes milliseconds for common ones.
 
     Raises:
-        UdfArgumentError: the schema is no JSON object, or uses an unsupported keyword, which the
-            error names.
+        UdfArgumentError: the guide is no JSON object and no grammar, or uses an unsupported
+            keyword, which the error names.
         FeatureNotSupportedError: no compiler is installed.
     """
-    grammar = grammar_of(schema)
+    grammar = grammar_of(guide)
     problem = compiler().LLMatcher.validate_grammar(grammar, limits=parser_limits())
     if problem:
         raise schema_error(problem)
@@ -195,7 +209,7 @@ class Guide:
 
     def _fail(self, what: str) -> None:
         told = " ".join(self._matcher.get_error().split())[:_ERROR_CHARS]
-        self.error = f"the answer can't be held to its JSON schema: {told or what}"
+        self.error = f"the answer can't be held to its form: {told or what}"
 
 
 class Guides:

@@ -43,6 +43,8 @@ def answer_key(prepared: PreparedCall) -> AnswerKey | None:
     scope = call.options.answer_cache or AnswerScope.OFF
     if scope is AnswerScope.OFF or not request.use_cache or request.blend is not None:
         return None
+    if call.tools is not None:
+        return None  # Answers are kept as text, and their calls have identifiers of their own.
     sampling = request.sampling
     asks = bool(call.labels) or call.embed
     if sampling.temperature > 0.0 and sampling.seed is None and not asks:

@@ -7,9 +7,11 @@ strings end an answer early, and questions about a prompt (labels, embeddings) a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import secrets
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
 from tierkv.dbfront.contracts import TextCall, TextEvent
@@ -17,6 +19,9 @@ from tierkv.dbfront.generation.labels import Labels
 from tierkv.dbfront.generation.readouts import Submit, read_label, read_out, walk_labels
 from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer
+from tierkv.dbfront.tool_calls.call_format import CallFormat
+from tierkv.dbfront.tool_calls.reader import CallReader, Reading
+from tierkv.dbfront.tool_calls.tool import CallDelta
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import NodeLostError
 from tierkv.kvcore.node import ModelInfo
@@ -51,10 +56,8 @@ class TextAnswering:
     async def _text_events(
         self, live: ModelRequest, tokenizer: TextTokenizer
     ) -> AsyncGenerator[TextEvent, None]:
-        text = Detokenizer(tokenizer.decode)
-        asked = live.prepared.call
-        stops = StopStrings(() if asked.labels else asked.options.stop or ())
         prepared = live.prepared
+        text = AnswerText(prepared.call, tokenizer)
         submitted = self._dispatcher.submit(
             prepared.request, model=prepared.model, preferred_node=prepared.preferred_node
         )
@@ -62,19 +65,18 @@ class TextAnswering:
             async for event in events:
                 if event.token_ids:
                     self._count(live, event)
-                    cut = stops.push(text.push(event.token_ids))
-                    if cut.text:
-                        yield TextEvent(cut.text, node_id=event.node_id)
-                    if cut.stopped:
+                    piece = text.push(event.token_ids)
+                    if piece:
+                        yield TextEvent(piece.text, node_id=event.node_id, calls=piece.calls)
+                    if piece.stopped:
                         last = await self._stop(live, events)
                         yield self._last(live, FinishReason.STOP, last)
                         return
                 if event.finish_reason is not None:
-                    cut = stops.push(text.flush())
-                    rest = cut.text if cut.stopped else cut.text + stops.flush()
-                    if rest:
-                        yield TextEvent(rest, node_id=event.node_id)
-                    reason = FinishReason.STOP if cut.stopped else event.finish_reason
+                    piece = text.flush()
+                    if piece:
+                        yield TextEvent(piece.text, node_id=event.node_id, calls=piece.calls)
+                    reason = FinishReason.STOP if piece.stopped else event.finish_reason
                     yield self._last(live, reason, event)
                     return
         raise NodeLostError("the answer ended without an end")  # The dispatcher prevents this case.
@@ -180,3 +182,64 @@ def _is_one_of_many(call: TextCall) -> bool:
     cache. A walk over labels sends several requests, so its time is measured at the front.
     """
     return not call.origin and not call.labels
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Text, then pieces of calls; ``stopped`` if a stop string ended the answer behind them."""
+
+    text: str = ""
+    calls: tuple[CallDelta, ...] = ()
+    stopped: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.calls)
+
+
+class AnswerText:
+    """The text of one answer."""
+
+    def __init__(self, call: TextCall, tokenizer: TextTokenizer) -> None:
+        self._reader = None
+        decode = tokenizer.decode
+        if call.tools is not None:
+            form = tokenizer.template.call_format
+            names = frozenset(tool.name for tool in call.tools.callable)
+            self._reader = CallReader(form, names, _new_call_id)
+            decode = partial(tokenizer.decode_with, shown=_shown(form, tokenizer))
+        self._text = Detokenizer(decode)
+        self._stops = StopStrings(() if call.labels else call.options.stop or ())
+
+    def push(self, token_ids: Sequence[int]) -> TextPiece:
+        """Add tokens; return what is certain now."""
+        return self._piece(self._read(self._text.push(token_ids)))
+
+    def flush(self) -> TextPiece:
+        """Return the rest, at the end of the answer."""
+        read = self._read(self._text.flush())
+        rest = "" if self._reader is None else self._reader.flush().text
+        piece = self._piece(Reading(read.text + rest, read.calls))
+        if piece.stopped:
+            return piece
+        return TextPiece(piece.text + self._stops.flush(), piece.calls)
+
+    def _read(self, text: str) -> Reading:
+        return Reading(text) if self._reader is None else self._reader.push(text)
+
+    def _piece(self, read: Reading) -> TextPiece:
+        cut = self._stops.push(read.text)
+        if cut.stopped:
+            return TextPiece(cut.text, stopped=True)
+        text = cut.text + self._stops.flush() if read.calls else cut.text
+        return TextPiece(text, read.calls)
+
+
+def _shown(form: CallFormat, tokenizer: TextTokenizer) -> dict[int, str]:
+    """Return the special tokens that are part of a format."""
+    parts = (*form.head, *form.middle, *form.tail, *(form.separator or ()))
+    written = " ".join(part for part in parts if isinstance(part, str))
+    return {i: name for name, i in tokenizer.plain_text.special_ids.items() if name in written}
+
+
+def _new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"

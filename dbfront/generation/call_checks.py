@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 
-from tierkv.compute.client import check_json_schema
+from tierkv.compute.client import check_guide
 from tierkv.dbfront.contracts import TextCall
 from tierkv.dbfront.tokens.chunked_prompt import (
     EncodedPrompt,
@@ -26,6 +26,9 @@ from tierkv.dbfront.tokens.chunked_prompt import (
     encode_text,
 )
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer
+from tierkv.dbfront.tool_calls.call_format import CallFormat
+from tierkv.dbfront.tool_calls.grammar import arguments_schema, call_grammar
+from tierkv.dbfront.tool_calls.tool import Tool, ToolChoice, ToolUse
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import ContextTooLongError, FeatureNotSupportedError, UdfArgumentError
@@ -92,7 +95,7 @@ def chat_text(call: TextCall, tokenizer: TextTokenizer) -> str | None:
 
     None if the call has another form, or has a fault that ``encode`` reports.
     """
-    if call.messages is None or call.documents or call.options.chunk_separator:
+    if call.messages is None or call.documents or call.options.chunk_separator or call.tools:
         return None
     if call.prompt is not None or call.prompt_token_ids is not None:
         return None
@@ -123,7 +126,8 @@ async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
     elif call.prompt is not None:
         encoded = await encode_text(tokenizer, call.prompt, documents, separator, plain=call.embed)
     else:
-        encoded = await encode_chat(tokenizer, call.messages or (), documents, separator)
+        tools = call.tools.tools if call.tools is not None else ()
+        encoded = await encode_chat(tokenizer, call.messages or (), documents, separator, tools)
     if not encoded.token_ids:
         raise UdfArgumentError("the prompt is empty", hint="Send at least one character.")
     return encoded
@@ -198,6 +202,8 @@ def check_form(call: TextCall) -> None:
         raise UdfArgumentError(
             "a call can ask for only one of: JSON of a schema, a label, an embedding"
         )
+    if call.tools is not None and call.messages is None:
+        raise UdfArgumentError("tools need a conversation", hint="Send messages.")
     if call.json_schema and call.options.stop:
         raise UdfArgumentError(
             "stop strings can't be used with a JSON schema",
@@ -222,8 +228,62 @@ async def checked_schema(schema: str) -> str:
 @lru_cache(maxsize=64)
 def _short_schema(schema: str) -> str:
     with suppress(FeatureNotSupportedError):
-        check_json_schema(schema)
+        check_guide(schema)
     return json.dumps(json.loads(schema), separators=(",", ":"), ensure_ascii=False)
+
+
+async def tools_guide(use: ToolUse, schema: str, model: ModelInfo, tokenizer: TextTokenizer) -> str:
+    """Return the grammar of an answer that may call tools; empty if the engine takes no grammar.
+
+    Args:
+        use: the tools and the caller's choice.
+        schema: JSON Schema of an answer that calls nothing; empty: free text.
+        model: the model that answers.
+        tokenizer: the model's own.
+
+    Raises:
+        UdfArgumentError: the arguments of a tool can't be held to its schema; names the tool.
+        FeatureNotSupportedError: the engine takes no grammar, and calls are required or answers
+            have a schema.
+    """
+    if model.grammar_refusal:
+        if use.choice is ToolChoice.REQUIRED or schema:
+            raise FeatureNotSupportedError(
+                f"model {model.name} can't be held to calls of tools: {model.grammar_refusal}",
+                hint="Use tool_choice auto, without a response_format.",
+            )
+        return ""
+    form, specials = tokenizer.template.call_format, tokenizer.plain_text.special_ids
+    text = call_grammar(form, use, specials, answer_schema=schema)
+    if len(text) > limits.MAX_TOOLS_CHARS:
+        raise UdfArgumentError(
+            f"the schemas of the tools have {len(text)} characters, the limit is "
+            f"{limits.MAX_TOOLS_CHARS}",
+            hint="Send fewer tools, or shorter schemas.",
+        )
+    await asyncio.to_thread(_check_grammar, text, use, form)
+    return text
+
+
+@lru_cache(maxsize=64)
+def _check_grammar(text: str, use: ToolUse, form: CallFormat) -> None:
+    """Check the tools one by one only if they can't be followed together, to name the one."""
+    with suppress(FeatureNotSupportedError):
+        costly = [tool for tool in use.callable if "multipleOf" in tool.parameters]
+        _check_tools(costly, form)
+        try:
+            check_guide(text)
+        except UdfArgumentError:
+            _check_tools(use.callable, form)
+            raise
+
+
+def _check_tools(tools: Sequence[Tool], form: CallFormat) -> None:
+    for tool in tools:
+        try:
+            check_guide(json.dumps(arguments_schema(tool, form)))
+        except UdfArgumentError as error:
+            raise UdfArgumentError(f"tool {tool.name}: {error}", hint=error.hint) from error
 
 
 def check_names(call: TextCall) -> None:

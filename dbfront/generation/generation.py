@@ -41,6 +41,7 @@ from tierkv.dbfront.generation.call_checks import (
     readout_params,
     salted_tenant,
     sampling_params,
+    tools_guide,
 )
 from tierkv.dbfront.generation.forecast_inputs import (
     AnswerLengths,
@@ -55,6 +56,7 @@ from tierkv.dbfront.generation.readouts import (
 from tierkv.dbfront.generation.steering import PromptSteering
 from tierkv.dbfront.tokens.chunked_prompt import EncodedPrompt
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer, TokenizerCache
+from tierkv.dbfront.tool_calls.tool import CallDelta, joined_calls
 from tierkv.kvcore.access import RightsBook
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import (
@@ -180,6 +182,8 @@ class Generation:
         check_scope(options.answer_cache, call.session)
         guide = await checked_schema(call.json_schema)
         tokenizer = await self._tokenizers.get(model)
+        if call.tools is not None:
+            guide = await tools_guide(call.tools, guide, model, tokenizer)
         ids = None if ahead is None else await ahead.token_ids()
         prompt = EncodedPrompt(ids) if ids else await encode(call, tokenizer)
         guide = guide or _guide_of_labels(call, model)
@@ -385,11 +389,18 @@ class Generation:
     async def answer(self, prepared: PreparedCall) -> TextAnswer:
         """Return the complete answer; see TextGenerator."""
         parts: list[str] = []
+        calls: list[CallDelta] = []
         async with aclosing(self._stream(prepared, is_prompt=True)) as events:
             async for event in events:
                 parts.append(event.text)
+                calls += event.calls
                 if event.finish_reason is not None and event.usage is not None:
-                    return TextAnswer.of("".join(parts), event, model=prepared.model.name)
+                    return TextAnswer.of(
+                        "".join(parts),
+                        event,
+                        model=prepared.model.name,
+                        tool_calls=joined_calls(calls),
+                    )
         raise NodeLostError("the answer ended without an end")
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TextEvent
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.services import FieldError
+from tierkv.dbfront.http.tool_fields import CallField, ToolField, tool_use
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import OPTIONS, CallOptions, OptionSpec
@@ -240,23 +241,30 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    tool_calls: Annotated[list[CallField], Field(max_length=limits.MAX_TOOL_CALLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
 
     def to_message(self, index: int) -> Message:
         """Join the parts of the message; OpenAI's role ``developer`` becomes ``system``."""
         where = f"messages[{index}]"
-        if (self.model_extra or {}).get("tool_calls"):
-            error = FeatureNotSupportedError(f"{where}.tool_calls is not supported")
-            raise FieldError(f"{where}.tool_calls", error)
         role = "system" if self.role == "developer" else self.role
+        calls = tuple(call.to_call() for call in self.tool_calls or ())
+        if calls and role != "assistant":
+            error = UserError(f"{where} has tool_calls, but only the assistant calls tools")
+            raise FieldError(f"{where}.tool_calls", error)
+        answers = (self.tool_call_id or "") if role == "tool" else ""
+        return Message(role, self._text(where), calls, answers)
+
+    def _text(self, where: str) -> str:
         if self.content is None or isinstance(self.content, str):
-            return Message(role, self.content or "")
+            return self.content or ""
         for part in self.content:
             if part.type not in ("text", "input_text", "refusal") or part.text is None:
                 error = FeatureNotSupportedError(
                     f"{where}: parts of type {part.type!r} are not text"
                 )
                 raise FieldError(f"{where}.content", error)
-        return Message(role, "".join(part.text or "" for part in self.content))
+        return "".join(part.text or "" for part in self.content)
 
 
 class ChatBody(CallBody):
@@ -285,12 +293,26 @@ class ChatBody(CallBody):
         )
     )
 
+    tools: list[ToolField] | None = Field(
+        default=None, description="functions that the model may call; the client executes them"
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None,
+        description="auto (default), none, required, or the function to call; also allowed_tools",
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="false: at most one call per answer; default true"
+    )
+
     def to_call(self, caller: RestCaller, default_temperature: float) -> TextCall:
         """Make the call; without a limit the answer may fill the context."""
         asked = CallOptions(max_tokens=self.max_completion_tokens)
         options = asked.over(self.options(CallOptions(temperature=default_temperature)))
+        tools = [tool.to_tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+        parallel = self.parallel_tool_calls is not False
         return TextCall(
             messages=tuple(m.to_message(i) for i, m in enumerate(self.messages)),
+            tools=tool_use(tools, self.tool_choice, parallel=parallel),
             origin="chat.completions",
             **self.common_call(caller, options),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -19,6 +20,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.tokens.template_form import Skeleton, TextCopies, copies_contents, skeleton
+from tierkv.dbfront.tokens.tool_conversation import has_calls, plain_messages, template_messages
+from tierkv.dbfront.tool_calls.call_format import CallFormat, learned_format
+from tierkv.dbfront.tool_calls.tool import Tool
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ModelFolderError, UdfArgumentError
 
@@ -82,7 +86,25 @@ class ChatTemplate:
                 f"the model's chat template can't be compiled: {error}"
             ) from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    @cached_property
+    def call_format(self) -> CallFormat:
+        """How the model writes calls of tools; learned from the template on first use."""
+
+        def render(messages: Any, tools: Any) -> str:
+            try:
+                return self._rendered(messages, tools, prompts=False)
+            except UdfArgumentError as error:
+                raise ValueError(str(error)) from error
+
+        return learned_format(render)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
         """Render the conversation in the format used to train the model.
 
         A template that only copies the messages is rendered once per sequence of roles.
@@ -90,6 +112,8 @@ class ChatTemplate:
         Raises:
             UdfArgumentError: the template refuses these messages; the error has the reason.
         """
+        if tools or has_calls(messages):
+            return self._render_with_tools(messages, tools, add_generation_prompt)
         roles = tuple([m.role for m in messages])
         contents = [m.content for m in messages]
         copies = self._copies is TextCopies.ALWAYS or (
@@ -111,12 +135,37 @@ class ChatTemplate:
             self._skeletons[key] = made
         return text
 
+    def _render_with_tools(
+        self, messages: Sequence[Message], tools: Sequence[Tool], prompts: bool
+    ) -> str:
+        form = self.call_format
+        if not form.is_fallback:
+            described = [tool.to_json() for tool in tools]
+            return self._rendered(template_messages(messages, form), described, prompts=prompts)
+        for in_system in (True, False):
+            plain = plain_messages(messages, tools, in_system=in_system)
+            try:
+                return self._render([m.role for m in plain], [m.content for m in plain], prompts)
+            except UdfArgumentError:  # Some templates know no system message.
+                if not in_system:
+                    raise
+        raise AssertionError("unreachable")
+
     def _render(self, roles: Sequence[str], contents: Sequence[str], prompts: bool) -> str:
         values = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+        return self._rendered(values, (), prompts=prompts)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        prompts: bool,
+    ) -> str:
         try:
             return self._template.render(
-                messages=values,
-                tools=None,
+                messages=messages,
+                tools=tools or None,
                 documents=None,
                 add_generation_prompt=prompts,
                 **self._special_tokens,

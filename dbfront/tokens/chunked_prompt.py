@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer, check_length
+from tierkv.dbfront.tokens.tool_conversation import has_calls, masked, masked_tool
+from tierkv.dbfront.tool_calls.tool import Tool
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import UdfArgumentError
 
@@ -102,7 +105,8 @@ def chat_as_text(tokenizer: TextTokenizer, messages: Sequence[Message]) -> str |
         ContextTooLongError: the messages are too long.
     """
     check_length(sum(len(m.content) for m in messages))
-    if any(tokenizer.plain_text.mask(m.content) != m.content for m in messages):
+    mask = tokenizer.plain_text.mask
+    if has_calls(messages) or any(mask(m.content) != m.content for m in messages):
         return None
     return tokenizer.template.render(messages)
 
@@ -112,6 +116,7 @@ async def encode_chat(
     messages: Sequence[Message],
     documents: Sequence[str] = (),
     separator: str = "",
+    tools: Sequence[Tool] = (),
 ) -> EncodedPrompt:
     """Encode a conversation; the first user message has the documents before its own text.
 
@@ -126,7 +131,8 @@ async def encode_chat(
     """
     check_length(sum(len(m.content) for m in messages))
     mask = tokenizer.plain_text.mask
-    messages = [replace(m, content=mask(m.content)) for m in messages]
+    messages = [masked(message, mask) for message in messages]
+    tools = [masked_tool(tool, mask) for tool in tools]
     documents, separator = [*map(mask, documents)], mask(separator)
     at = next((i for i, message in enumerate(messages) if message.role == _USER), None)
     if at is None:
@@ -135,20 +141,25 @@ async def encode_chat(
                 "documents need a user message",
                 hint="Documents stand before the first user message.",
             )
-        return EncodedPrompt(await tokenizer.encode_chat(messages))
+        return EncodedPrompt(await tokenizer.encode_chat(messages, tools))
     if not documents and not (separator and separator in messages[at].content):
-        return EncodedPrompt(await tokenizer.encode_chat(messages))  # No chunks: one part.
+        # No chunks: one part.
+        return EncodedPrompt(await tokenizer.encode_chat(messages, tools))
     parts = prompt_parts(documents, messages[at].content, separator)
     whole = _with_content(messages, at, "".join(_texts(parts)))
     check_length(sum(len(message.content) for message in whole))
-    written = _written_parts(tokenizer, whole, at, parts)
+    written = _written_parts(tokenizer, whole, at, parts, tools)
     if written is None:
-        return EncodedPrompt(await tokenizer.encode_chat(whole))
+        return EncodedPrompt(await tokenizer.encode_chat(whole, tools))
     return _joined(written, await tokenizer.encode_parts(_texts(written)))
 
 
 def _written_parts(
-    tokenizer: TextTokenizer, whole: Sequence[Message], at: int, parts: Sequence[PromptPart]
+    tokenizer: TextTokenizer,
+    whole: Sequence[Message],
+    at: int,
+    parts: Sequence[PromptPart],
+    tools: Sequence[Tool],
 ) -> tuple[PromptPart, ...] | None:
     """Return the template's text in parts; None if the chunks cannot be located."""
     chunks = [number for number, part in enumerate(parts) if part.is_chunk]
@@ -157,11 +168,12 @@ def _written_parts(
     first, last = chunks[0], chunks[-1] + 1
     mark = _unused_mark(whole)
     marked = "".join([*_texts(parts[:first]), mark, *_texts(parts[last:])])
-    around = tokenizer.template.render(_with_content(whole, at, marked)).split(mark)
+    render = partial(tokenizer.template.render, tools=tools)
+    around = render(_with_content(whole, at, marked)).split(mark)
     if len(around) != 2:
         return None
     written = (PromptPart(around[0]), *parts[first:last], PromptPart(around[1]))
-    return written if "".join(_texts(written)) == tokenizer.template.render(whole) else None
+    return written if "".join(_texts(written)) == render(whole) else None
 
 
 def _unused_mark(messages: Sequence[Message]) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tokenizers import Tokenizer
@@ -27,7 +27,11 @@ _MARK: Final = re.compile(f"{_OPEN}([0-9]{{1,6}}){_CLOSE}")
 
 
 class PlainText:
-    """Masks and encodes text around one tokenizer's special tokens; safe to share by threads."""
+    """Masks and encodes text around one tokenizer's special tokens; safe to share by threads.
+
+    Attributes:
+        special_ids: ids of the special tokens, by their spelling.
+    """
 
     def __init__(self, tokenizer: Tokenizer, anchor: str = "") -> None:
         """Read the special tokens.
@@ -38,10 +42,12 @@ class PlainText:
         """
         added = tokenizer.get_added_tokens_decoder()
         specials = {token.content: i for i, token in added.items() if token.special}
+        specials.pop("", None)
+        self.special_ids: Final[Mapping[str, int]] = specials
         self._tokenizer = tokenizer
         self._anchor = anchor
         self._ids = frozenset(specials.values())
-        self._spellings = (_OPEN, *sorted(filter(None, specials), key=len, reverse=True))
+        self._spellings = (_OPEN, *sorted(specials, key=len, reverse=True))
         self._numbers = {spelling: i for i, spelling in enumerate(self._spellings)}
         self._spelled = re.compile(_any_of(self._spellings))
         self._control = re.compile(_any_of(self._spellings[1:]))

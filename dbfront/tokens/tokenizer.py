@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.tokens.plain_text import PlainText, is_masked
+from tierkv.dbfront.tool_calls.tool import Tool
 from tierkv.integrations.remote.text_tokens import folder_here
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -68,10 +69,13 @@ class TextTokenizer:
             return (self.bos_token_id, *ids)
         return ids
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    async def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[int, ...]:
         """Render the conversation and encode the result; the template adds the special tokens."""
         check_length(sum(len(m.content) for m in messages))
-        return await self._encode(self.template.render(messages), add_special_tokens=False)
+        text = self.template.render(messages, tools=tools)
+        return await self._encode(text, add_special_tokens=False)
 
     async def encode_parts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Encode consecutive texts separately; only the first text is a beginning."""
@@ -130,6 +134,19 @@ class TextTokenizer:
         """Convert ids to text, without special tokens."""
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+    def decode_with(self, token_ids: Sequence[int], shown: Mapping[int, str]) -> str:
+        """Convert ids to text, with the spellings of some special tokens."""
+        if shown.keys().isdisjoint(token_ids):
+            return self.decode(token_ids)
+        text, plain = [], list[int]()
+        for token_id in token_ids:
+            if token_id in shown:
+                text += [self.decode(plain), shown[token_id]]
+                plain.clear()
+            else:
+                plain.append(token_id)
+        return "".join([*text, self.decode(plain)])
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         check_length(len(text))

@@ -217,6 +217,7 @@ class RemoteNode:
         for asked, refusal in (
             (request.embed, model.embed_refusal),
             (bool(request.score_token_ids), model.score_refusal),
+            (request.guide.startswith("%"), model.grammar_refusal),
         ):
             if asked and refusal:
                 raise FeatureNotSupportedError(

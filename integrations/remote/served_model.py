@@ -25,6 +25,7 @@ from tierkv.kvcore.node import ModelInfo
 from tierkv.storage.modelfiles.model_folder import ModelFolder, inspect_model_folder
 
 _EMBED_REFUSAL: Final = "the engine generates text and does not return hidden states"
+_GRAMMAR_REFUSAL: Final = "TierKV holds answers of another engine to JSON schemas only"
 _BLEND_REFUSAL: Final = "another engine computes it"
 _UNTOLD_CONTEXT: Final = 1 << 17
 """Tokens of context if the engine reports no limit; the engine itself refuses longer prompts."""
@@ -72,6 +73,7 @@ def served_model(
         blend_refusal=_BLEND_REFUSAL,
         score_refusal=door.score_refusal,
         embed_refusal=_EMBED_REFUSAL,
+        grammar_refusal=_GRAMMAR_REFUSAL,
     )
 
 
@@ -90,6 +92,7 @@ def _text_model(config: RemoteConfig, door: EngineDoor, look: EngineLook) -> Mod
         blend_refusal=_BLEND_REFUSAL,
         score_refusal=door.score_refusal,
         embed_refusal=_EMBED_REFUSAL,
+        grammar_refusal=_GRAMMAR_REFUSAL,
     )
 
 

@@ -74,6 +74,7 @@ class ModelInfo(_message.Message):
     BLEND_REFUSAL_FIELD_NUMBER: _builtins.int
     SCORE_REFUSAL_FIELD_NUMBER: _builtins.int
     EMBED_REFUSAL_FIELD_NUMBER: _builtins.int
+    GRAMMAR_REFUSAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     folder: _builtins.str
     revision: _builtins.str
@@ -86,6 +87,8 @@ class ModelInfo(_message.Message):
     """empty: chances of tokens may be asked for"""
     embed_refusal: _builtins.str
     """empty: embeddings may"""
+    grammar_refusal: _builtins.str
+    """empty: grammars may"""
     @_builtins.property
     def layout(self) -> Global___BlockLayout: ...
     @_builtins.property
@@ -104,10 +107,11 @@ class ModelInfo(_message.Message):
         blend_refusal: _builtins.str = ...,
         score_refusal: _builtins.str = ...,
         embed_refusal: _builtins.str = ...,
+        grammar_refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "blend_refusal", b"blend_refusal", "context_tokens", b"context_tokens", "embed_refusal", b"embed_refusal", "eos_token_ids", b"eos_token_ids", "folder", b"folder", "layout", b"layout", "name", b"name", "parameters", b"parameters", "revision", b"revision", "score_refusal", b"score_refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "blend_refusal", b"blend_refusal", "context_tokens", b"context_tokens", "embed_refusal", b"embed_refusal", "eos_token_ids", b"eos_token_ids", "folder", b"folder", "grammar_refusal", b"grammar_refusal", "layout", b"layout", "name", b"name", "parameters", b"parameters", "revision", b"revision", "score_refusal", b"score_refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,7 @@ from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextEvent
 from tierkv.dbfront.http.schema import ChatBody, CompletionBody, usage_json
 from tierkv.dbfront.http.services import Services, caller_of, read_body, until_disconnect
 from tierkv.dbfront.http.sse import open_stream
+from tierkv.dbfront.http.tool_fields import call_json, delta_json, finish_reason
 from tierkv.kvcore.errors import UnknownModelError
 from tierkv.kvcore.node import ModelInfo
 
@@ -192,12 +193,15 @@ def _chat_envelope(services: Services, prepared: PreparedCall) -> dict[str, Any]
 
 
 def _chat_completion(answer: TextAnswer, envelope: dict[str, Any]) -> dict[str, Any]:
-    message = {"role": "assistant", "content": answer.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.tool_calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = [call_json(call) for call in answer.tool_calls]
     choice = {
         "index": 0,
         "message": message,
         "logprobs": None,
-        "finish_reason": answer.finish_reason.value,
+        "finish_reason": finish_reason(answer.finish_reason, calls=bool(answer.tool_calls)),
     }
     usage = usage_json([answer])
     return {**envelope, "object": "chat.completion", "choices": [choice], "usage": usage}
@@ -219,7 +223,7 @@ async def _chat_chunks(
         }
         return {**base, "choices": [choice]}
 
-    begun = False
+    begun = calls = False
     async with aclosing(services.generator.stream(prepared)) as events:  # type: ignore[type-var]
         async for event in events:
             if not begun:
@@ -227,7 +231,10 @@ async def _chat_chunks(
                 yield chunk({"role": "assistant", "content": ""})
             if event.text:
                 yield chunk({"content": event.text})
+            if event.calls:
+                calls = True
+                yield chunk({"tool_calls": [delta_json(delta) for delta in event.calls]})
             if event.finish_reason is not None:
-                yield chunk({}, event.finish_reason.value)
+                yield chunk({}, finish_reason(event.finish_reason, calls=calls))
                 if include_usage and event.usage is not None:
                     yield {**base, "choices": [], "usage": usage_json([event])}

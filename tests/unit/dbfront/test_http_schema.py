@@ -120,7 +120,6 @@ def test_parts_are_joined_and_developer_is_system() -> None:
     [
         ("n", 2),
         ("logprobs", True),
-        ("tools", [{"type": "function"}]),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
         ("logit_bias", {"5": 1}),
@@ -154,7 +153,7 @@ def test_a_json_schema_holds_the_answer() -> None:
     "message",
     [
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "user", "content": [{"type": "text"}]},
     ],
 )
 def test_only_text_messages(message: dict[str, object]) -> None:

@@ -1,0 +1,1 @@
+"""Function tools of a conversation: what a model may call, how it writes a call, how to read it."""

@@ -1,0 +1,183 @@
+"""Tools over real compute nodes, asked by the openai client: calls that fit, whoever answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.fix_model import node_config, tiny_config
+from tests.fix_text import text_call, write_model_folder
+from tests.tool_templates import LISTED, MARKED
+from tierkv.compute.client import LocalComputeClient
+from tierkv.compute.config import RandomModelSpec
+from tierkv.compute.node import ComputeNode
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.generation.generation import Generation
+from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.server import HttpServer
+from tierkv.dbfront.tool_calls.tool import Tool, ToolChoice, ToolUse, joined_calls
+from tierkv.kvcore.ids import Incarnation, NodeId
+from tierkv.scheduler.config import SchedulerConfig
+from tierkv.scheduler.dispatcher import Dispatcher
+from tierkv.scheduler.nodes.cluster_view import ClusterView
+
+pytestmark = pytest.mark.integration
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["hot", "cold"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["city", "kind", "days"],
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+ONE: dict[str, Any] = {"type": "function", "function": {"name": "get_weather"}}
+TALK: list[Any] = [{"role": "user", "content": "How is the weather, please? " * 4}]
+
+
+@asynccontextmanager
+async def cluster(folder: Path, count: int) -> AsyncIterator[tuple[Generation, list[ComputeNode]]]:
+    model = RandomModelSpec(
+        tiny_config(vocab_size=261, eos_token_id=1, max_position_embeddings=4_096), seed=3
+    )
+    nodes = [
+        ComputeNode(
+            node_config(
+                node_id=NodeId(f"c{number}"),
+                random_model=model,
+                tokenizer_folder=str(folder),
+                l1_pages=500,
+            ),
+            incarnation=Incarnation(1),
+        )
+        for number in range(count)
+    ]
+    for node in nodes:
+        await node.start()
+    view = ClusterView(fixed=[LocalComputeClient(node) for node in nodes])
+    dispatcher = Dispatcher(view, config=SchedulerConfig(backoff_initial_s=0.01))
+    await dispatcher.start()
+    try:
+        yield Generation(dispatcher), nodes
+        dispatcher.state.check_invariants()
+    finally:
+        await dispatcher.stop()
+        for node in nodes:
+            await node.stop()
+
+
+@asynccontextmanager
+async def client_of(generation: Generation) -> AsyncIterator[openai.AsyncOpenAI]:
+    server = HttpServer(HttpConfig(port=0), generation)
+    port = await server.start()
+    client = openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
+        await server.stop()
+
+
+async def asked(client: openai.AsyncOpenAI, **fields: Any) -> Any:
+    usual = {"model": "tiny", "messages": TALK, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+    return await client.chat.completions.create(**(usual | fields))
+
+
+@pytest.mark.parametrize("source", [MARKED, LISTED, None])
+async def test_a_turn_with_a_call_and_its_result(tmp_path: Path, source: str | None) -> None:
+    folder = write_model_folder(tmp_path, chat_template=source)
+    async with cluster(folder, 1) as (generation, _), client_of(generation) as client:
+        first = await asked(client, tool_choice=ONE)
+        answer, answer_usage = first.choices[0], first.usage
+        assert answer.finish_reason == "tool_calls" and answer.message.content is None
+        (call,) = answer.message.tool_calls
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+        assert call.function.name == "get_weather" and call.id.startswith("call_")
+
+        uncached = await asked(client, tool_choice=ONE, extra_body={"use_cache": False})
+        assert uncached.choices[0].message.tool_calls[0].function == call.function
+
+        talk = [
+            *TALK,
+            answer.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "Sunny."},
+        ]
+        fields = {"messages": talk, "max_tokens": 8}
+        after = await asked(client, **fields)
+        again = await asked(client, **fields, extra_body={"use_cache": False})
+        assert after.choices[0].message.content == again.choices[0].message.content
+        if source is MARKED:  # The template writes the call just as the model did.
+            known = answer_usage.prompt_tokens + answer_usage.completion_tokens
+            assert after.usage.prompt_tokens_details.cached_tokens >= known - 8
+
+
+async def test_a_streamed_call_is_the_whole_call(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=MARKED)
+    async with cluster(folder, 1) as (generation, _), client_of(generation) as client:
+        whole = (await asked(client, tool_choice=ONE)).choices[0].message.tool_calls[0].function
+        chunks = [c async for c in await asked(client, tool_choice=ONE, stream=True)]
+        deltas = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
+        assert deltas[0].function.name == "get_weather" and deltas[0].id and len(deltas) > 3
+        assert not any(delta.id or delta.function.name for delta in deltas[1:])
+        assert "".join(delta.function.arguments for delta in deltas) == whole.arguments
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+async def test_calls_of_both_tools_and_an_answer_cut_in_a_call(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=MARKED)
+    async with cluster(folder, 1) as (generation, _), client_of(generation) as client:
+        cut = (await asked(client, tool_choice="required", max_tokens=60)).choices[0]
+        assert cut.finish_reason == "length"
+        for call in (cut.message.tool_calls or [])[:-1]:
+            assert call.function.name in ("get_weather", "stop")
+            json.loads(call.function.arguments)
+        free = (await asked(client, tool_choice="none", max_tokens=20)).choices[0]
+        assert free.message.tool_calls is None
+
+
+async def test_a_node_lost_in_the_middle_of_a_call_is_replaced(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=MARKED)
+    use = ToolUse((Tool("get_weather", "", json.dumps(SCHEMA)),), ToolChoice.REQUIRED,
+                  parallel=False)  # fmt: skip
+    call = text_call(messages=(Message("user", "Well?"),), max_tokens=200, tools=use)
+    async with cluster(folder, 2) as (generation, nodes):
+        want = (await generation.answer(await generation.prepare(call))).tool_calls
+        deltas, stopping = [], None
+        async for event in generation.stream(await generation.prepare(call)):
+            deltas += event.calls
+            if stopping is None and deltas:
+                victim = next(n for n in nodes if n.config.node_id == event.node_id)
+                stopping = asyncio.create_task(victim.stop())
+        assert stopping is not None
+        await stopping
+        (got,) = joined_calls(deltas)
+        assert (got.name, got.arguments) == (want[0].name, want[0].arguments)
+
+
+async def test_a_schema_that_cant_be_followed_names_its_tool(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=MARKED)
+    bad = {"type": "object", "unevaluatedProperties": False}
+    slow = {"type": "object", "properties": {"x": {"multipleOf": 0.1234567}}}
+    async with cluster(folder, 1) as (generation, _), client_of(generation) as client:
+        for function, says in (
+            ({"name": "odd", "strict": True, "parameters": bad}, "tool odd.*unevaluatedProperties"),
+            ({"name": "slow", "parameters": slow}, "tool slow.*multipleOf"),
+        ):
+            tools = [*TOOLS, {"type": "function", "function": function}]
+            with pytest.raises(openai.BadRequestError, match=says):
+                await asked(client, tools=tools)
