@@ -51,6 +51,7 @@ class KvAction(StrEnum):
 
     WARM = "warm"
     PIN = "pin"
+    RETAIN = "retain"
     FORGET = "forget"
 
 
@@ -190,6 +191,7 @@ class TextEvent:
     embedding: tuple[float, ...] = ()
     cached: bool = False
     calls: tuple[CallDelta, ...] = ()
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,8 @@ class TextAnswer:
         model: name of the answering model; empty if not recorded.
         cached: True for the answer to an equal earlier call. ``usage`` has the tokens of prompt and
             answer, none of which cost anything this time.
+        tool_calls: the answer's calls of tools, in order.
+        stop: the stop string that ended the answer; empty if none did, and for a cached answer.
     """
 
     text: str
@@ -218,6 +222,7 @@ class TextAnswer:
     model: str = ""
     cached: bool = False
     tool_calls: tuple[ToolCall, ...] = ()
+    stop: str = ""
 
     @classmethod
     def of(
@@ -237,6 +242,7 @@ class TextAnswer:
             model=model,
             cached=last.cached,
             tool_calls=tool_calls,
+            stop=last.stop,
         )
 
 

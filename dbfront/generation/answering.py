@@ -68,16 +68,16 @@ class TextAnswering:
                     piece = text.push(event.token_ids)
                     if piece:
                         yield TextEvent(piece.text, node_id=event.node_id, calls=piece.calls)
-                    if piece.stopped:
+                    if piece.stop:
                         last = await self._stop(live, events)
-                        yield self._last(live, FinishReason.STOP, last)
+                        yield self._last(live, FinishReason.STOP, last, piece.stop)
                         return
                 if event.finish_reason is not None:
                     piece = text.flush()
                     if piece:
                         yield TextEvent(piece.text, node_id=event.node_id, calls=piece.calls)
-                    reason = FinishReason.STOP if piece.stopped else event.finish_reason
-                    yield self._last(live, reason, event)
+                    reason = FinishReason.STOP if piece.stop else event.finish_reason
+                    yield self._last(live, reason, event, piece.stop)
                     return
         raise NodeLostError("the answer ended without an end")  # The dispatcher prevents this case.
 
@@ -152,7 +152,11 @@ class TextAnswering:
         return last
 
     def _last(
-        self, live: ModelRequest, reason: FinishReason, event: GenerateEvent | None
+        self,
+        live: ModelRequest,
+        reason: FinishReason,
+        event: GenerateEvent | None,
+        stop: str = "",
     ) -> TextEvent:
         request = live.prepared.request
         usage = event.usage if event is not None else None
@@ -172,6 +176,7 @@ class TextAnswering:
             ttft_s=live.ttft_s,
             total_s=self._clock.now() - live.started_s,
             node_id=live.node_id,
+            stop=stop,
         )
 
 
@@ -186,11 +191,11 @@ def _is_one_of_many(call: TextCall) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text, then pieces of calls; ``stopped`` if a stop string ended the answer behind them."""
+    """Text, then pieces of calls, then the stop string that ended the answer, if any."""
 
     text: str = ""
     calls: tuple[CallDelta, ...] = ()
-    stopped: bool = False
+    stop: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.text or self.calls)
@@ -219,7 +224,7 @@ class AnswerText:
         read = self._read(self._text.flush())
         rest = "" if self._reader is None else self._reader.flush().text
         piece = self._piece(Reading(read.text + rest, read.calls))
-        if piece.stopped:
+        if piece.stop:
             return piece
         return TextPiece(piece.text + self._stops.flush(), piece.calls)
 
@@ -228,8 +233,8 @@ class AnswerText:
 
     def _piece(self, read: Reading) -> TextPiece:
         cut = self._stops.push(read.text)
-        if cut.stopped:
-            return TextPiece(cut.text, stopped=True)
+        if cut.stop:
+            return TextPiece(cut.text, stop=cut.stop)
         text = cut.text + self._stops.flush() if read.calls else cut.text
         return TextPiece(text, read.calls)
 

@@ -1,8 +1,11 @@
-"""Calls about a prompt's KV: warm it, pin it, forget it.
+"""Calls about a prompt's KV: warm it, pin it, retain it, forget it.
 
 ``Generation`` passes the calls with ``steering`` here. A prompt means every prompt that begins with
 the text: the tokens added by the chat template after the text (end of the user's turn, start of the
 answer) do not count. A pin keeps, and ``forget`` removes, the KV needed by all of these prompts.
+
+To retain is to pin what is in the cache, if there is room: clients that mark every request for
+caching must not fill the pool with blocks that nothing can evict.
 """
 
 from __future__ import annotations
@@ -17,12 +20,20 @@ from typing import Any, Final
 from tierkv.dbfront.contracts import KvAction, PreparedCall, TextCall, TextEvent
 from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import Clock
-from tierkv.kvcore.errors import CacheError, DirectoryUnavailableError, NotForgottenError
+from tierkv.kvcore.errors import (
+    CacheError,
+    DirectoryUnavailableError,
+    NotForgottenError,
+    SqlError,
+)
 from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
 from tierkv.metaserver.client import MetaClient
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.pins import Pin, PinKeeper
 from tierkv.scheduler.prompt_eraser import PromptEraser
+
+_MOST_RETAINED: Final = 0.25
+"""Share of the pool's memory that is pinned at most for prompts to retain."""
 
 _CONTINUATIONS: Final = ("", "\n", " a")
 """The tokens common to all continuations are the text's own."""
@@ -53,6 +64,7 @@ class PromptSteering:
             dispatcher.directory, meta, clock, lambda: dispatcher.view.pool_starts
         )
         self._eraser = PromptEraser(dispatcher.view, meta, clock, dispatcher.refresh)
+        self._view = dispatcher.view
         self._meta = meta
         self._clock = clock
         self._token_ids = token_ids
@@ -74,6 +86,8 @@ class PromptSteering:
         assert steering is not None
         if steering.action is KvAction.FORGET:
             told, usage = await self._forget(prepared), Usage(0, 0)
+        elif steering.action is KvAction.RETAIN:
+            told, usage = await self._retain(prepared, steering.keep_s), Usage(0, 0)
         elif steering.action is KvAction.PIN and not steering.keep_s:
             told, usage = await self._unpin(prepared), Usage(0, 0)
         else:
@@ -84,7 +98,8 @@ class PromptSteering:
             usage = last.usage or Usage(0, 0)
             told = {"tokens": len(prepared.request.token_ids)}
             if steering.action is KvAction.PIN:
-                told = await self._pin(prepared, steering.keep_s)
+                pin = await self._pin_of(prepared, steering.keep_s)
+                told = await self._pinned(prepared, pin)
         yield TextEvent(json.dumps(told), FinishReason.STOP, usage)
 
     async def _forget(self, prepared: PreparedCall) -> dict[str, Any]:
@@ -109,8 +124,7 @@ class PromptSteering:
             "disk_bytes": erased.resting_bytes,
         }
 
-    async def _pin(self, prepared: PreparedCall, keep_s: float) -> dict[str, Any]:
-        pin = await self._pin_of(prepared, keep_s)
+    async def _pinned(self, prepared: PreparedCall, pin: Pin | None) -> dict[str, Any]:
         if pin is None:
             return _pinned("rejected", reason="the prompt is shorter than a block")
         free = await self._quota_left(prepared.call.tenant, pin)
@@ -125,6 +139,17 @@ class PromptSteering:
         until = datetime.fromtimestamp(pin.until_s, UTC).isoformat(timespec="seconds")
         outcome = "accepted" if blocks == len(pin.keys) else "clipped" if blocks else "deferred"
         return _pinned(outcome, tokens=tokens, until=until)
+
+    async def _retain(self, prepared: PreparedCall, keep_s: float) -> dict[str, Any]:
+        pin = await self._pin_of(prepared, keep_s)
+        if pin is not None:
+            others = sum(p.size_bytes for p, _ in self.pins.all() if p.name != pin.name)
+            if others + pin.size_bytes > _MOST_RETAINED * self._view.pool_bytes:
+                return _pinned("rejected", reason="too much of the pool's memory is pinned already")
+        try:
+            return await self._pinned(prepared, pin)
+        except SqlError as error:
+            return _pinned("rejected", reason=error.message)
 
     async def _unpin(self, prepared: PreparedCall) -> dict[str, Any]:
         pin = await self._pin_of(prepared, 0.0)

@@ -30,11 +30,13 @@ from tierkv.dbfront.http.endpoints.api_docs import docs_router
 from tierkv.dbfront.http.endpoints.embeddings import embeddings_router
 from tierkv.dbfront.http.endpoints.health import PROBES, health_router
 from tierkv.dbfront.http.endpoints.kv import kv_router
+from tierkv.dbfront.http.endpoints.messages import messages_router
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.endpoints.openai import chat_router, completions_router, models_router
 from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
 from tierkv.dbfront.http.endpoints.tokens import tokens_router
 from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
+from tierkv.dbfront.http.messages.answers import error_json
 from tierkv.dbfront.http.services import FieldError, ReadinessCheck, Services
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.dbfront.views.admin import ClusterSource
@@ -68,10 +70,17 @@ def admit(keys: KeyRing, method: str, path: str, headers: Headers) -> RestCaller
     _check_host(config, headers.get("host", ""))
     if method not in _SAFE_METHODS:
         _check_origin(config, headers)
-    caller = keys.caller(headers.get("authorization"))
+    caller = keys.caller(key_header(headers))
     if method not in _SAFE_METHODS and method != "DELETE":  # No page may send one unasked.
         _check_content_type(headers.get("content-type", ""))
     return caller
+
+
+def key_header(headers: Headers) -> str | None:
+    """Return the header with the key, as ``Bearer KEY``; Anthropic clients send x-api-key."""
+    given = headers.get("authorization")
+    other = headers.get("x-api-key")
+    return f"Bearer {other}" if given is None and other is not None else given
 
 
 def _check_host(config: HttpConfig, host: str) -> None:
@@ -155,7 +164,7 @@ def make_app(
         try:
             request.state.caller = admit(keys, request.method, path, headers)
         except AuthenticationError:
-            if "authorization" in headers:
+            if key_header(headers) is not None:
                 await asyncio.sleep(config.failed_login_delay_s)
             raise
 
@@ -169,6 +178,7 @@ def make_app(
     )
     for router in (
         *(chat_router, completions_router, embeddings_router, tokens_router, kv_router),
+        messages_router,
         *(models_router, health_router),
     ):
         app.include_router(router(services))
@@ -195,7 +205,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     cause = error.error if isinstance(error, FieldError) else error
     if status >= 500 and not isinstance(cause, TierKVError):
         log.error("%s %s broke", request.method, request.url.path, exc_info=error)
-    return JSONResponse(error_body(error), status_code=status, headers=headers)
+    body = error_body(error)
+    if request.url.path.startswith("/v1/messages"):
+        body = error_json(body, status)
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def _status(error: BaseException) -> tuple[int, dict[str, str]]:

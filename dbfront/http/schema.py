@@ -218,11 +218,16 @@ class CallBody(OptionFields):
         return CallOptions(**given).over(defaults)
 
     def _session(self, session_id: str | None) -> str | None:
-        """Return the client's name of a conversation, for affinity only; hash an invalid name."""
+        """Return the client's name of a conversation, for affinity only."""
         given = session_id or self.prompt_cache_key or self.user or self.safety_identifier
-        if not given or _NAME.fullmatch(given):
-            return given or None
-        return f"h-{blake2b(given.encode(errors='replace'), digest_size=16).hexdigest()}"
+        return session_name(given)
+
+
+def session_name(given: str | None) -> str | None:
+    """Return a client's name of a conversation as a valid name: hashed if it is none."""
+    if not given or _NAME.fullmatch(given):
+        return given or None
+    return f"h-{blake2b(given.encode(errors='replace'), digest_size=16).hexdigest()}"
 
 
 class TextPart(BaseModel):

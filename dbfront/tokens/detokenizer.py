@@ -65,10 +65,10 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Text ready for display, and whether a stop string ended the answer."""
+    """Text ready for display, and the stop string that ended the answer, if any."""
 
     text: str
-    stopped: bool = False
+    stop: str = ""
 
 
 class StopStrings:
@@ -88,9 +88,10 @@ class StopStrings:
             return Cut(text)
         text = self.held + text
         self.held = ""
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            return Cut(text[: min(found)], stopped=True)
+            at, stop = min(found)
+            return Cut(text[:at], stop)
         keep = max(_overlap(text, stop) for stop in self._stops)
         if keep:
             self.held = text[-keep:]

@@ -237,6 +237,11 @@ class ClusterView:
         pool = (n.info for n in self.nodes if n.info.role is NodeRole.DMP)
         return frozenset((info.node_id, info.incarnation) for info in pool)
 
+    @property
+    def pool_bytes(self) -> int:
+        """Memory of all pool nodes."""
+        return sum(n.info.capacity_bytes for n in self.nodes if n.info.role is NodeRole.DMP)
+
     def client(self, node_id: NodeId, incarnation: Incarnation) -> ComputeClient:
         """Return the connection to one incarnation of a node.
 

@@ -212,6 +212,25 @@ def test_a_rest_client_steers_the_same_kv(pinning: Cluster) -> None:
         assert refused.value.code == 400 and b"send one of" in refused.value.read()
 
 
+def test_retained_prompts_take_a_share_of_the_pool_and_no_more(pinning: Cluster) -> None:
+    text = "A client of Anthropic asks about this text. " * 20
+    block = {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    ask = [{"role": "user", "content": "Why?"}]
+    post(pinning, "messages", system=[block], messages=ask, max_tokens=1)
+    seconds = "SELECT seconds_left FROM tierkv.pins"
+    wait_for(lambda: pinning.query(seconds), what="the mark of the request retains its prompt")
+    assert 3_000 < pinning.query(seconds)[0][0] <= 3_600
+    outcomes = []
+    for number in range(6):
+        prompt = {"prompt": f"Number {number}. " + "A very long text about ships. " * 300}
+        post(pinning, "kv/prefetch", **prompt)
+        outcomes.append(post(pinning, "kv/retain", **prompt, keep_s=60))
+    assert outcomes[0]["outcome"] in ("accepted", "clipped"), outcomes
+    assert outcomes[-1]["outcome"] == "rejected" and "is pinned already" in outcomes[-1]["reason"]
+    kept = sum(row[0] for row in pinning.query("SELECT size_bytes FROM tierkv.pins"))
+    assert kept <= 2 * (64 << 20) / 4
+
+
 def chat_cached(cluster: Cluster, text: str) -> int:
     asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
     usage = post(cluster, "chat/completions", **asked)["usage"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +11,11 @@ import jsonschema
 import openai
 import pytest
 
-from tests.fix_model import node_config, tiny_config
+from tests.fix_rest import openai_client, rest_cluster
 from tests.fix_text import text_call, write_model_folder
 from tests.tool_templates import LISTED, MARKED
-from tierkv.compute.client import LocalComputeClient
-from tierkv.compute.config import RandomModelSpec
-from tierkv.compute.node import ComputeNode
 from tierkv.dbfront.contracts import Message
-from tierkv.dbfront.generation.generation import Generation
-from tierkv.dbfront.http.config import HttpConfig
-from tierkv.dbfront.http.server import HttpServer
 from tierkv.dbfront.tool_calls.tool import Tool, ToolChoice, ToolUse, joined_calls
-from tierkv.kvcore.ids import Incarnation, NodeId
-from tierkv.scheduler.config import SchedulerConfig
-from tierkv.scheduler.dispatcher import Dispatcher
-from tierkv.scheduler.nodes.cluster_view import ClusterView
 
 pytestmark = pytest.mark.integration
 
@@ -48,51 +36,6 @@ ONE: dict[str, Any] = {"type": "function", "function": {"name": "get_weather"}}
 TALK: list[Any] = [{"role": "user", "content": "How is the weather, please? " * 4}]
 
 
-@asynccontextmanager
-async def cluster(folder: Path, count: int) -> AsyncIterator[tuple[Generation, list[ComputeNode]]]:
-    model = RandomModelSpec(
-        tiny_config(vocab_size=261, eos_token_id=1, max_position_embeddings=4_096), seed=3
-    )
-    nodes = [
-        ComputeNode(
-            node_config(
-                node_id=NodeId(f"c{number}"),
-                random_model=model,
-                tokenizer_folder=str(folder),
-                l1_pages=500,
-            ),
-            incarnation=Incarnation(1),
-        )
-        for number in range(count)
-    ]
-    for node in nodes:
-        await node.start()
-    view = ClusterView(fixed=[LocalComputeClient(node) for node in nodes])
-    dispatcher = Dispatcher(view, config=SchedulerConfig(backoff_initial_s=0.01))
-    await dispatcher.start()
-    try:
-        yield Generation(dispatcher), nodes
-        dispatcher.state.check_invariants()
-    finally:
-        await dispatcher.stop()
-        for node in nodes:
-            await node.stop()
-
-
-@asynccontextmanager
-async def client_of(generation: Generation) -> AsyncIterator[openai.AsyncOpenAI]:
-    server = HttpServer(HttpConfig(port=0), generation)
-    port = await server.start()
-    client = openai.AsyncOpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0
-    )
-    try:
-        yield client
-    finally:
-        await client.close()
-        await server.stop()
-
-
 async def asked(client: openai.AsyncOpenAI, **fields: Any) -> Any:
     usual = {"model": "tiny", "messages": TALK, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
     return await client.chat.completions.create(**(usual | fields))
@@ -101,7 +44,7 @@ async def asked(client: openai.AsyncOpenAI, **fields: Any) -> Any:
 @pytest.mark.parametrize("source", [MARKED, LISTED, None])
 async def test_a_turn_with_a_call_and_its_result(tmp_path: Path, source: str | None) -> None:
     folder = write_model_folder(tmp_path, chat_template=source)
-    async with cluster(folder, 1) as (generation, _), client_of(generation) as client:
+    async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:
         first = await asked(client, tool_choice=ONE)
         answer, answer_usage = first.choices[0], first.usage
         assert answer.finish_reason == "tool_calls" and answer.message.content is None
@@ -128,7 +71,7 @@ async def test_a_turn_with_a_call_and_its_result(tmp_path: Path, source: str | N
 
 async def test_a_streamed_call_is_the_whole_call(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path, chat_template=MARKED)
-    async with cluster(folder, 1) as (generation, _), client_of(generation) as client:
+    async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:
         whole = (await asked(client, tool_choice=ONE)).choices[0].message.tool_calls[0].function
         chunks = [c async for c in await asked(client, tool_choice=ONE, stream=True)]
         deltas = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
@@ -140,7 +83,7 @@ async def test_a_streamed_call_is_the_whole_call(tmp_path: Path) -> None:
 
 async def test_calls_of_both_tools_and_an_answer_cut_in_a_call(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path, chat_template=MARKED)
-    async with cluster(folder, 1) as (generation, _), client_of(generation) as client:
+    async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:
         cut = (await asked(client, tool_choice="required", max_tokens=60)).choices[0]
         assert cut.finish_reason == "length"
         for call in (cut.message.tool_calls or [])[:-1]:
@@ -155,7 +98,7 @@ async def test_a_node_lost_in_the_middle_of_a_call_is_replaced(tmp_path: Path) -
     use = ToolUse((Tool("get_weather", "", json.dumps(SCHEMA)),), ToolChoice.REQUIRED,
                   parallel=False)  # fmt: skip
     call = text_call(messages=(Message("user", "Well?"),), max_tokens=200, tools=use)
-    async with cluster(folder, 2) as (generation, nodes):
+    async with rest_cluster(folder, 2) as (generation, nodes):
         want = (await generation.answer(await generation.prepare(call))).tool_calls
         deltas, stopping = [], None
         async for event in generation.stream(await generation.prepare(call)):
@@ -173,7 +116,7 @@ async def test_a_schema_that_cant_be_followed_names_its_tool(tmp_path: Path) -> 
     folder = write_model_folder(tmp_path, chat_template=MARKED)
     bad = {"type": "object", "unevaluatedProperties": False}
     slow = {"type": "object", "properties": {"x": {"multipleOf": 0.1234567}}}
-    async with cluster(folder, 1) as (generation, _), client_of(generation) as client:
+    async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:
         for function, says in (
             ({"name": "odd", "strict": True, "parameters": bad}, "tool odd.*unevaluatedProperties"),
             ({"name": "slow", "parameters": slow}, "tool slow.*multipleOf"),

@@ -82,7 +82,7 @@ class KvBody(BaseModel):
 
 
 class PinBody(KvBody):
-    """POST /v1/kv/pin."""
+    """POST /v1/kv/pin and /v1/kv/retain."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE | {"keep_s": 3600}]})
 
@@ -110,6 +110,12 @@ def kv_router(services: Services) -> APIRouter:
     async def pin(request: Request) -> dict[str, Any]:
         body = await read_body(request, PinBody)
         steering = Steering(KvAction.PIN, body.keep_s)
+        return await steer(request, body.to_call(caller_of(request), steering))
+
+    @router.post("/v1/kv/retain", summary="Keep a prompt's KV in memory if there is room")
+    async def retain(request: Request) -> dict[str, Any]:
+        body = await read_body(request, PinBody)
+        steering = Steering(KvAction.RETAIN, body.keep_s)
         return await steer(request, body.to_call(caller_of(request), steering))
 
     @router.post("/v1/kv/forget", summary="Remove a prompt's KV from every tier")

@@ -67,7 +67,7 @@ def test_a_stop_string_over_two_pieces_is_cut() -> None:
     stops = StopStrings(["END", "\n\n"])
     assert stops.push("to the E") == Cut("to the ")
     assert stops.push("N") == Cut("")
-    assert stops.push("D of it") == Cut("", stopped=True)
+    assert stops.push("D of it") == Cut("", "END")
 
 
 def test_what_only_began_like_a_stop_string_is_given_back() -> None:
@@ -91,7 +91,7 @@ def test_cutting_piecewise_equals_cutting_the_whole(parts: list[str], stops: lis
     for part in parts:
         cut = stream.push(part)
         shown += cut.text
-        if cut.stopped:
+        if cut.stop:
             stopped = True
             break
     else:
