@@ -2,8 +2,9 @@
 
 Run ``python -m bench.pipeline``. The blocks of a long history come over a throttled line. Loading
 takes half, once and twice the time of computing the new tokens. The measured time is reported next
-to the prediction of the formula (costing/service_time.py). All measurements are in a single run;
-tokens must agree.
+to the prediction of the formula (costing/service_time.py), and to the time of a turn whose history
+was loaded before, as the scheduler does for conversations that are due (scheduler/returns.py). All
+measurements are in a single run; tokens must agree.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ async def _measure(
     await node.start()
     try:
         computes: list[float] = []
-        times: dict[tuple[float, Order], list[float]] = {}
+        times: dict[tuple[float, Order | None], list[float]] = {}
         for number in range(sizes.rounds + 1):
             prompt = history + [rng.randrange(10, 8_000) for _ in range(sizes.new_tokens)]
             want, compute_s = await _compute_only(node, line, history, prompt)
@@ -146,6 +147,11 @@ async def _measure(
                     if got != want:
                         raise AssertionError("other tokens than without loading")
                     times.setdefault((ratio, order), []).append(seconds / compute_s)
+                await node.drop_cache()
+                if await node.prefetch(_request(prompt)) < sizes.history_tokens:
+                    raise AssertionError("the history was not loaded ahead")
+                _, seconds = await answer(node, prompt)
+                times.setdefault((ratio, None), []).append(seconds / compute_s)
         _report(report, statistics.median(computes), times)
     finally:
         await node.stop()
@@ -165,7 +171,7 @@ def _history_bytes(node: ComputeNode, history: list[int]) -> int:
 
 
 def _report(
-    report: Report, compute_s: float, times: dict[tuple[float, Order], list[float]]
+    report: Report, compute_s: float, times: dict[tuple[float, Order | None], list[float]]
 ) -> None:
     """Report all times in units of the measured computation."""
     layers = int(MODEL["num_hidden_layers"])
@@ -174,6 +180,7 @@ def _report(
         loads, computes = [ratio / layers] * layers, [1 / layers] * layers
         layered = statistics.median(times[ratio, Order.LAYERS])
         whole = statistics.median(times[ratio, Order.WHOLE_BLOCKS])
+        ahead = statistics.median(times[ratio, None])
         promised = pipelined(loads, computes)
         promised_whole = sum(loads) + sum(computes)
         name = f"load_{ratio:g}x"
@@ -183,19 +190,25 @@ def _report(
         report.add(f"{name}_whole_of_formula", whole / promised_whole)
         report.add(f"{name}_speedup_over_whole", whole / layered)
         report.add(f"{name}_formula_speedup", promised_whole / promised)
+        report.add(f"{name}_ahead_of_compute", ahead)
+        report.add(f"{name}_ahead_speedup_over_layers", layered / ahead)
 
 
 async def answer(node: ComputeNode, prompt: list[int]) -> tuple[tuple[int, ...], float]:
     """Return one token and its time in seconds."""
-    request = GenerateRequest(
-        new_request_id(), "model", tuple(prompt), NAMESPACE,
-        sampling=SamplingParams(max_tokens=1, ignore_eos=True),
-    )  # fmt: skip
+    request = _request(prompt)
     started = time.perf_counter()
     tokens: list[int] = []
     async for event in node.generate(request):
         tokens += event.token_ids
     return tuple(tokens), time.perf_counter() - started
+
+
+def _request(prompt: list[int]) -> GenerateRequest:
+    return GenerateRequest(
+        new_request_id(), "model", tuple(prompt), NAMESPACE,
+        sampling=SamplingParams(max_tokens=1, ignore_eos=True),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from uuid import uuid4
 
 from tierkv.kvcore.clock import Clock, SystemClock
@@ -40,6 +41,7 @@ from tierkv.scheduler.events import (
     RequestArrived,
     RequestCancelled,
     RequestFailed,
+    RequestFinished,
     Stage,
     Wait,
     WaitOver,
@@ -53,6 +55,7 @@ from tierkv.scheduler.request_record import RequestPhase
 from tierkv.scheduler.requests.job import Job, failure, located
 from tierkv.scheduler.requests.stage_runner import RequestLeases, StageRunner
 from tierkv.scheduler.requests.state import SchedulerState
+from tierkv.scheduler.returns import MOST_SHARE, ReturnKeeper
 from tierkv.scheduler.routing_stats import (
     Affinity,
     RoutingStats,
@@ -132,6 +135,11 @@ class Dispatcher:
         self.planner = Planner(
             self.state.fleet, self.directory, self._ahead, config=self.config, clock=self._clock
         )
+        self.returns = ReturnKeeper(
+            partial(self.planner.load, most_share=MOST_SHARE),
+            self._clock,
+            bytes_per_s=self.config.l4_bytes_per_s,
+        )
         self._forecaster = Forecaster(self.state.fleet, self.directory, self._clock)
         self._stages = StageRunner(
             view,
@@ -167,6 +175,7 @@ class Dispatcher:
             self._watcher = None
         if self.exchange is not None:
             await self.exchange.stop()
+        await self.returns.stop()
         await self._ahead.stop()
         await self._leases.stop(timeout_s=self.config.locate_timeout_s)
         await self.view.close()
@@ -242,6 +251,7 @@ class Dispatcher:
         if request.request_id in self._jobs:
             raise UdfArgumentError(f"request id {request.request_id} is already in use")
         job = Job(request, _wanted(request, model))
+        self.returns.came(request)
         now = self._clock.now()
         layout = self._layout(job.wanted)
         tenant = tenant_of(request.tenant)
@@ -260,6 +270,8 @@ class Dispatcher:
             weight=self.weight_of(tenant),
         )
         self._jobs[request.request_id] = job
+        finished = RequestFinished(request.request_id)
+        dispatch: Dispatch | None = None
         try:
             self._perform(self.state.handle(arrived, now))
             while isinstance(job.ending, RequestCancelled):
@@ -281,6 +293,8 @@ class Dispatcher:
                 job.prefetching.cancel()
             self._leases.abort(job.lease)
             self._handle(job.ending)
+            if layout is not None and dispatch is not None and job.ending == finished:
+                self.returns.left(request, tuple(job.answer.tokens), layout, dispatch.node_id)
 
     async def cancel(self, request_id: RequestId) -> bool:
         """End a request now, in any phase; its stream still ends with a usage.

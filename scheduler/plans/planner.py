@@ -165,7 +165,7 @@ class Planner:
         layouts = {c.request.model: c.model.layout for c in calls}
 
         async def prefetch(request: GenerateRequest, node_id: NodeId) -> None:
-            await self._load(request, layouts[request.model], node_id)
+            await self.load(request, layouts[request.model], node_id)
 
         async def find_homes(requests: Mapping[int, GenerateRequest]) -> dict[int, NodeId]:
             return await self._homes(requests, layouts) if len(seen.nodes()) > 1 else {}
@@ -222,8 +222,27 @@ class Planner:
         answer_s = EXPECTED_ANSWER_TOKENS * len(decode) / sum(decode) if decode else 0.0
         return Effort(1.0 / rate, answer_s)
 
-    async def _load(self, request: GenerateRequest, layout: BlockLayout, node_id: NodeId) -> None:
-        """Have the node load a prefix, if the pool has more of the prefix than the node."""
+    async def load(
+        self,
+        request: GenerateRequest,
+        layout: BlockLayout,
+        node_id: NodeId,
+        *,
+        most_share: float = 1.0,
+    ) -> None:
+        """Have the node load a prefix, if the pool has more of the prefix than the node.
+
+        Args:
+            request: its prompt is the prefix.
+            layout: layout of the model's blocks.
+            node_id: the node.
+            most_share: load only what takes at most this share of the node's pages.
+        """
+        owner = self._fleet.records.get(node_id)
+        blocks = len(request.token_ids) // layout.block_tokens
+        capacity = 0 if owner is None else owner.info.capacity_bytes
+        if blocks * layout.payload_bytes > most_share * capacity:
+            return
         reply = await self._directory.locate(request, layout)
         near = next((c.l1_blocks for c in reply.coverage if c.node_id == node_id), 0)
         record = self._fleet.records.get(node_id)
