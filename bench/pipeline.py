@@ -3,7 +3,7 @@
 Run ``python -m bench.pipeline``. The blocks of a long history come over a throttled line. Loading
 takes half, once and twice the time of computing the new tokens. The measured time is reported next
 to the prediction of the formula (costing/service_time.py), and to the time of a turn whose history
-was loaded before, as the scheduler does for conversations that are due (scheduler/returns.py). All
+was loaded before, as for conversations that are due (scheduler/requests/returns.py). All
 measurements are in a single run; tokens must agree.
 """
 

@@ -118,7 +118,7 @@ class Acceptor:
             self._loop.remove_reader(listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept pending clients, at most one backlog, so that connected clients get their turn."""
+        """Accept pending clients, at most a backlog, to leave time for connected clients."""
         for _ in range(BACKLOG):
             try:
                 client, _ = listener.accept()

@@ -1,4 +1,4 @@
-"""The worker processes of one front, and the questions they ask each other.
+"""The worker processes of a front, and questions between workers.
 
 A front with several workers (tierkv/processes/worker_group.py) runs each worker as a process, and
 the kernel gives each new connection to a worker. A request of a client may therefore concern other

@@ -208,7 +208,7 @@ class Rights:
     """The rights of all roles.
 
     Attributes:
-        roles: by name; a role that is not there has no rights of its own.
+        roles: by name; an unlisted role has no own rights.
     """
 
     roles: Mapping[str, RoleRights] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """One slot of one DMP node at one generation.
+    """A slot of a DMP node at a given generation.
 
     Attributes:
         node: the DMP node that owns the bytes.
@@ -51,7 +51,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One copy of one block as the directory knows it.
+    """A copy of a block, as known to the directory.
 
     Attributes:
         key: the block.

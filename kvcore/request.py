@@ -1,4 +1,4 @@
-"""One generation request and its events, as every room sees them; and what a namespace permits.
+"""A generation request and its events, for every room; and the permissions of a namespace.
 
 The front makes requests out of SQL calls and HTTP bodies, the scheduler routes requests, and a
 compute node answers with a stream of events. Only the front knows text; requests carry token ids. A

@@ -1,4 +1,4 @@
-"""Kinds of values that options and settings take: their type, their bounds, and how to read one.
+"""Kinds of values of options and settings: type, bounds, and reading from text.
 
 ``from_json`` reads a value of SQL's ``options => {...}``, ``from_text`` reads the text of a SET;
 kvcore/call_options.py and sql/settings.py declare options and settings with these kinds. Both

@@ -1,4 +1,4 @@
-"""The cluster token: what a process shows its peers, and what it accepts from them.
+"""The cluster token: shown to peers by every process, and checked by the peers.
 
 A token is a text, or a file whose lines may change while processes run. The first line is shown,
 and all lines are accepted. To rotate: add the new token as a second line everywhere, then make it

@@ -137,7 +137,7 @@ def joined_versions(versions: Mapping[int, int]) -> int:
 
 
 def joined_nodes(listings: Iterable[tuple[DirectoryNode, ...]]) -> tuple[DirectoryNode, ...]:
-    """Return each node as the server saw it that heard from it last."""
+    """Return each node as seen by the server with the latest heartbeat."""
     found: dict[NodeId, DirectoryNode] = {}
     for listing in listings:
         for node in listing:

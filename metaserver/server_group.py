@@ -112,7 +112,7 @@ class ServerGroup:
         *,
         within_s: float | None = None,
     ) -> dict[int, _T]:
-        """Ask servers at once; return the answers of those that answered, at least one.
+        """Ask servers at once; return all answers, at least one.
 
         Args:
             call: asks one server.
@@ -145,7 +145,7 @@ class ServerGroup:
     async def ask_any(
         self, call: Callable[[MetaClient], Awaitable[_T]], *, within_s: float | None = None
     ) -> _T:
-        """Ask one server after another, those in use first, until one answers."""
+        """Ask server after server, servers in use first, until an answer comes."""
         self.refuse_if_closed()
         for number in sorted(self.numbers, key=lambda n: not self.health[n].usable):
             try:

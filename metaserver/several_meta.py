@@ -357,7 +357,7 @@ class SeveralMeta:
         owner: list[int],
         ask: Callable[[MetaClient, list[list[BlockKey]]], Awaitable[list[LocateReply]]],
     ) -> dict[int, tuple[list[int], LocateReply]] | None:
-        """Ask one server about its rows; return rows and reply by chain, None without an answer."""
+        """Ask a server about its rows; return rows and reply by chain, None without an answer."""
         health = self._group.health[number]
         chains: dict[int, list[int]] = {}
         for row in rows:

@@ -53,9 +53,9 @@ from tierkv.scheduler.plans.planner import LoadAhead, Planner
 from tierkv.scheduler.plans.statement_run import PlannedCall
 from tierkv.scheduler.request_record import RequestPhase
 from tierkv.scheduler.requests.job import Job, failure, located
+from tierkv.scheduler.requests.returns import MOST_SHARE, ReturnKeeper
 from tierkv.scheduler.requests.stage_runner import RequestLeases, StageRunner
 from tierkv.scheduler.requests.state import SchedulerState
-from tierkv.scheduler.returns import MOST_SHARE, ReturnKeeper
 from tierkv.scheduler.routing_stats import (
     Affinity,
     RoutingStats,
@@ -252,28 +252,13 @@ class Dispatcher:
             raise UdfArgumentError(f"request id {request.request_id} is already in use")
         job = Job(request, _wanted(request, model))
         self.returns.came(request)
-        now = self._clock.now()
         layout = self._layout(job.wanted)
-        tenant = tenant_of(request.tenant)
-        arrived = RequestArrived(
-            request.request_id,
-            job.wanted,
-            len(request.token_ids),
-            session_id=request.session_id,
-            locatable=request.use_cache
-            and layout is not None
-            and len(request.token_ids) > layout.block_tokens,
-            splittable=request.blend is None and not request.reads_out,
-            priority=request.priority,
-            preferred_node=preferred_node,
-            tenant=tenant,
-            weight=self.weight_of(tenant),
-        )
+        arrived = self._arrived(job, layout, preferred_node)
         self._jobs[request.request_id] = job
         finished = RequestFinished(request.request_id)
         dispatch: Dispatch | None = None
         try:
-            self._perform(self.state.handle(arrived, now))
+            self._handle(arrived)
             while isinstance(job.ending, RequestCancelled):
                 dispatch = await self._next_dispatch(job)
                 if dispatch is None:
@@ -295,6 +280,26 @@ class Dispatcher:
             self._handle(job.ending)
             if layout is not None and dispatch is not None and job.ending == finished:
                 self.returns.left(request, tuple(job.answer.tokens), layout, dispatch.node_id)
+
+    def _arrived(
+        self, job: Job, layout: BlockLayout | None, preferred_node: PreferredNode | None
+    ) -> RequestArrived:
+        request = job.answer.request
+        tenant = tenant_of(request.tenant)
+        return RequestArrived(
+            request.request_id,
+            job.wanted,
+            len(request.token_ids),
+            session_id=request.session_id,
+            locatable=request.use_cache
+            and layout is not None
+            and len(request.token_ids) > layout.block_tokens,
+            splittable=request.blend is None and not request.reads_out,
+            priority=request.priority,
+            preferred_node=preferred_node,
+            tenant=tenant,
+            weight=self.weight_of(tenant),
+        )
 
     async def cancel(self, request_id: RequestId) -> bool:
         """End a request now, in any phase; its stream still ends with a usage.

@@ -57,7 +57,7 @@ class ArchiveStats:
 
 
 class Archiver:
-    """Runs errands one after the other in one thread, lookups first.
+    """Runs errands in sequence in a single thread, lookups first.
 
     Attributes:
         deleting: keys whose object is about to be deleted; these keys count as absent.

@@ -120,7 +120,7 @@ class _Turns:
         self._changed = threading.Condition()
 
     def holds(self, job: LoadJob) -> None:
-        """Count a load among those that hold blocks, until it has ``ended``."""
+        """Count a load as a holder of blocks, until ``ended``."""
         with self._changed:
             self._holding.add(id(job))
 

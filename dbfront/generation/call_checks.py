@@ -267,7 +267,7 @@ async def tools_guide(use: ToolUse, schema: str, model: ModelInfo, tokenizer: Te
 
 @lru_cache(maxsize=64)
 def _check_grammar(text: str, use: ToolUse, form: CallFormat) -> None:
-    """Check the tools one by one only if they can't be followed together, to name the one."""
+    """Check the tools together, and only after a failure singly, to name the faulty tool."""
     with suppress(FeatureNotSupportedError):
         costly = [tool for tool in use.callable if "multipleOf" in tool.parameters]
         _check_tools(costly, form)

@@ -34,7 +34,7 @@ def declared_types(types: bytes) -> tuple[int, ...]:
 
 
 def without_void(text: str, oids: Sequence[int]) -> str:
-    """Blank the void arguments of calls, so that all other tokens keep their positions.
+    """Blank the void arguments of calls; all other tokens keep the same positions.
 
     Args:
         text: text of a Parse message.

@@ -164,7 +164,7 @@ class StatementRows:
         await asyncio.wait([self._task])
 
     async def close(self) -> None:
-        """Stop the statement: let it end if it waits for the reader, otherwise cancel its task."""
+        """Stop the statement: let it end if the reader is awaited, otherwise cancel the task."""
         if self._task is None:
             return
         if not self._task.done():

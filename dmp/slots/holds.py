@@ -90,7 +90,7 @@ class Owners:
         return frozenset(self._slots.get(owner, ()))
 
     def check(self, slot: Slot) -> None:
-        """Assert that a slot is known for its owner and its holders."""
+        """Assert that a slot is known for owner and holders."""
         assert not slot.owner or slot.index in self.slots_of(slot.owner), slot
         for owner in slot.holders:
             assert not owner or slot.index in self.slots_of(owner), slot

@@ -65,7 +65,7 @@ class PendingPuts:
                     pending.checksums[write.index] = checksum
 
     def closed(self, grants: Sequence[PutGrant]) -> list[Sealing | None]:
-        """Remove grants; return what to seal, None for grants that are not wholly written."""
+        """Remove grants; return the slots to seal, None for partly written grants."""
         answer: list[Sealing | None] = []
         with self._lock:
             for grant in grants:

@@ -102,7 +102,7 @@ class Fleet:
         return ended
 
     def see_others(self, work: Mapping[NodeId, FrontWork], now: float) -> None:
-        """Apply what the other fronts say that they have at the nodes."""
+        """Apply the work of other fronts at the nodes, as told by the fronts."""
         for node_id, record in self.records.items():
             record.observe_others(work.get(node_id, NO_WORK), now)
 

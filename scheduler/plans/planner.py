@@ -228,7 +228,7 @@ class Planner:
         layout: BlockLayout,
         node_id: NodeId,
         *,
-        most_share: float = 1.0,
+        most_share: float | None = None,
     ) -> None:
         """Have the node load a prefix, if the pool has more of the prefix than the node.
 
@@ -236,12 +236,11 @@ class Planner:
             request: its prompt is the prefix.
             layout: layout of the model's blocks.
             node_id: the node.
-            most_share: load only what takes at most this share of the node's pages.
+            most_share: load only what takes at most this share of the node's pages; None: all.
         """
         owner = self._fleet.records.get(node_id)
-        blocks = len(request.token_ids) // layout.block_tokens
-        capacity = 0 if owner is None else owner.info.capacity_bytes
-        if blocks * layout.payload_bytes > most_share * capacity:
+        size_bytes = len(request.token_ids) // layout.block_tokens * layout.payload_bytes
+        if owner is None or (most_share and size_bytes > most_share * owner.info.capacity_bytes):
             return
         reply = await self._directory.locate(request, layout)
         near = next((c.l1_blocks for c in reply.coverage if c.node_id == node_id), 0)

@@ -1,4 +1,4 @@
-"""Tells other fronts what this front has at the nodes, and the scheduler what others have.
+"""Tells other fronts about this front's work at the nodes, and the scheduler about others' work.
 
 Run by scheduler/dispatcher.py. Without an answer the scheduler falls back to the nodes' heartbeats,
 which tell the same up to a second later.

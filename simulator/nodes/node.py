@@ -1,4 +1,4 @@
-"""One node of the simulated cluster: its queue, its choice to load or recompute, its deviations.
+"""A node of the simulated cluster: queue, choice to load or recompute, deviations.
 
 A node computes one prefill at a time and many answers. Driven by simulator/cluster.py, whose event
 queue makes the ends happen; read by the routers. LoadGate decides with costing/node_service.py, the

@@ -167,7 +167,7 @@ def _takes_fields(function: AiFunction, name: str) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """Return what JSON calls a value that is no object, with its article."""
+    """Return the JSON name of a value that is no object, with an article."""
     if isinstance(value, bool):
         return "a boolean"
     if isinstance(value, str):

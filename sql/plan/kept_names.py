@@ -222,7 +222,7 @@ def _check_path(value: list[Token]) -> None:
 
 
 def _attach_refused(token: Token) -> SqlError:
-    """ATTACH in memory is refused too: all users see it, and it hides schemas of its name."""
+    """ATTACH in memory is refused too: all users see the database, and schemas of the name hide."""
     return SqlError(
         "ATTACH is not allowed, because the database would be attached for all users",
         sqlstate="42501",

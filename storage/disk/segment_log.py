@@ -53,7 +53,7 @@ class News:
 
 
 class SegmentLog:
-    """Segment files of one folder, written one after the other in a circle.
+    """Segment files of a folder, written in turn, in a circle.
 
     Attributes:
         index: the pure core; every call under ``lock``.

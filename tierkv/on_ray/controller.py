@@ -43,7 +43,7 @@ ANSWER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RoleReport:
-    """A row of ``tierkv status``: one role, and what Ray and its actor say of it.
+    """A row of ``tierkv status``: a role, as reported by Ray and the role's actor.
 
     Attributes:
         name: name of the node.

@@ -47,7 +47,7 @@ LOOK_S: Final = 0.5
 
 
 def up(loaded: LoadedConfig, address: str, counts: Mapping[str, int]) -> int:
-    """Start a cluster on Ray, or show the one that runs there; return when it answers.
+    """Start a cluster on Ray, or show the running cluster; return when the cluster answers.
 
     Args:
         loaded: the settings.

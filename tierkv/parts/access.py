@@ -1,4 +1,4 @@
-"""What a process shows other processes of its cluster, from the ``cluster`` settings.
+"""Credentials for other processes of the cluster, from the ``cluster`` settings.
 
 Called by the composition root and by the verbs that ask a running cluster.
 """

@@ -244,7 +244,7 @@ class MetaSource:
             )
 
     async def _check_model(self, name: str | None) -> None:
-        """Refuse a model that nobody serves, while others are served."""
+        """Refuse an unserved model, while other models are served."""
         served = [model.name for model in await self.generation.models()] if name else []
         if served and name not in served:
             raise UserError(

@@ -12,7 +12,7 @@ from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import NamespaceKey, NodeId, RequestId
 from tierkv.kvcore.layout import BlockLayout
 from tierkv.kvcore.request import GenerateRequest, ReuseHint
-from tierkv.scheduler.returns import MAX_PAUSE_S, ReturnBook, ReturnKeeper
+from tierkv.scheduler.requests.returns import MAX_PAUSE_S, ReturnBook, ReturnKeeper
 
 
 def test_a_client_that_says_when_is_believed() -> None:

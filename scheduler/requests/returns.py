@@ -1,17 +1,17 @@
 """Conversations that come back: their KV is loaded before the next turn is due.
 
-An agent's conversation pauses while a tool runs, and other work takes its pages meanwhile. When the
-next turn is due, ``ReturnKeeper`` has the node that answered load the KV from the pool again, so
-the turn finds it in the node's pages. ``ReturnBook`` knows when a conversation is due:
+An agent's conversation pauses while a tool runs, and other work takes the pages meanwhile. Before
+the next turn is due, ``ReturnKeeper`` has the answering node load the KV from the pool again.
+``ReturnBook`` knows when a conversation is due:
 
-1. A client that says so (``ReuseHint.next_turn_s``) is believed.
-2. Otherwise the time is learned from the conversation's own pauses, smoothed like the round-trip
-   times of TCP (RFC 6298): due is the mean less two deviations. Two pauses must be known.
-3. ``next_turn = False``, and a pause that may be longer than MAX_PAUSE_S, mean: not expected.
+1. The client's own word (``ReuseHint.next_turn_s``) comes first.
+2. Otherwise the time is learned from earlier pauses of the conversation, at least two, smoothed
+   like the round-trip times of TCP (RFC 6298): due is the mean less two deviations.
+3. After ``next_turn = False``, and beyond MAX_PAUSE_S, no turn is expected.
 
-Loading early or in vain costs time of the loader and never an answer. It would also cost pages that
-others need soon, so only conversations that take a small share of a node's pages (``MOST_SHARE``)
-are loaded. A conversation that comes back earlier than expected loads for itself.
+Loading early or in vain costs time of the loader, and pages of other conversations, but never an
+answer. Only conversations of a small share of a node's pages (``MOST_SHARE``) are therefore loaded.
+A conversation that comes back early loads for itself.
 """
 
 from __future__ import annotations
