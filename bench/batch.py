@@ -39,13 +39,14 @@ Session = psycopg.Connection[tuple[Any, ...]]
 
 
 @contextmanager
-def cluster(nodes: int, *settings: str) -> Iterator[tuple[str, str]]:
+def cluster(nodes: int, *settings: str, pool_nodes: int = 1) -> Iterator[tuple[str, str]]:
     """Run ``tierkv up`` with further settings; yield the addresses for SQL and REST."""
     pg_port, http_port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="tierkv-bench-") as folder:
         command = [
-            *TIERKV, "up", "--compute", str(nodes), "--pg-port", str(pg_port),
-            "--http-port", str(http_port), "--set", f"cluster.run_dir={folder}",
+            *TIERKV, "up", "--compute", str(nodes), "--dmp", str(pool_nodes),
+            "--pg-port", str(pg_port), "--http-port", str(http_port),
+            "--set", f"cluster.run_dir={folder}",
             "--set", "dmp.remove_on_stop=true", "--set", "compute.threads=1",
             *(word for setting in settings for word in ("--set", setting)),
         ]  # fmt: skip

@@ -1,9 +1,9 @@
-"""Conversations of agents: turns that were loaded before they were due, and the cost of tools.
+"""Conversations of agents in little memory, with hints and without; and the cost of tools.
 
 Run ``python -m bench.sessions``. A cluster of real processes (``tierkv up``, one compute node, the
-shipped model) has memory for a tenth of the conversations' KV, in pages and in the pool. Agents
-take turns of growing prompts; between turns each pauses as for a tool. The same conversations run,
-with the same pauses, once for each way:
+shipped model, no pool) has memory for a tenth of the conversations' KV. Agents take turns of
+growing prompts; between turns each pauses as for a tool. The same conversations run, with the same
+pauses, once for each way:
 
 - ``told``: the client says when the next turn comes (``reuse.next_turn_s``);
 - ``learned``: the client names the conversation only (``session_id``);
@@ -32,7 +32,6 @@ from bench.report import Report, finish, make_parser
 _KV_BYTES_PER_TOKEN = 2_944  # The shipped model's, with the block's header.
 _FIRST_WORDS, _MORE_WORDS = 400, 60
 _TOKENS_PER_WORD = 1.6
-_POOL_BYTES = 32 << 20  # The smallest pool node.
 _LEAST_BYTES = 2_100 * _KV_BYTES_PER_TOKEN  # Pages for the longest conversation.
 _WORDS = (
     "parcel", "river", "kettle", "station", "signature", "lamp", "order", "blender", "late",
@@ -55,24 +54,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--sessions", type=int, default=0, help="conversations at a time")
     parser.add_argument("--turns", type=int, default=0, help="turns of each conversation")
     arguments = parser.parse_args(argv)
-    sessions = arguments.sessions or (8 if arguments.quick else 112)
+    sessions = arguments.sessions or (8 if arguments.quick else 48)
     turns = arguments.turns or (2 if arguments.quick else 6)
-    mean_s = 1.0 if arguments.quick else 12.0
+    mean_s = 1.0 if arguments.quick else 8.0
     rng = random.Random(arguments.seed)
     talks = [_talk(rng, number, turns, mean_s) for number in range(sessions)]
     words = sum(len(turn.text.split()) for talk in talks for turn in talk)
     wanted = int(words * _TOKENS_PER_WORD) * _KV_BYTES_PER_TOKEN
-    pages = max(_LEAST_BYTES, wanted // 10 - _POOL_BYTES)
+    pages = max(_LEAST_BYTES, wanted // 10)
     report = Report("sessions")
     report.add("sessions", sessions)
     report.add("wanted_bytes", wanted)
-    report.add("memory_share", (pages + _POOL_BYTES) / wanted)
+    report.add("memory_share", pages / wanted)
     found: dict[str, list[str]] = {}
     for way in _WAYS:
-        settings = [f"compute.l1_capacity={pages}", f"dmp.capacity={_POOL_BYTES}"]
+        settings = [f"compute.l1_capacity={pages}"]
         if way == "lru":
-            settings += ["compute.eviction_policy=leaf_lru", "dmp.eviction_policy=leaf_lru"]
-        with cluster(1, *settings) as (_, url):
+            settings.append("compute.eviction_policy=leaf_lru")
+        with cluster(1, *settings, pool_nodes=0) as (_, url):
             first_s, found[way] = asyncio.run(_run(url, talks, way))
             if way == "unknown":
                 asyncio.run(_tools(report, url, 3 if arguments.quick else 15))

@@ -52,6 +52,7 @@ class KvAction(StrEnum):
     WARM = "warm"
     PIN = "pin"
     RETAIN = "retain"
+    DEMOTE = "demote"
     FORGET = "forget"
 
 

@@ -1,6 +1,7 @@
 """Forgetting a prompt: the prompt's KV leaves every tier on every node, with its bytes overwritten.
 
-Used by the front's generation. Prompts that begin alike share blocks. A block is erased only if no
+Used by the front's generation. Demoting removes copies from the pages of compute nodes only, and
+only of blocks in the pool. Prompts that begin alike share blocks. A block is erased only if no
 further stored prompt needs the block: from the prompt's last block upwards, as long as all blocks
 after a block are erased too. Blocks after the prompt (answers, further turns) are always erased.
 """
@@ -44,6 +45,15 @@ class ForgottenPrompt:
 
     keys: tuple[BlockKey, ...]
     shared_blocks: int
+    erased: Erased
+
+
+@dataclass(frozen=True, slots=True)
+class DemotedPrompt:
+    """Blocks of a prompt that are in no page any more, all blocks of the prompt, and the copies."""
+
+    demoted: int
+    blocks: int
     erased: Erased
 
 
@@ -106,6 +116,31 @@ class PromptEraser:
         shared = sum(key not in doomed for key in found.chain)
         keys = tuple(dict.fromkeys((*doomed, *found.chunks)))
         return ForgottenPrompt(keys, shared, await self.erase(clients, keys))
+
+    async def demote(
+        self, request: GenerateRequest, pooled: Callable[[], Awaitable[int]]
+    ) -> DemotedPrompt:
+        """Remove a prompt's KV from the pages of compute nodes, as far as the pool has the KV.
+
+        Args:
+            request: the prompt.
+            pooled: tells how many leading blocks are in the pool; asked after all saves.
+
+        Raises:
+            CacheError: a node or the meta server did not answer.
+        """
+        clients = self._view.compute_clients(request.model)
+        found = joined(await asyncio.gather(*(c.find_prompt(request) for c in clients)))
+        after: Mapping[BlockKey, BlockKey] = {}
+        if self._meta is not None and found.chain:
+            after = await self._meta.blocks_after(found.chain)
+        own = blocks_to_erase(found, after, ends_inside=True)
+        keys = [key for key in found.chain[: await pooled()] if key in own]
+        total = Erased()
+        if keys:
+            for erased, _ in await asyncio.gather(*(c.erase(keys, pool=False) for c in clients)):
+                total += erased
+        return DemotedPrompt(len(keys), len(found.chain), total)
 
     def _check_listed(self, nodes: Sequence[DirectoryNode]) -> None:
         """Refuse while a compute or pool node is missing that was listed lately.

@@ -1,4 +1,4 @@
-"""Calls about a prompt's KV: warm it, pin it, retain it, forget it.
+"""Calls about a prompt's KV: warm it, pin it, retain it, demote it, forget it.
 
 ``Generation`` passes the calls with ``steering`` here. A prompt means every prompt that begins with
 the text: the tokens added by the chat template after the text (end of the user's turn, start of the
@@ -10,6 +10,7 @@ caching must not fill the pool with blocks that nothing can evict.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -34,6 +35,9 @@ from tierkv.scheduler.prompt_eraser import PromptEraser
 
 _MOST_RETAINED: Final = 0.25
 """Share of the pool's memory that is pinned at most for prompts to retain."""
+
+_PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""The directory hears of a block in the pool a little later than the block is there."""
 
 _CONTINUATIONS: Final = ("", "\n", " a")
 """The tokens common to all continuations are the text's own."""
@@ -65,6 +69,7 @@ class PromptSteering:
         )
         self._eraser = PromptEraser(dispatcher.view, meta, clock, dispatcher.refresh)
         self._view = dispatcher.view
+        self._directory = dispatcher.directory
         self._meta = meta
         self._clock = clock
         self._token_ids = token_ids
@@ -86,6 +91,8 @@ class PromptSteering:
         assert steering is not None
         if steering.action is KvAction.FORGET:
             told, usage = await self._forget(prepared), Usage(0, 0)
+        elif steering.action is KvAction.DEMOTE:
+            told, usage = await self._demote(prepared), Usage(0, 0)
         elif steering.action is KvAction.RETAIN:
             told, usage = await self._retain(prepared, steering.keep_s), Usage(0, 0)
         elif steering.action is KvAction.PIN and not steering.keep_s:
@@ -123,6 +130,28 @@ class PromptSteering:
             "memory_bytes": erased.memory_bytes,
             "disk_bytes": erased.resting_bytes,
         }
+
+    async def _demote(self, prepared: PreparedCall) -> dict[str, Any]:
+        request, layout = await self._beginning(prepared), prepared.model.layout
+
+        async def pooled() -> int:
+            wanted, found = len(request.token_ids) // layout.block_tokens, 0
+            for pause_s in _PAUSES_S:
+                await asyncio.sleep(pause_s)
+                found = (await self._directory.locate(request, layout)).prefix_blocks
+                if found >= wanted:
+                    break
+            return found
+
+        try:
+            moved = await self._eraser.demote(request, pooled)
+        except CacheError as error:
+            return _pinned("deferred", reason=error.message)
+        outcome = "accepted" if moved.demoted == moved.blocks else "clipped"
+        if not moved.erased.page_blocks:
+            outcome = "missing"
+        tokens = moved.demoted * layout.block_tokens
+        return {**_pinned(outcome, tokens=tokens), "l1_bytes": moved.erased.page_bytes}
 
     async def _pinned(self, prepared: PreparedCall, pin: Pin | None) -> dict[str, Any]:
         if pin is None:

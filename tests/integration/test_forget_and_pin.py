@@ -212,6 +212,24 @@ def test_a_rest_client_steers_the_same_kv(pinning: Cluster) -> None:
         assert refused.value.code == 400 and b"send one of" in refused.value.read()
 
 
+def test_a_demoted_prompt_leaves_the_pages_and_comes_back_from_the_pool(pinning: Cluster) -> None:
+    text = "A client demotes what it has read. " * 20
+    messages = [{"role": "user", "content": text}]
+    ask = [{"role": "user", "content": text + "Why?"}]
+    want = post(pinning, "chat/completions", messages=ask, max_tokens=6, temperature=0)["choices"]
+    told = post(pinning, "kv/demote", messages=messages)
+    assert told["object"] == "kv.demote" and told["l1_bytes"] > 0, told
+    assert told["outcome"] in ("accepted", "clipped") and told["tokens"] >= 128
+    assert post(pinning, "kv/demote", messages=messages)["outcome"] == "missing"
+    tiers = pinning.query("SELECT DISTINCT tier FROM tierkv.kvcache_blocks")
+    assert ("L2",) in [tuple(row) for row in tiers]
+    again = post(pinning, "chat/completions", messages=ask, max_tokens=6, temperature=0)
+    assert again["choices"] == want
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
+    nothing = [{"role": "user", "content": "Nobody has ever asked this. " * 20}]
+    assert post(pinning, "kv/demote", messages=nothing)["outcome"] == "missing"
+
+
 def test_retained_prompts_take_a_share_of_the_pool_and_no_more(pinning: Cluster) -> None:
     text = "A client of Anthropic asks about this text. " * 20
     block = {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}

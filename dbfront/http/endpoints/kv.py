@@ -32,7 +32,7 @@ _EXAMPLE: Final[dict[str, JsonValue]] = {
 
 
 class KvBody(BaseModel):
-    """POST /v1/kv/prefetch and /v1/kv/forget: one of ``messages``, ``prompt`` and ``token_ids``."""
+    """POST /v1/kv/prefetch, /demote, /forget: one of ``messages``, ``prompt``, ``token_ids``."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
@@ -117,6 +117,11 @@ def kv_router(services: Services) -> APIRouter:
         body = await read_body(request, PinBody)
         steering = Steering(KvAction.RETAIN, body.keep_s)
         return await steer(request, body.to_call(caller_of(request), steering))
+
+    @router.post("/v1/kv/demote", summary="Move a prompt's KV from pages to the pool")
+    async def demote(request: Request) -> dict[str, Any]:
+        body = await read_body(request, KvBody)
+        return await steer(request, body.to_call(caller_of(request), Steering(KvAction.DEMOTE)))
 
     @router.post("/v1/kv/forget", summary="Remove a prompt's KV from every tier")
     async def forget(request: Request) -> dict[str, Any]:
