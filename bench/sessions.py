@@ -137,7 +137,10 @@ async def _converse(
 
 
 async def _tools(report: Report, url: str, rounds: int) -> None:
-    """Measure the time per generated token, with a grammar of calls and without, in turns."""
+    """Measure the time per generated token, with a grammar of calls and without, in turns.
+
+    Tokens are sampled: greedy answers without a grammar are guessed ahead, several per step.
+    """
     text = {"type": "string", "minLength": 60, "maxLength": 60}
     schema = {"type": "object", "properties": {"text": text}, "required": ["text"]}
     tools: list[Any] = [{"type": "function", "function": {"name": "say", "parameters": schema}}]
@@ -150,7 +153,7 @@ async def _tools(report: Report, url: str, rounds: int) -> None:
                     fields = {"tool_choice": "none", "extra_body": {"ignore_eos": True}}
                 began = time.perf_counter()
                 answer = await client.chat.completions.create(
-                    model="tierkv-demo", temperature=0, max_tokens=64, tools=tools,
+                    model="tierkv-demo", temperature=1, seed=1, max_tokens=64, tools=tools,
                     messages=[{"role": "user", "content": "Say something."}], **fields,
                 )  # fmt: skip
                 assert answer.usage is not None
