@@ -122,6 +122,22 @@ class UnknownModelError(UserError):
     grpc_status = "NOT_FOUND"
 
 
+class UnknownSessionError(UserError):
+    """The client has no conversation, response or item of this name, or no longer."""
+
+    code = "not_found"
+    sqlstate = "42704"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+
+class SessionFullError(UserError):
+    """A conversation has as many items or bytes as are kept of one."""
+
+    code = "session_full"
+    sqlstate = "54000"
+
+
 class ContextTooLongError(UserError):
     """Prompt plus completion exceed the model's context; nothing is ever truncated silently."""
 
@@ -243,6 +259,22 @@ class NodeLostError(RetryableError):
     code = "node_lost"
     sqlstate = "08006"
     http_status = 503
+
+
+class SessionBusyError(RetryableError):
+    """Another turn of the same conversation runs; turns never overlap."""
+
+    code = "conversation_locked"
+    sqlstate = "55P03"
+    http_status = 409
+    grpc_status = "ABORTED"
+
+
+class SessionStoreError(RetryableError):
+    """The place where conversations are kept can't be used at present."""
+
+    code = "session_store_lost"
+    sqlstate = "58030"
 
 
 class NotForgottenError(RetryableError):

@@ -62,6 +62,34 @@ MAX_PINS: Final = 2_000
 """Pinned prompts of a cluster: each front looks at all of them several times a minute."""
 
 MAX_PIN_S: Final = 366 * 86_400.0
+
+MAX_SESSION_ITEMS: Final = 10_000
+"""Items of one conversation, or of the responses that one response follows; each turn reads all."""
+
+MAX_SESSION_BYTES: Final = 32 << 20
+"""JSON of these items; several times the longest prompt."""
+
+MAX_ITEMS_AT_ONCE: Final = 100
+"""Items listed on one page of a conversation; OpenAI's bound."""
+
+MAX_ITEMS_ADDED: Final = 20
+"""Items added to a conversation by one request; OpenAI's bound."""
+
+MAX_SESSIONS_OF_TENANT: Final = 1_000_000
+"""Conversations of one tenant; a response that begins a conversation counts as one."""
+
+MAX_SESSIONS_SHOWN: Final = 10_000
+"""Rows of the views of conversations and of their turns, the last used first."""
+
+MAX_SESSION_TTL_S: Final = 10 * 366 * 86_400.0
+MAX_METADATA_PAIRS: Final = 16
+MAX_METADATA_KEY_CHARS: Final = 64
+MAX_METADATA_VALUE_CHARS: Final = 512
+"""OpenAI's bounds of the metadata of a conversation or response."""
+
+MAX_BACKGROUND_RESPONSES: Final = 256
+"""Responses that one front answers in the background at a time; more are refused."""
+
 MAX_RECORD_CHARS: Final = 4_096
 MAX_AUDIT_RECORDS: Final = 2_000
 """Lines of the audit log that the meta server keeps; whoever needs more reads them in time."""

@@ -69,7 +69,7 @@ class AnswerDatabase:
     """
 
     def __init__(self, url: str, limits: StoreLimits) -> None:
-        self.place = _place(url)
+        self.place = place_of(url)
         self._url = url
         self._limits = limits
         self._lock = threading.Lock()
@@ -138,7 +138,7 @@ class AnswerDatabase:
                         raise
                     return self._tried(work)  # The server was restarted since the last use.
             except psycopg.Error as error:
-                raise StoreLostError(f"{self.place}: {_line(error)}") from error
+                raise StoreLostError(f"{self.place}: {error_line(error)}") from error
 
     def _tried(self, work: Callable[[Connection], T]) -> T:
         try:
@@ -175,7 +175,8 @@ class AnswerDatabase:
             self._connection = None
 
 
-def _place(url: str) -> str:
+def place_of(url: str) -> str:
+    """Return the host and database of a URL, without the password."""
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -183,7 +184,7 @@ def _place(url: str) -> str:
     return f"postgresql://{parts.get('host', '')}/{parts.get('dbname', '')}"
 
 
-def _line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Return the error's text in one line; libpq quotes pieces of a malformed URL, so not that."""
     if isinstance(error, psycopg.ProgrammingError) and not error.sqlstate:
         return "the URL is malformed (a space is %20, an @ in a password %40)"

@@ -1,0 +1,1 @@
+"""Conversations that the front keeps: items, turns, and where they are stored."""
