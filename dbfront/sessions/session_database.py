@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 import psycopg
 
 from tierkv.dbfront.answer_cache.answer_database import error_line, place_of
-from tierkv.dbfront.sessions.session_tables import TABLES, Execute, Row, SessionTables
+from tierkv.dbfront.sessions.session_rows import TABLES, Execute, Row
+from tierkv.dbfront.sessions.session_tables import SessionTables
 from tierkv.kvcore.errors import SessionStoreError
 
 T = TypeVar("T")

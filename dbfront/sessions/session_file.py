@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from tierkv.dbfront.accounts.statistic_tables import MEMORY, Transaction, open_private
-from tierkv.dbfront.sessions.session_tables import TABLES, Execute, Row, SessionTables
+from tierkv.dbfront.sessions.session_rows import TABLES, Execute, Row
+from tierkv.dbfront.sessions.session_tables import SessionTables
 from tierkv.kvcore.errors import SessionStoreError
 
 T = TypeVar("T")

@@ -21,6 +21,8 @@ from typing import Any, Final, Protocol
 
 from tierkv.kvcore.request import HitTokens
 
+NO_HITS: Final = HitTokens()
+
 
 class TurnStatus(StrEnum):
     """Progress of a turn; the first two are open, the others are final."""
@@ -105,7 +107,7 @@ class ChatSession:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    hits: HitTokens = HitTokens()
+    hits: HitTokens = NO_HITS
     prompt_tokens: int = 0
 
     @property
@@ -143,7 +145,7 @@ class SessionTurn:
     alive_s: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
-    hits: HitTokens = HitTokens()
+    hits: HitTokens = NO_HITS
 
 
 @dataclass(frozen=True, slots=True)
