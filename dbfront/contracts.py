@@ -115,6 +115,14 @@ class TextCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """The next message of a conversation that the front keeps; ``call`` has the message last."""
+
+    session: str
+    call: TextCall
+
+
+@dataclass(frozen=True, slots=True)
 class CallDefaults:
     """Values of the session's ``tierkv.*`` settings for AI calls without explicit options.
 
@@ -352,6 +360,8 @@ class TextGenerator(Protocol):
        tokens. Neither runs a model. Errors as of ``prepare``.
     9. ``encode_ahead`` begins to encode the prompts of calls in another thread. ``prepare`` gets
        what it returned for the call, and gives the same result without. It raises no error.
+    10. ``chat`` answers the next message of a conversation, and stores both, or raises an error and
+       stores nothing. Turns of one conversation run one after the other.
     """
 
     @property
@@ -364,6 +374,8 @@ class TextGenerator(Protocol):
     def stream(self, prepared: PreparedCall) -> AsyncIterator[TextEvent]: ...
 
     async def answer(self, prepared: PreparedCall) -> TextAnswer: ...
+
+    async def chat(self, turn: ChatTurn) -> TextAnswer: ...
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan: ...
 

@@ -32,6 +32,7 @@ class Siblings:
     Attributes:
         index: number of this worker, from 0.
         count: number of workers.
+        folder: the front's private folder; None alone.
         answers: by kind of question; filled by the doors before ``start``.
     """
 
@@ -46,7 +47,7 @@ class Siblings:
         self.index = index
         self.count = count
         self.answers: dict[str, Answer] = {}
-        self._folder = folder
+        self.folder = folder
         self._descriptor = -1
         self._server: asyncio.Server | None = None
 
@@ -63,8 +64,8 @@ class Siblings:
         """
         if not self.shared:
             return
-        assert self._folder is not None, "workers share a folder"
-        self._descriptor = os.open(self._folder, os.O_DIRECTORY | os.O_CLOEXEC)
+        assert self.folder is not None, "workers share a folder"
+        self._descriptor = os.open(self.folder, os.O_DIRECTORY | os.O_CLOEXEC)
         self._server = await asyncio.start_unix_server(self._serve, self._socket(self.index))
 
     async def stop(self) -> None:

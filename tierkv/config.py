@@ -34,7 +34,7 @@ SECRET_KEYS = frozenset(
         "dmp.archive_options",
     }
 )
-_MAY_BE_URLS = frozenset({"meta.database", "front.answer_cache"})
+_MAY_BE_URLS = frozenset({"meta.database", "front.answer_cache", "front.sessions"})
 
 
 def _is_secret(key: str, value: object) -> bool:

@@ -146,6 +146,8 @@ class FrontSettings(Section):
         default=ByteSize(GIB), description="size of the answers that stay; the latest used stay"
     )
     answer_cache_days: float = Field(default=30.0, gt=0.0, description="days that answers stay")
+    sessions: str = Field(default="", description="where conversations are kept, as answer_cache")
+    session_days: float = Field(default=30.0, ge=0.0, le=3_660.0, description="0: for ever")
     query_log: Literal["ai", "all", "off"] = Field(
         default="ai",
         description="statements in tierkv.query_log: ai (those with AI calls), all, or off",

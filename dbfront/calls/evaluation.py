@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
+from tierkv.dbfront.calls.chat_turns import AskedChat, run_chats
 from tierkv.dbfront.calls.functions import start_recipe
 from tierkv.dbfront.calls.question_runner import (
     ROW_ERRORS,
@@ -22,6 +24,7 @@ from tierkv.dbfront.calls.question_runner import (
 from tierkv.dbfront.calls.recipe import CountTokens, Recipe, Reply, Step
 from tierkv.dbfront.contracts import (
     CallDefaults,
+    ChatTurn,
     EncodedAhead,
     PlanSummary,
     PreparedCall,
@@ -116,6 +119,8 @@ class CallBatch:
         self._askers: list[list[_Asking]] = []
         self._next: dict[TextCall, list[_Asking]] = {}
         self._counting: list[tuple[_Asking, CountTokens]] = []
+        self._chatting: list[tuple[_Asking, ChatTurn]] = []
+        self._chats: list[tuple[_Asking, ChatTurn]] = []
 
     async def start(self, calls: Sequence[AiCall], written: Mapping[AiCall, AiCall]) -> None:
         """Start the recipes of distinct calls, up to the first step of each recipe.
@@ -139,6 +144,9 @@ class CallBatch:
             TierKVError: any error not specific to one call; calls in flight are cancelled.
         """
         summary = await run_questions(self.wave, self._generator, self._defaults, self)
+        chats = [self._asked_chat(*one) for one in self._chats]
+        most = self._defaults.max_concurrency
+        await run_chats(chats, self._generator, max_concurrency=most)
         await self._count_all_tokens()
         return summary
 
@@ -151,6 +159,7 @@ class CallBatch:
         """
         asked, self._next = _by_prompt(self._next), {}
         self.wave, self._askers = [], []
+        self._chats, self._chatting = self._chatting, []
         questions = list(asked)
         ahead: list[EncodedAhead | None] = []
         tokens = 0
@@ -175,12 +184,15 @@ class CallBatch:
                 self.wave.append(prepared)
                 self._askers.append(askers)
                 tokens += len(prepared.request.token_ids)
-        return bool(asked)
+        return bool(asked or self._chats)
 
     def patience(self, index: int) -> RetryPatience:
         """Return the longest timeout and the most retries among the calls with this question."""
+        return self._patience(self._askers[index])
+
+    def _patience(self, askers: Sequence[_Asking]) -> RetryPatience:
         session = self._defaults.options
-        asked = [asking.call.options.over(session) for asking in self._askers[index]]
+        asked = [asking.call.options.over(session) for asking in askers]
         times = [options.timeout_s for options in asked if options.timeout_s]
         return RetryPatience(
             max(times) if len(times) == len(asked) else None,
@@ -213,9 +225,23 @@ class CallBatch:
         """Fail all calls with this question."""
         self._fail(self._askers[index], error)
 
+    def _asked_chat(self, asking: _Asking, turn: ChatTurn) -> AskedChat:
+        def ended(answer: TextAnswer | TierKVError) -> None:
+            if isinstance(answer, TierKVError):
+                self._fail([asking], answer)
+            else:
+                asking.used.append(answer)
+                self._go_on(asking, (answer,))
+
+        def retried() -> None:
+            asking.retries += 1
+
+        return AskedChat(turn, self._patience([asking]), retried, ended)
+
     def abandon(self) -> None:
         """Answer NULL to all calls with open questions."""
-        for asking in (asking for askers in self._askers for asking in askers):
+        chatting = [asking for asking, _ in self._chats]
+        for asking in chain(chatting, *self._askers):
             if not asking.ended:
                 self._end(asking, CallOutcome())
 
@@ -261,6 +287,8 @@ class CallBatch:
         else:
             if isinstance(step, CountTokens):
                 self._counting.append((asking, step))
+            elif isinstance(step, ChatTurn):
+                self._chatting.append((asking, step))
             else:
                 self._asks(asking, step)
 

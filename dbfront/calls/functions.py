@@ -3,9 +3,10 @@
 ``ai_generate`` and its JSON and detail forms generate text. ``ai_extract`` asks one question per
 field, or one question for JSON of a schema. ``ai_embed`` and ``ai_similarity`` compute vectors of
 unit length. ``ai_filter``, ``ai_classify``, ``ai_classify_multi`` and ``ai_score`` generate no
-text: these functions read the probabilities of a few labels. ``ai_count_tokens`` needs only the
-tokenizer. ``ai_warm``, ``ai_pin`` and ``ai_forget`` are about the KV of a prompt
-(dbfront/generation/steering.py). aggregates.py has the recipes over groups of rows.
+text: these functions read the probabilities of a few labels. ``ai_chat`` answers in a conversation
+that the front keeps. ``ai_count_tokens`` needs only the tokenizer. ``ai_warm``, ``ai_pin`` and
+``ai_forget`` are about the KV of a prompt (dbfront/generation/steering.py). aggregates.py has the
+recipes over groups of rows.
 
 dbfront/calls/evaluation.py starts recipes here; dbfront/explain/estimate.py starts the same recipes
 to estimate their cost. A new AI function needs a recipe here and a row in sql/calls/functions.py.
@@ -27,7 +28,14 @@ from tierkv.dbfront.calls.recipe import (
     ask_model,
     embed_text,
 )
-from tierkv.dbfront.contracts import CallDefaults, KvAction, Steering, TextAnswer, TextCall
+from tierkv.dbfront.contracts import (
+    CallDefaults,
+    ChatTurn,
+    KvAction,
+    Steering,
+    TextAnswer,
+    TextCall,
+)
 from tierkv.kvcore.errors import RowLevelError, TierKVError
 from tierkv.kvcore.request import FinishReason
 from tierkv.sql.calls.ai_call import AiCall
@@ -251,6 +259,20 @@ def _value(text: str) -> Any:
     return None if value.lower().rstrip(".") in _NOTHING else value
 
 
+def chat(call: AiCall, defaults: CallDefaults) -> Recipe:
+    """Answer the next message of a conversation; the front keeps both."""
+    asked = ask_model(call, defaults, _said(call.text("message")))
+    options = replace(asked.options, answer_cache=None)
+    (answer,) = yield ChatTurn(call.text("session"), replace(asked, options=options))
+    return answer.text
+
+
+def _said(message: str) -> str:
+    if not message:
+        raise RowLevelError("an empty message has no answer", hint="Use nullif(message, '').")
+    return message
+
+
 def warm(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Compute a prompt's KV, unless it is stored; return the number of the prompt's tokens."""
     (answer,) = yield (_question(call, defaults, Steering(KvAction.WARM)),)
@@ -290,6 +312,7 @@ _RECIPES: Final[dict[str, Callable[[AiCall, CallDefaults], Recipe]]] = {
     "ai_agg": aggregate,
     "ai_summarize_agg": summarize,
     "ai_count_tokens": count_tokens,
+    "ai_chat": chat,
     "ai_warm": warm,
     "ai_pin": pin,
     "ai_forget": forget,

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from tierkv.dbfront.contracts import CallDefaults, Message, TextAnswer, TextCall, TokenCounts
+from tierkv.dbfront.contracts import (
+    CallDefaults,
+    ChatTurn,
+    Message,
+    TextAnswer,
+    TextCall,
+    TokenCounts,
+)
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.sql.calls.ai_call import AiCall
 from tierkv.sql.calls.functions import CONTEXT
@@ -28,10 +35,10 @@ class CountTokens:
     model: str | None
 
 
-Step = tuple[TextCall, ...] | CountTokens
-"""Questions to the models, or a request for token counts."""
+Step = tuple[TextCall, ...] | CountTokens | ChatTurn
+"""Questions to the models, a request for token counts, or a turn of a conversation."""
 Reply = Sequence[TextAnswer] | TokenCounts
-"""Answers in the order of the questions, or the counts."""
+"""Answers in the order of the questions, the counts, or the answer of the turn alone."""
 Recipe = Generator[Step, Any, Any]
 """Yields steps, receives a Reply for each step, returns the function's value; None is NULL."""
 

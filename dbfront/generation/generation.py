@@ -18,6 +18,7 @@ from tierkv.dbfront.answer_cache.answer_key import AnswerKey, answer_key, check_
 from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer
 from tierkv.dbfront.contracts import (
     CallPlan,
+    ChatTurn,
     EncodedAhead,
     PreparedCall,
     Prospect,
@@ -54,6 +55,9 @@ from tierkv.dbfront.generation.readouts import (
     most_label_tokens,
 )
 from tierkv.dbfront.generation.steering import PromptSteering
+from tierkv.dbfront.sessions.chat import chat
+from tierkv.dbfront.sessions.conversations import Conversations
+from tierkv.dbfront.sessions.session_file import SessionFile
 from tierkv.dbfront.tokens.chunked_prompt import EncodedPrompt
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer, TokenizerCache
 from tierkv.dbfront.tool_calls.tool import CallDelta, joined_calls
@@ -91,6 +95,7 @@ class Generation:
         rights: who may call which functions, and use which models.
         live: calls in progress, by request id.
         answers: answers of earlier calls.
+        conversations: those that this front keeps.
         steering: calls about KV instead of answers.
         reducers: called with each ended request; a reducer must not block, raise or keep it.
     """
@@ -105,6 +110,7 @@ class Generation:
         gate: CallGate | None = None,
         answers: AnswerCache | None = None,
         meta: MetaClient | None = None,
+        conversations: Conversations | None = None,
     ) -> None:
         """Create a generator over a started dispatcher.
 
@@ -117,6 +123,7 @@ class Generation:
             gate: admits calls within their callers' limits; by default there are none.
             answers: the answer cache; by default one in memory.
             meta: keeps pins and knows the blocks after a prompt; None: pins end with this process.
+            conversations: where conversations are kept; by default in memory.
         """
         self.gate = gate or CallGate(EmbeddedMeter(clock or SystemClock()))
         self.rights = RightsBook()
@@ -124,6 +131,7 @@ class Generation:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
         self.answers = answers or AnswerCache(self._clock, keep_s=ANSWERS_KEPT_S)
+        self.conversations = conversations or Conversations(SessionFile(), self._clock)
         self._tokenizers = tokenizers or TokenizerCache(clock=self._clock)
         self._default_model = default_model
         self._labels = Labels()
@@ -402,6 +410,10 @@ class Generation:
                         tool_calls=joined_calls(calls),
                     )
         raise NodeLostError("the answer ended without an end")
+
+    async def chat(self, turn: ChatTurn) -> TextAnswer:
+        """Answer the next message of a conversation; see TextGenerator."""
+        return await chat(self.conversations, self, turn)
 
 
 def _caller(call: TextCall, model: ModelInfo) -> Caller:

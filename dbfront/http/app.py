@@ -37,7 +37,10 @@ from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
 from tierkv.dbfront.http.endpoints.tokens import tokens_router
 from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
 from tierkv.dbfront.http.messages.answers import error_json
+from tierkv.dbfront.http.responses.conversations_router import conversations_router
+from tierkv.dbfront.http.responses.responses_router import responses_router
 from tierkv.dbfront.http.services import FieldError, ReadinessCheck, Services
+from tierkv.dbfront.sessions.conversations import Conversations
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.dbfront.views.admin import ClusterSource
 from tierkv.kvcore.clock import Clock
@@ -152,6 +155,7 @@ def make_app(
     sql: SqlServer | None,
     clock: Clock,
     keys: KeyRing,
+    conversations: Conversations,
     cluster: ClusterSource | None = None,
 ) -> tuple[FastAPI, Services]:
     """Build the application and the services of its endpoints."""
@@ -182,6 +186,8 @@ def make_app(
         *(models_router, health_router),
     ):
         app.include_router(router(services))
+    for kept in (responses_router, conversations_router):
+        app.include_router(kept(services, conversations))
     if sql is not None:
         app.include_router(sql_router(services, sql))
     if cluster is not None:

@@ -31,6 +31,8 @@ from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Family, Metrics
 from tierkv.dbfront.http.key_ring import KeyRing
 from tierkv.dbfront.http.services import ReadinessCheck
+from tierkv.dbfront.sessions.conversations import Conversations
+from tierkv.dbfront.sessions.session_file import SessionFile
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.dbfront.views.admin import ClusterSource
@@ -203,8 +205,11 @@ class HttpServer:
         clock: Clock | None = None,
         siblings: Siblings | None = None,
         cluster: ClusterSource | None = None,
+        conversations: Conversations | None = None,
     ) -> None:
         """Create a server; the server does not listen yet.
+
+        Without ``conversations`` the server keeps its own, in memory.
 
         Raises:
             ConfigError: the configuration is refused, for example a public address without keys.
@@ -225,6 +230,7 @@ class HttpServer:
             clock=self._clock,
             keys=self.keys,
             cluster=cluster,
+            conversations=conversations or Conversations(SessionFile(), self._clock),
         )
         if siblings is not None:
             self._services.siblings = siblings
@@ -288,7 +294,7 @@ class HttpServer:
         if self._config.reuse_port:
             for server in self._server.servers:
                 server.close()  # The kernel gives the clients to the other workers.
-        if running := set(self._server.server_state.tasks):
+        if running := {*self._server.server_state.tasks, *self._services.background}:
             await asyncio.wait(running, timeout=most_s)
         self._services.ended.set()
 
@@ -301,6 +307,9 @@ class HttpServer:
         await self._task
         # uvicorn cancels requests that did not end in time, but does not wait for their cleanup.
         await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
+        for task in self._services.background:
+            task.cancel()
+        await asyncio.gather(*self._services.background, return_exceptions=True)
         self._server = self._task = None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 from tierkv.dbfront.contracts import Message
@@ -42,7 +43,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-def read_items(given: Any, *, response_id: str = "") -> list[SessionItem]:
+def parse_items(given: Any, *, response_id: str = "") -> list[SessionItem]:
     """Return the items of a client's text, or list of items; each gets a new id.
 
     Args:
@@ -107,7 +108,7 @@ def turns_of(items: Sequence[SessionItem]) -> list[Sequence[SessionItem]]:
         index for index, item in enumerate(items) if index and item.body.get("role") == "user"
     ]
     bounds = [0, *starts, len(items)]
-    return [items[a:b] for a, b in zip(bounds, bounds[1:], strict=False) if a < b]
+    return [items[a:b] for a, b in pairwise(bounds) if a < b]
 
 
 def _part_text(part: Json) -> str:

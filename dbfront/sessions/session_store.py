@@ -199,6 +199,7 @@ class SessionStore(Protocol):
        status the items join the session, all or none, and the lock is given back. A turn with a
        final status stays as it is. Returns the stored turn; None: the session is gone, ``owner``
        lost the lock, the parent is gone, or a turn that was opened was deleted.
+       ``sign`` notes a sign of life of an open turn; False: the turn is not open any more.
     6. ``history`` returns the items up to and with a response, oldest first; None: a response on
        the path is unknown, deleted, expired or not answered.
     7. ``delete`` removes a session with items and turns; ``delete_turn`` a turn, and its items
@@ -257,6 +258,8 @@ class SessionStore(Protocol):
         owner: str = "",
         opened: bool = False,
     ) -> SessionTurn | None: ...
+
+    def sign(self, tenant: str, response_id: str, now_s: float) -> bool: ...
 
     def turn(self, tenant: str, response_id: str, now_s: float) -> SessionTurn | None: ...
 

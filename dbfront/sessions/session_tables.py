@@ -220,6 +220,15 @@ class SessionTables(ABC):
 
         return self.transact(work)
 
+    def sign(self, tenant: str, response_id: str, now_s: float) -> bool:
+        """Note a sign of life of an open turn; see SessionStore."""
+        statement = (
+            "UPDATE session_turns SET alive_s = ? WHERE tenant = ? AND response_id = ? "
+            "AND status IN ('queued', 'in_progress') RETURNING 1"
+        )
+        values = (now_s, tenant, response_id)
+        return bool(self.transact(lambda execute: execute(statement, values)))
+
     def turn(self, tenant: str, response_id: str, now_s: float) -> SessionTurn | None:
         """Find a turn; see SessionStore."""
         return self.transact(lambda execute: find_turn(execute, tenant, response_id, now_s))

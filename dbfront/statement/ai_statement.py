@@ -20,7 +20,14 @@ from tierkv.dbfront.calls.evaluation import CallBatch, CallOutcome
 from tierkv.dbfront.calls.field_order import ContextFields
 from tierkv.dbfront.calls.functions import failed_detail, start_recipe
 from tierkv.dbfront.calls.recipe import CountTokens
-from tierkv.dbfront.contracts import CallDefaults, Notice, PlanSummary, PreparedCall, TextGenerator
+from tierkv.dbfront.contracts import (
+    CallDefaults,
+    ChatTurn,
+    Notice,
+    PlanSummary,
+    PreparedCall,
+    TextGenerator,
+)
 from tierkv.dbfront.explain.estimate import (
     MOST_SAMPLED,
     Estimate,
@@ -159,7 +166,7 @@ class AiStatement:
         if isinstance(step, CountTokens):
             await self._generator.count_tokens((), step.model)
         else:
-            for question in step:
+            for question in (step.call,) if isinstance(step, ChatTurn) else step:
                 self._names.prepared(await self._generator.prepare(question))
 
     async def until_answered(

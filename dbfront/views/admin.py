@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.contracts import ClientInfo, TableAccess
+from tierkv.dbfront.sessions.conversations import Conversations
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.views.kvcache import (
     Baseline,
@@ -26,6 +27,7 @@ from tierkv.dbfront.views.kvcache import (
     prefix_rows,
     tier_rows,
 )
+from tierkv.dbfront.views.session_views import SESSION_VIEWS, session_rows
 from tierkv.dbfront.views.statistics import answer_cache_row
 from tierkv.dbfront.views.worker_views import ROUTING_VIEWS, routing_rows, waiting_row
 from tierkv.kvcore.access import RoleRights
@@ -81,7 +83,8 @@ class ClusterSource(Protocol):
        rights of all roles to an admin, otherwise the rights of the client's roles. ``table_access``
        tells which schemas a client may use; None while nobody logs in.
     6. ``dispatcher`` has the decisions of this front's scheduler, and its waiting calls;
-       ``answers`` is this front's answer cache; ``pins`` are those of the cluster.
+       ``answers`` is this front's answer cache; ``pins`` are those of the cluster;
+       ``conversations`` are those that this front can continue.
     """
 
     @property
@@ -92,6 +95,9 @@ class ClusterSource(Protocol):
 
     @property
     def pins(self) -> PinKeeper: ...
+
+    @property
+    def conversations(self) -> Conversations: ...
 
     async def nodes(self) -> tuple[DirectoryNode, ...]: ...
 
@@ -164,6 +170,10 @@ async def cluster_rows(
         return [_setting(row) for row in await source.settings()]
     if view == "answer_cache":
         return [answer_cache_row(source.answers)]
+    if view in SESSION_VIEWS:
+        owners = None if client is None else source.owners(client)
+        tenant = None if owners is None else owners[0]
+        return await session_rows(view, source.conversations, tenant, now_s)
     if view == "pins":
         return [_pin(pin, in_memory, now_s) for pin, in_memory in source.pins.all()]
     if view == "kvcache_blocks":
@@ -344,6 +354,8 @@ _OWNED: Final = {
     "kv_indexes": "owner",
     "job_failures": "owner",
     "pins": "tenant",
+    "sessions": "tenant",
+    "session_turns": "tenant",
     "kvcache_blocks": "cache_scope",
     "kvcache_prefixes": "cache_scope",
 }

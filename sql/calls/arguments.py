@@ -10,6 +10,7 @@ of names as JSON or as PostgreSQL's array, or an object of names and questions) 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -29,6 +30,8 @@ Value = str | tuple[str, ...] | CallOptions | None
 CATEGORIES: Final = "categories"
 SCHEMA: Final = "schema"
 KEEP: Final = "keep"
+SESSION: Final = "session"
+_NAME: Final = re.compile(limits.NAME_PATTERN)
 
 _HINTS: Final = {
     SCHEMA: 'Write a JSON Schema such as \'{"type": "object", "properties": '
@@ -58,6 +61,8 @@ def checked_value(function: AiFunction, name: str, value: Any) -> Value:
         return None
     if name == KEEP:
         return _time(value)
+    if name == SESSION:
+        return _session(value)
     if kind is ArgumentKind.TEXT:
         return _text(name, value)
     if kind is ArgumentKind.TEXTS:
@@ -73,6 +78,17 @@ def _text(name: str, value: Any) -> str:
             raise UdfArgumentError(f"{name} must be text")
         raise NotTextError
     return value
+
+
+def _session(value: Any) -> str:
+    name = str(value)
+    if not _NAME.fullmatch(name):
+        raise UdfArgumentError(
+            f"session {name[:140]!r} is not a valid name",
+            hint=f"Use 1 to {limits.MAX_NAME_CHARS} letters, digits and _ . : - /, with a letter, "
+            "a digit or _ first.",
+        )
+    return name
 
 
 def _time(value: Any) -> str:

@@ -193,6 +193,7 @@ AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
             "ai_agg", Returns.TEXT, _data("input"), _data("instruction"), *_HOW, aggregate=True
         ),
         _function("ai_summarize_agg", Returns.TEXT, _data("input"), *_HOW, aggregate=True),
+        _function("ai_chat", Returns.TEXT, _data("session"), _data("message"), *_HOW),
         _function("ai_warm", Returns.INTEGER, _data("prompt"), *_BEGINNING),
         _function("ai_pin", Returns.JSON, _data("prompt"), _data("keep"), *_BEGINNING),
         _function("ai_forget", Returns.JSON, _data("prompt"), *_BEGINNING, local=True),

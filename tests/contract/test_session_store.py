@@ -217,7 +217,11 @@ def test_5_an_open_turn_is_outside_until_it_is_answered(store: SessionStore) -> 
     assert store.items("a", "s") == [] and store.turn_items("a", "r1") == asked
     assert store.history("a", "r1", NOW) is None
     assert store.put_turn(replace(waiting, status=TurnStatus.IN_PROGRESS), asked) is not None
+    assert store.sign("a", "r1", NOW + 3) and not store.sign("b", "r1", NOW)
+    alive = store.turn("a", "r1", NOW)
+    assert alive is not None and alive.alive_s == NOW + 3
     assert store.put_turn(turn("r1"), of("r1"), opened=True) is not None
+    assert not store.sign("a", "r1", NOW)
     assert ids(store.items("a", "s")) == ["r1_in", "r1_out"]
     assert store.turn_items("a", "r1") == of("r1")
     found = store.session("a", "s", NOW)

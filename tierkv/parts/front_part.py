@@ -16,12 +16,16 @@ from tierkv.config import LoadedConfig, name_list
 from tierkv.dbfront.accounts.statement_entry import LoggedStatements
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
+from tierkv.dbfront.accounts.statistic_tables import MEMORY
 from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.answer_cache.answer_file import AnswerFile
 from tierkv.dbfront.answer_cache.kept_answer import AnswerStore, StoreLimits
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.postgres_dialect.server import DialectServer
+from tierkv.dbfront.sessions.conversations import Conversations
+from tierkv.dbfront.sessions.session_file import SessionFile
+from tierkv.dbfront.sessions.session_store import SessionStore
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore.clock import SystemClock
@@ -81,6 +85,30 @@ def answer_cache(settings: FrontSettings) -> AnswerCache:
     elif place:
         store = AnswerFile(str(Path(place).expanduser()), limits)
     return AnswerCache(SystemClock(), keep_s=keep_s, store=store)
+
+
+def kept_conversations(settings: FrontSettings, siblings: Siblings) -> Conversations:
+    """Return the conversations of a front; workers share a file, which is opened at its first use.
+
+    Raises:
+        ConfigError: the place is PostgreSQL, and its driver is not installed.
+    """
+    place = settings.sessions
+    if not place and settings.stats_path:
+        place = f"{settings.stats_path}.sessions"
+    elif not place and siblings.folder is not None:
+        place = str(siblings.folder / "sessions")
+    store: SessionStore = SessionFile(str(Path(place).expanduser()) if place else MEMORY)
+    if place.startswith(("postgresql://", "postgres://")):
+        try:
+            from tierkv.dbfront.sessions.session_database import SessionDatabase  # psycopg
+        except ImportError:
+            raise ConfigError(
+                "front.sessions in PostgreSQL needs psycopg",
+                hint="Run `pip install 'tierkv[postgres]'`.",
+            ) from None
+        store = SessionDatabase(place)
+    return Conversations(store, SystemClock(), ttl_s=86_400.0 * settings.session_days)
 
 
 def statement_log(settings: FrontSettings) -> StatementLog:
@@ -155,6 +183,7 @@ class FrontPart:
             gate=_gate(settings, self.siblings),
             answers=answer_cache(settings),
             meta=meta,
+            conversations=kept_conversations(settings, self.siblings),
         )
         self.dispatcher.weight_of = self.generation.gate.weight
         self.statements = statement_log(settings)
@@ -192,6 +221,7 @@ class FrontPart:
         await self.generation.answers.start()
         await self.records.start()
         self.generation.steering.pins.start()
+        self.generation.conversations.start()
 
     async def open_doors(self) -> dict[str, str]:
         """Listen for SQL and REST clients.
@@ -261,6 +291,7 @@ class FrontPart:
             sql=None if settings.postgres else self.sql,
             siblings=self.siblings,
             cluster=self.source,
+            conversations=self.generation.conversations,
         )
         self.records.keys = self._http.keys
         with suppress(DirectoryUnavailableError):
@@ -284,6 +315,7 @@ class FrontPart:
         await self.records.stop()
         await self.generation.steering.pins.stop()
         await self.generation.answers.stop()
+        await self.generation.conversations.stop()
         await self.generation.gate.meter.close()
         await self.dispatcher.stop()
 

@@ -20,6 +20,7 @@ from tierkv.config import LoadedConfig, list_entries, name_list
 from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.contracts import ClientInfo, TableAccess
 from tierkv.dbfront.generation.generation import Generation
+from tierkv.dbfront.sessions.conversations import Conversations
 from tierkv.dbfront.statement.limit_change import changed_limits
 from tierkv.dbfront.statement.namespace_change import change_of
 from tierkv.dbfront.statement.rights_change import (
@@ -141,6 +142,11 @@ class MetaSource:
     def pins(self) -> PinKeeper:
         """The pinned prompts of the cluster."""
         return self.generation.steering.pins
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations that this front can continue."""
+        return self.generation.conversations
 
     async def nodes(self) -> tuple[DirectoryNode, ...]:
         """Return every known node; compute nodes and this front with current counters.

@@ -22,6 +22,12 @@ from tierkv.dbfront.http.endpoints.embeddings import EmbeddingBody
 from tierkv.dbfront.http.endpoints.kv import KvBody, PinBody
 from tierkv.dbfront.http.endpoints.sql import SqlBody
 from tierkv.dbfront.http.endpoints.tokens import DetokenizeBody, TokenizeBody
+from tierkv.dbfront.http.responses.conversations_router import (
+    ConversationBody,
+    ConversationChange,
+    ItemsBody,
+)
+from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.schema import ChatBody, CompletionBody
 
 _REF: Final = "#/components/schemas/{model}"
@@ -32,6 +38,10 @@ _BODIES: Final[Mapping[str, type[BaseModel]]] = {
     "/v1/kv/prefetch": KvBody,
     "/v1/kv/pin": PinBody,
     "/v1/kv/forget": KvBody,
+    "/v1/responses": ResponseBody,
+    "/v1/conversations": ConversationBody,
+    "/v1/conversations/{conversation_id}": ConversationChange,
+    "/v1/conversations/{conversation_id}/items": ItemsBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/v1/sql": SqlBody,

@@ -1,0 +1,139 @@
+"""Responses that are answered while no client waits.
+
+A response begins as ``queued`` in the store, which every front can read. The front that took the
+request answers it, and gives a sign of life every few seconds; the same look tells it whether the
+response was cancelled or deleted, at any front. Without signs of life for ``LOST_S`` the response
+counts as failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from tierkv.dbfront.http.responses.response_run import ResponseRun
+from tierkv.dbfront.http.services import FieldError, Services
+from tierkv.dbfront.sessions.conversations import Conversations
+from tierkv.dbfront.sessions.session_store import SessionTurn, TurnStatus
+from tierkv.dbfront.sessions.turn_form import unanswered
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import (
+    CallLimitError,
+    OverloadedError,
+    SessionStoreError,
+    TierKVError,
+    UserError,
+)
+
+log = logging.getLogger("tierkv.sessions")
+
+LOST_S: Final = 30.0
+_SIGN_S: Final = 1.0
+_LOST: Final = {
+    "code": "server_error", "message": "the front that answered this response has ended",
+}  # fmt: skip
+
+
+async def begin(services: Services, run: ResponseRun) -> SessionTurn:
+    """Store a response as queued, and answer it later.
+
+    Raises:
+        OverloadedError: the front answers as many responses in the background as it may.
+        TierKVError: the call can't be asked.
+    """
+    if len(services.background) >= limits.MAX_BACKGROUND_RESPONSES:
+        raise OverloadedError(
+            f"{limits.MAX_BACKGROUND_RESPONSES} responses are answered in the background here",
+            hint="Wait until some have ended, or leave background out.",
+        )
+    await run.prepare()
+    queued = run.asked.open(TurnStatus.QUEUED, run.conversations.clock.wall())
+    stored = await run.put(queued, run.asked.asked)
+    run.opened_before = True
+    task = asyncio.create_task(_answer(services, run), name=stored.response_id)
+    services.background.add(task)
+    task.add_done_callback(services.background.discard)
+    return stored
+
+
+def end(services: Services, response_id: str) -> None:
+    """Stop answering a response, if this front does."""
+    for task in services.background:
+        if task.get_name() == response_id:
+            task.cancel()
+
+
+async def looked_after(conversations: Conversations, turn: SessionTurn) -> SessionTurn:
+    """Return a turn; an open one whose front has ended fails."""
+    now_s = conversations.clock.wall()
+    if not turn.status.is_open or turn.alive_s + LOST_S > now_s:
+        return turn
+    items = await conversations.run(conversations.store.turn_items, turn.tenant, turn.response_id)
+    failed = await conversations.run(
+        conversations.store.put_turn, unanswered(turn, now_s, _LOST), items, opened=True
+    )
+    return failed or turn
+
+
+async def _answer(services: Services, run: ResponseRun) -> None:
+    work = asyncio.ensure_future(_work(run))
+    signs = asyncio.ensure_future(_sign(run))
+    error: BaseException | None = None
+    try:
+        await asyncio.wait({work, signs}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            error = work.exception()
+    except asyncio.CancelledError:
+        error = TierKVError("the front that answered this response is shutting down")
+    finally:
+        for each in (work, signs):
+            each.cancel()
+        await asyncio.gather(work, signs, return_exceptions=True)
+    if error is not None:
+        if not isinstance(error, TierKVError | FieldError):
+            log.error("a background response broke", exc_info=error)
+        now_s = run.conversations.clock.wall()
+        begun = run.asked.open(TurnStatus.IN_PROGRESS, now_s)
+        failed = unanswered(begun, now_s, error_json(error))
+        with suppress(SessionStoreError, TierKVError):
+            await run.put(failed, run.asked.asked)
+
+
+async def _work(run: ResponseRun) -> None:
+    async with run.opened():
+        now_s = run.conversations.clock.wall()
+        begun = await run.put(run.asked.open(TurnStatus.IN_PROGRESS, now_s), run.asked.asked)
+        if not begun.status.is_open:
+            return
+        async for _ in run.events():
+            pass
+        await run.store()
+
+
+async def _sign(run: ResponseRun) -> None:
+    """Give signs of life until the response is cancelled or deleted."""
+    store, asked = run.conversations.store, run.asked
+    open_still = True
+    while open_still:
+        await asyncio.sleep(_SIGN_S)
+        with suppress(SessionStoreError):
+            open_still = await run.conversations.run(
+                store.sign, asked.tenant, asked.response_id, run.conversations.clock.wall()
+            )
+
+
+def error_json(error: BaseException) -> Mapping[str, Any]:
+    """Return the ``error`` of a failed response."""
+    cause = error.error if isinstance(error, FieldError) else error
+    code = "server_error"
+    if isinstance(cause, OverloadedError | CallLimitError):
+        code = "rate_limit_exceeded"
+    elif isinstance(cause, UserError):
+        code = "invalid_prompt"
+    if not isinstance(cause, TierKVError):
+        return {"code": code, "message": "internal error; the log of the front has it"}
+    message = f"{cause.message}. {cause.hint}" if cause.hint else cause.message
+    return {"code": code, "message": message}

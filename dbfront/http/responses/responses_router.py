@@ -1,0 +1,187 @@
+"""The endpoints of OpenAI's Responses: /v1/responses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from tierkv.dbfront.contracts import TextEvent
+from tierkv.dbfront.http.responses import background
+from tierkv.dbfront.http.responses.response_body import ResponseBody
+from tierkv.dbfront.http.responses.response_events import EventWriter
+from tierkv.dbfront.http.responses.response_run import ResponseRun
+from tierkv.dbfront.http.services import (
+    FieldError,
+    Services,
+    caller_of,
+    read_body,
+    until_disconnect,
+)
+from tierkv.dbfront.http.sse import open_framed
+from tierkv.dbfront.sessions.conversations import Conversations, unknown
+from tierkv.dbfront.sessions.session_store import SessionItem, SessionTurn, TurnStatus
+from tierkv.dbfront.sessions.turn_form import response_json, unanswered
+from tierkv.kvcore import limits
+from tierkv.kvcore.errors import TierKVError, UserError
+
+Order = Literal["asc", "desc"]
+Limit = Annotated[int, Query(ge=1, le=limits.MAX_ITEMS_AT_ONCE)]
+
+
+def responses_router(services: Services, conversations: Conversations) -> APIRouter:
+    """Create the endpoints."""
+    router = APIRouter()
+    store = conversations.store
+
+    @router.post("/v1/responses", summary="Items in, an answer out; the turn is kept")
+    async def create(request: Request) -> Response:
+        body = await read_body(request, ResponseBody)
+        run = ResponseRun.of(services, conversations, body, caller_of(request))
+        if body.background:
+            queued = await background.begin(services, run)
+            return JSONResponse(response_json(queued, ()))
+        if body.stream:
+            writer = EventWriter()
+            return await open_framed(services, _events(run, writer), writer.framing())
+        return JSONResponse(await until_disconnect(services, request, _answered(run)))
+
+    @router.get("/v1/responses/{response_id}", summary="A kept response")
+    async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:
+        if stream:
+            raise _refused("stream", "is not supported here; GET the response again to follow it")
+        turn = await _turn(conversations, request, response_id)
+        return response_json(turn, await conversations.run(store.turn_items, *_key(turn)))
+
+    @router.delete("/v1/responses/{response_id}", summary="Delete a kept response")
+    async def delete(request: Request, response_id: str) -> dict[str, Any]:
+        turn = await _turn(conversations, request, response_id)
+        if not await conversations.run(store.delete_turn, *_key(turn)):
+            raise unknown("Response", response_id)
+        background.end(services, response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.post("/v1/responses/{response_id}/cancel", summary="Stop a background response")
+    async def cancel(request: Request, response_id: str) -> dict[str, Any]:
+        turn = await _turn(conversations, request, response_id)
+        if not turn.body["background"]:
+            raise _refused("response_id", "names a response that is not a background response")
+        items = await conversations.run(store.turn_items, *_key(turn))
+        if turn.status.is_open:
+            ended = unanswered(turn, conversations.clock.wall())
+            stored = await conversations.run(store.put_turn, ended, items, opened=True)
+            if stored is None:
+                raise unknown("Response", response_id)
+            turn = stored
+            background.end(services, response_id)
+        return response_json(turn, items)
+
+    @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked with")
+    async def input_items(
+        request: Request,
+        response_id: str,
+        limit: Limit = 20,
+        order: Order = "desc",
+        after: str = "",
+    ) -> dict[str, Any]:
+        turn = await _turn(conversations, request, response_id)
+        items = await conversations.run(store.turn_items, *_key(turn))
+        asked = [item for item in items if not item.is_output]
+        return page_json(_after(asked[::-1] if order == "desc" else asked, after), limit)
+
+    return router
+
+
+async def _turn(conversations: Conversations, request: Request, response_id: str) -> SessionTurn:
+    """Return a turn of the client's tenant.
+
+    Raises:
+        UnknownSessionError: the tenant has none of this id.
+    """
+    tenant, now_s = caller_of(request).tenant, conversations.clock.wall()
+    turn = await conversations.run(conversations.store.turn, tenant, response_id, now_s)
+    if turn is None:
+        raise unknown("Response", response_id)
+    return await background.looked_after(conversations, turn)
+
+
+def _key(turn: SessionTurn) -> tuple[str, str]:
+    return turn.tenant, turn.response_id
+
+
+async def _answered(run: ResponseRun) -> dict[str, Any]:
+    async with run.opened():
+        async with aclosing(run.events()) as events:
+            async for _ in events:
+                pass
+        return response_json(*await run.store())
+
+
+async def _events(run: ResponseRun, writer: EventWriter) -> AsyncGenerator[Mapping[str, Any], None]:
+    async with run.opened():
+        begun = run.asked.open(TurnStatus.IN_PROGRESS, 0.0)
+        async with aclosing(run.events()) as events:
+            first = asyncio.ensure_future(anext(events))
+            try:
+                # An overload is then an HTTP status, not an event.
+                await asyncio.wait({first}, timeout=run.services.config.first_event_wait_s / 2)
+                if first.done():
+                    first.result()
+                for event in writer.begun(response_json(begun, ()), run.asked.answer_id):
+                    yield event
+                async for told in _pieces(run, writer, begun, first, events):
+                    yield told
+            finally:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+
+
+async def _pieces(
+    run: ResponseRun,
+    writer: EventWriter,
+    begun: SessionTurn,
+    first: asyncio.Future[TextEvent],
+    events: AsyncGenerator[TextEvent, None],
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Yield the pieces of the answer and its end; an error is an event, too."""
+    try:
+        event = await first
+        if event.text:
+            yield writer.delta(event.text)
+        async for event in events:
+            if event.text:
+                yield writer.delta(event.text)
+        turn, items = await run.store()
+        for told in writer.ended(items[-1], response_json(turn, items)):
+            yield told
+    except (TierKVError, FieldError) as error:
+        now_s = run.conversations.clock.wall()
+        failed = unanswered(begun, now_s, background.error_json(error))
+        yield writer.failed(response_json(failed, ()))
+
+
+def _after(items: Sequence[SessionItem], after: str) -> Sequence[SessionItem]:
+    places = [place for place, item in enumerate(items) if item.item_id == after]
+    if after and not places:
+        raise FieldError("after", unknown("Item", after))
+    return items[places[0] + 1 :] if places else items
+
+
+def page_json(items: Sequence[SessionItem], limit: int) -> dict[str, Any]:
+    """Return a page of at most ``limit`` items; more items mean that there is another page."""
+    data = [item.to_wire() for item in items[:limit]]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else "",
+        "last_id": data[-1]["id"] if data else "",
+        "has_more": len(items) > limit,
+    }
+
+
+def _refused(field: str, reason: str) -> FieldError:
+    return FieldError(field, UserError(f"{field} {reason}"))
