@@ -115,7 +115,7 @@ class TextCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatTurn:
+class SessionCall:
     """The next message of a conversation that the front keeps; ``call`` has the message last."""
 
     session: str
@@ -375,7 +375,7 @@ class TextGenerator(Protocol):
 
     async def answer(self, prepared: PreparedCall) -> TextAnswer: ...
 
-    async def chat(self, turn: ChatTurn) -> TextAnswer: ...
+    async def chat(self, turn: SessionCall) -> TextAnswer: ...
 
     def plan(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> CallPlan: ...
 

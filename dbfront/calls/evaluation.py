@@ -14,20 +14,21 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from tierkv.dbfront.calls.chat_turns import AskedChat, run_chats
 from tierkv.dbfront.calls.functions import start_recipe
 from tierkv.dbfront.calls.question_runner import (
     ROW_ERRORS,
+    AskedChat,
     RetryPatience,
+    run_chats,
     run_questions,
 )
 from tierkv.dbfront.calls.recipe import CountTokens, Recipe, Reply, Step
 from tierkv.dbfront.contracts import (
     CallDefaults,
-    ChatTurn,
     EncodedAhead,
     PlanSummary,
     PreparedCall,
+    SessionCall,
     TextAnswer,
     TextCall,
     TextGenerator,
@@ -119,8 +120,8 @@ class CallBatch:
         self._askers: list[list[_Asking]] = []
         self._next: dict[TextCall, list[_Asking]] = {}
         self._counting: list[tuple[_Asking, CountTokens]] = []
-        self._chatting: list[tuple[_Asking, ChatTurn]] = []
-        self._chats: list[tuple[_Asking, ChatTurn]] = []
+        self._chatting: list[tuple[_Asking, SessionCall]] = []
+        self._chats: list[tuple[_Asking, SessionCall]] = []
 
     async def start(self, calls: Sequence[AiCall], written: Mapping[AiCall, AiCall]) -> None:
         """Start the recipes of distinct calls, up to the first step of each recipe.
@@ -225,7 +226,7 @@ class CallBatch:
         """Fail all calls with this question."""
         self._fail(self._askers[index], error)
 
-    def _asked_chat(self, asking: _Asking, turn: ChatTurn) -> AskedChat:
+    def _asked_chat(self, asking: _Asking, turn: SessionCall) -> AskedChat:
         def ended(answer: TextAnswer | TierKVError) -> None:
             if isinstance(answer, TierKVError):
                 self._fail([asking], answer)
@@ -287,7 +288,7 @@ class CallBatch:
         else:
             if isinstance(step, CountTokens):
                 self._counting.append((asking, step))
-            elif isinstance(step, ChatTurn):
+            elif isinstance(step, SessionCall):
                 self._chatting.append((asking, step))
             else:
                 self._asks(asking, step)

@@ -30,8 +30,8 @@ from tierkv.dbfront.calls.recipe import (
 )
 from tierkv.dbfront.contracts import (
     CallDefaults,
-    ChatTurn,
     KvAction,
+    SessionCall,
     Steering,
     TextAnswer,
     TextCall,
@@ -263,7 +263,7 @@ def chat(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Answer the next message of a conversation; the front keeps both."""
     asked = ask_model(call, defaults, _said(call.text("message")))
     options = replace(asked.options, answer_cache=None)
-    (answer,) = yield ChatTurn(call.text("session"), replace(asked, options=options))
+    (answer,) = yield SessionCall(call.text("session"), replace(asked, options=options))
     return answer.text
 
 

@@ -3,13 +3,16 @@
 dbfront/calls/evaluation.py calls ``run_questions`` for the questions of one wave. With
 ``tierkv.plan = off`` there is no plan: ``SortedCalls`` sorts calls by token ids, and a call waits
 until the first call with the same prefix has computed the prefix.
+
+``run_chats`` does the same for turns of conversations. Turns of a conversation run in the order of
+the calls, because a prompt contains the answers before; conversations run side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -18,6 +21,7 @@ from tierkv.dbfront.contracts import (
     CallPlan,
     PlanSummary,
     PreparedCall,
+    SessionCall,
     TextAnswer,
     TextEvent,
     TextGenerator,
@@ -321,3 +325,83 @@ class _Worker:
         if last.finish_reason is None or last.usage is None:
             raise RowLevelError("the answer ended without a finish reason")
         return TextAnswer.of("".join(pieces), last, model=call.model.name)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedChat:
+    """One turn of a batch.
+
+    Attributes:
+        turn: the turn.
+        patience: time limit and retries; a turn that was not answered is not stored.
+        retried: called when the turn is sent again.
+        ended: called with the answer, or with the error of this turn alone.
+    """
+
+    turn: SessionCall
+    patience: RetryPatience
+    retried: Callable[[], None]
+    ended: Callable[[TextAnswer | TierKVError], None]
+
+
+async def run_chats(
+    chats: Sequence[AskedChat], generator: TextGenerator, *, max_concurrency: int
+) -> None:
+    """Answer all turns.
+
+    Args:
+        chats: the turns, in order.
+        generator: answers and stores each turn.
+        max_concurrency: most conversations at a time.
+
+    Raises:
+        TierKVError: an error not specific to one turn; turns before it are stored.
+    """
+    by_session: dict[str, list[AskedChat]] = {}
+    for chat in chats:
+        by_session.setdefault(chat.turn.session, []).append(chat)
+    room = asyncio.Semaphore(max_concurrency)
+
+    async def run(turns: Sequence[AskedChat]) -> None:
+        async with room:
+            for chat in turns:
+                try:
+                    answer: TextAnswer | TierKVError = await _answer(chat, generator)
+                except ROW_ERRORS as error:
+                    answer = error
+                chat.ended(answer)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for turns in by_session.values():
+                group.create_task(run(turns))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _answer(chat: AskedChat, generator: TextGenerator) -> TextAnswer:
+    retries = refusals = 0
+    while True:
+        try:
+            return await _answer_in_time(chat, generator)
+        except (DeadlineError, NodeLostError):
+            retries += 1
+            if retries > chat.patience.retries:
+                raise
+        except OverloadedError as error:
+            refusals += 1
+            if refusals > MAX_OVERLOAD_RETRIES:
+                raise
+            await asyncio.sleep(error.retry_after_ms / 1000)
+        chat.retried()
+
+
+async def _answer_in_time(chat: AskedChat, generator: TextGenerator) -> TextAnswer:
+    try:
+        async with asyncio.timeout(chat.patience.timeout_s):
+            return await generator.chat(chat.turn)
+    except TimeoutError:
+        raise DeadlineError(
+            f"no answer within {chat.patience.timeout_s:g} s",
+            hint="Raise tierkv.request_timeout, or the call's timeout_ms.",
+        ) from None

@@ -16,8 +16,8 @@ from typing import Any
 
 from tierkv.dbfront.contracts import (
     CallDefaults,
-    ChatTurn,
     Message,
+    SessionCall,
     TextAnswer,
     TextCall,
     TokenCounts,
@@ -35,7 +35,7 @@ class CountTokens:
     model: str | None
 
 
-Step = tuple[TextCall, ...] | CountTokens | ChatTurn
+Step = tuple[TextCall, ...] | CountTokens | SessionCall
 """Questions to the models, a request for token counts, or a turn of a conversation."""
 Reply = Sequence[TextAnswer] | TokenCounts
 """Answers in the order of the questions, the counts, or the answer of the turn alone."""

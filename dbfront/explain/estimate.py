@@ -21,10 +21,10 @@ from tierkv.dbfront.calls.functions import start_recipe
 from tierkv.dbfront.calls.recipe import CountTokens
 from tierkv.dbfront.contracts import (
     CallDefaults,
-    ChatTurn,
     Notice,
     PreparedCall,
     Prospect,
+    SessionCall,
     TextCall,
     TextGenerator,
 )
@@ -253,7 +253,7 @@ class _Questions:
             step = next(recipe)
             while isinstance(step, CountTokens):
                 step = recipe.send(await self._generator.count_tokens(step.texts, step.model))
-            return (step.call,) if isinstance(step, ChatTurn) else step
+            return (step.call,) if isinstance(step, SessionCall) else step
         except StopIteration:
             return ()
         finally:

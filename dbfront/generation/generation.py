@@ -18,10 +18,10 @@ from tierkv.dbfront.answer_cache.answer_key import AnswerKey, answer_key, check_
 from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer
 from tierkv.dbfront.contracts import (
     CallPlan,
-    ChatTurn,
     EncodedAhead,
     PreparedCall,
     Prospect,
+    SessionCall,
     TextAnswer,
     TextCall,
     TextEvent,
@@ -411,7 +411,7 @@ class Generation:
                     )
         raise NodeLostError("the answer ended without an end")
 
-    async def chat(self, turn: ChatTurn) -> TextAnswer:
+    async def chat(self, turn: SessionCall) -> TextAnswer:
         """Answer the next message of a conversation; see TextGenerator."""
         return await chat(self.conversations, self, turn)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tierkv.dbfront.contracts import ChatTurn, TextAnswer, TextGenerator
+from tierkv.dbfront.contracts import SessionCall, TextAnswer, TextGenerator
 from tierkv.dbfront.sessions.conversations import Conversations
 from tierkv.dbfront.sessions.items import message, new_id, to_messages
 from tierkv.dbfront.sessions.session_store import SessionItem
@@ -21,7 +21,7 @@ MADE_IDS: Final = ("conv_", "sess_", "resp_")
 
 
 async def chat(
-    conversations: Conversations, generator: TextGenerator, turn: ChatTurn
+    conversations: Conversations, generator: TextGenerator, turn: SessionCall
 ) -> TextAnswer:
     """Answer a message in its conversation, and store both.
 

@@ -57,7 +57,7 @@ class SessionDatabase(SessionTables):
             except psycopg.Error as error:
                 raise SessionStoreError(
                     f"conversations in {self.place} can't be read or written: {error_line(error)}",
-                    hint="front.sessions names the database; turns go on when it is back.",
+                    hint="Start the database that front.sessions names; turns go on then.",
                 ) from error
 
     def close(self) -> None:

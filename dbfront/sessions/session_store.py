@@ -175,11 +175,13 @@ class ItemPage:
         most: number of items; 0: all.
         after: id of the last item of the page before; empty: the first page.
         newest_first: order of the page.
+        only: id of the only item to list; empty: any.
     """
 
     most: int = 0
     after: str = ""
     newest_first: bool = False
+    only: str = ""
 
 
 HISTORY: Final = ItemPage()
@@ -235,8 +237,6 @@ class SessionStore(Protocol):
     def items(
         self, tenant: str, session_id: str, page: ItemPage = HISTORY
     ) -> list[SessionItem]: ...
-
-    def item(self, tenant: str, session_id: str, item_id: str) -> SessionItem | None: ...
 
     def add_items(
         self, tenant: str, session_id: str, items: Sequence[SessionItem], now_s: float

@@ -20,13 +20,19 @@ from tierkv.dbfront.sessions.session_rows import (
     LIVE,
     LIVE_TURN,
     OF,
+    PATH,
     SESSION,
+    STEP,
     TURN,
     Execute,
+    PathStep,
     Row,
     check_size,
+    drop_loose_items,
+    find_turn,
     hits_text,
     insert_items,
+    put_turn,
     read_items,
     read_session,
     read_turn,
@@ -39,14 +45,6 @@ from tierkv.dbfront.sessions.session_store import (
     SessionQuery,
     SessionTurn,
     TurnStatus,
-)
-from tierkv.dbfront.sessions.turn_rows import (
-    PATH,
-    STEP,
-    PathStep,
-    drop_loose_items,
-    find_turn,
-    put_turn,
 )
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import SessionFullError
@@ -158,18 +156,15 @@ class SessionTables(ABC):
                 "WHERE a.tenant = ? AND a.item_id = ?)"
             )
             values += [tenant, page.after]
+        if page.only:
+            where += " AND item_id = ?"
+            values.append(page.only)
         limit = f"LIMIT {int(page.most)}" if page.most else ""
         statement = (
             f"SELECT {ITEM} FROM session_items WHERE {OF} AND position > 0 {where} "
             f"ORDER BY position {order} {limit}"
         )
         return read_items(self.transact(lambda execute: execute(statement, values)))
-
-    def item(self, tenant: str, session_id: str, item_id: str) -> SessionItem | None:
-        """Find an item of a conversation; see SessionStore."""
-        statement = f"SELECT {ITEM} FROM session_items WHERE {OF} AND item_id = ? AND position > 0"
-        found = self.transact(lambda execute: execute(statement, (tenant, session_id, item_id)))
-        return next(iter(read_items(found)), None)
 
     def add_items(
         self, tenant: str, session_id: str, items: Sequence[SessionItem], now_s: float

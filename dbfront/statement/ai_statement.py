@@ -22,10 +22,10 @@ from tierkv.dbfront.calls.functions import failed_detail, start_recipe
 from tierkv.dbfront.calls.recipe import CountTokens
 from tierkv.dbfront.contracts import (
     CallDefaults,
-    ChatTurn,
     Notice,
     PlanSummary,
     PreparedCall,
+    SessionCall,
     TextGenerator,
 )
 from tierkv.dbfront.explain.estimate import (
@@ -166,7 +166,7 @@ class AiStatement:
         if isinstance(step, CountTokens):
             await self._generator.count_tokens((), step.model)
         else:
-            for question in (step.call,) if isinstance(step, ChatTurn) else step:
+            for question in (step.call,) if isinstance(step, SessionCall) else step:
                 self._names.prepared(await self._generator.prepare(question))
 
     async def until_answered(

@@ -105,8 +105,9 @@ def test_1_a_session_is_its_tenants_only(store: SessionStore) -> None:
     assert store.session("b", "s", NOW) == session(tenant="b")
     assert store.session("c", "s", NOW) is None
     assert ids(store.items("b", "s")) == []
-    assert store.item("b", "s", "msg_1") is None
-    assert store.item("a", "s", "msg_1") == item("1")
+    one = ItemPage(only="msg_1")
+    assert store.items("b", "s", one) == [] and store.items("a", "s", one) == [item("1")]
+    assert store.items("a", "s", ItemPage(only="msg_2")) == []
     assert not store.delete_item("b", "s", "msg_1")
     assert not store.delete("c", "s")
 

@@ -177,14 +177,7 @@ class FrontPart:
         self.dispatcher = Dispatcher(
             view, meta=meta, config=_scheduler_config(settings), shared=_shared_state(settings)
         )
-        self.generation = Generation(
-            self.dispatcher,
-            default_model=settings.default_model or None,
-            gate=_gate(settings, self.siblings),
-            answers=answer_cache(settings),
-            meta=meta,
-            conversations=kept_conversations(settings, self.siblings),
-        )
+        self.generation = _generation(self.dispatcher, settings, self.siblings, meta)
         self.dispatcher.weight_of = self.generation.gate.weight
         self.statements = statement_log(settings)
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
@@ -318,6 +311,19 @@ class FrontPart:
         await self.generation.conversations.stop()
         await self.generation.gate.meter.close()
         await self.dispatcher.stop()
+
+
+def _generation(
+    dispatcher: Dispatcher, settings: FrontSettings, siblings: Siblings, meta: MetaClient
+) -> Generation:
+    return Generation(
+        dispatcher,
+        default_model=settings.default_model or None,
+        gate=_gate(settings, siblings),
+        answers=answer_cache(settings),
+        meta=meta,
+        conversations=kept_conversations(settings, siblings),
+    )
 
 
 def _gate(settings: FrontSettings, siblings: Siblings) -> CallGate:

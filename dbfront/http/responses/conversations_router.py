@@ -201,12 +201,13 @@ async def _conversation(
 
 
 async def _item(conversations: Conversations, session: ChatSession, item_id: str) -> SessionItem:
+    page = ItemPage(only=item_id)
     found = await conversations.run(
-        conversations.store.item, session.tenant, session.session_id, item_id
+        conversations.store.items, session.tenant, session.session_id, page
     )
-    if found is None:
+    if not found:
         raise unknown("Item", item_id)
-    return found
+    return found[0]
 
 
 def _few_items(given: list[Any]) -> list[SessionItem]:

@@ -237,7 +237,7 @@ class ResponseRun:
         if len(messages) > limits.MAX_CHAT_MESSAGES:
             raise ContextTooLongError(
                 f"{len(messages)} messages, at most {limits.MAX_CHAT_MESSAGES} are read",
-                hint="truncation = auto leaves the oldest turns out.",
+                hint="Set truncation to auto, which leaves the oldest turns out.",
             )
         named = options.session_id or session_id or None
         call = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -13,7 +14,6 @@ from fastapi.responses import JSONResponse
 from tierkv.dbfront.contracts import TextEvent
 from tierkv.dbfront.http.responses import background
 from tierkv.dbfront.http.responses.response_body import ResponseBody
-from tierkv.dbfront.http.responses.response_events import EventWriter
 from tierkv.dbfront.http.responses.response_run import ResponseRun
 from tierkv.dbfront.http.services import (
     FieldError,
@@ -22,9 +22,10 @@ from tierkv.dbfront.http.services import (
     read_body,
     until_disconnect,
 )
-from tierkv.dbfront.http.sse import open_framed
+from tierkv.dbfront.http.sse import KEEP_ALIVE, Framing, open_framed
 from tierkv.dbfront.sessions.conversations import Conversations, unknown
 from tierkv.dbfront.sessions.session_store import SessionItem, SessionTurn, TurnStatus
+from tierkv.dbfront.sessions.turn_events import EventWriter
 from tierkv.dbfront.sessions.turn_form import response_json, unanswered
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import TierKVError, UserError
@@ -47,7 +48,7 @@ def responses_router(services: Services, conversations: Conversations) -> APIRou
             return JSONResponse(response_json(queued, ()))
         if body.stream:
             writer = EventWriter()
-            return await open_framed(services, _events(run, writer), writer.framing())
+            return await open_framed(services, _events(run, writer), _framing(writer))
         return JSONResponse(await until_disconnect(services, request, _answered(run)))
 
     @router.get("/v1/responses/{response_id}", summary="A kept response")
@@ -162,6 +163,22 @@ async def _pieces(
         now_s = run.conversations.clock.wall()
         failed = unanswered(begun, now_s, background.error_json(error))
         yield writer.failed(response_json(failed, ()))
+
+
+def _framing(writer: EventWriter) -> Framing[Mapping[str, Any]]:
+    """Return the encoding of a stream; as in OpenAI's API, no ``[DONE]`` ends it."""
+    return Framing(
+        media_type="text/event-stream",
+        chunk=_encoded,
+        error=lambda body: _encoded(writer.broken(body["error"])),
+        keep_alive=KEEP_ALIVE,
+        done=b"",
+    )
+
+
+def _encoded(event: Mapping[str, Any]) -> bytes:
+    data = json.dumps(event, ensure_ascii=False)
+    return f"event: {event['type']}\ndata: {data}\n\n".encode()
 
 
 def _after(items: Sequence[SessionItem], after: str) -> Sequence[SessionItem]:

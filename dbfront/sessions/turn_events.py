@@ -9,11 +9,9 @@ One message with one text part. Every event has a ``sequence_number``, which cou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tierkv.dbfront.http.sse import KEEP_ALIVE, Framing
 from tierkv.dbfront.sessions.session_store import SessionItem
 
 _AT: Final[Mapping[str, int]] = {"output_index": 0, "content_index": 0}
@@ -57,15 +55,10 @@ class EventWriter:
         """Return the event of a response that broke."""
         return self._event("response.failed", response=response)
 
-    def framing(self) -> Framing[Mapping[str, Any]]:
-        """Return the encoding of this stream; there is no ``[DONE]``, as in OpenAI's API."""
-        return Framing(
-            media_type="text/event-stream",
-            chunk=_encoded,
-            error=lambda body: _encoded(self._event("error", **_plain(body))),
-            keep_alive=KEEP_ALIVE,
-            done=b"",
-        )
+    def broken(self, error: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the event of a stream that has to end; ``error`` is OpenAI's error object."""
+        told = {name: error[name] for name in ("code", "message", "param")}
+        return self._event("error", **told)
 
     def _of_part(self, kind: str, **told: Any) -> dict[str, Any]:
         return self._event(kind, item_id=self._item_id, **_AT, **told)
@@ -73,13 +66,3 @@ class EventWriter:
     def _event(self, kind: str, **told: Any) -> dict[str, Any]:
         number, self._number = self._number, self._number + 1
         return {"type": kind, "sequence_number": number, **told}
-
-
-def _encoded(event: Mapping[str, Any]) -> bytes:
-    data = json.dumps(event, ensure_ascii=False)
-    return f"event: {event['type']}\ndata: {data}\n\n".encode("utf-8", "replace")
-
-
-def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
-    error = body["error"]
-    return {name: error[name] for name in ("code", "message", "param")}
