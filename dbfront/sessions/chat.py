@@ -23,15 +23,15 @@ MADE_IDS: Final = ("conv_", "sess_", "resp_")
 async def chat(
     conversations: Conversations, generator: TextGenerator, turn: SessionCall
 ) -> TextAnswer:
-    """Answer a message in its conversation, and store both.
+    """Answer a message in a conversation, and store message and answer.
 
     Args:
-        conversations: has the earlier turns; a name that is not known begins a conversation.
+        conversations: has the earlier turns; an unknown name begins a conversation.
         generator: answers.
-        turn: its call has the message last, behind a system prompt that is not stored.
+        turn: the call has the message last, behind a system prompt, which is not stored.
 
     Raises:
-        UnknownSessionError: an id of the front's form that the tenant does not have.
+        UnknownSessionError: an id of the front's form, unknown to the tenant.
         SessionBusyError: another turn of the conversation did not end, or has taken over.
         SessionFullError: the conversation is full.
     """

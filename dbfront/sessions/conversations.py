@@ -1,13 +1,13 @@
-"""Conversations for the front's doors: the store without waiting, and one turn at a time.
+"""Conversations for the front's doors: the store without waiting, and turns in order.
 
-REST (dbfront/http/responses) and ``ai_chat`` (dbfront/sessions/chat.py) share one object. Turns of
-one conversation never overlap, in this front or in others:
+REST (dbfront/http/responses) and ``ai_chat`` (dbfront/sessions/chat.py) share an object. Turns of
+a conversation never overlap, in this front or between fronts:
 
     in this process   an asyncio lock per conversation, first come first served
-    between fronts    a lock in the store, with a time limit that the owner extends while it works
+    between fronts    a lock in the store, with a time limit, which the owner extends
 
-A front that was killed in a turn therefore delays the conversation for at most ``LOCK_S``; the turn
-itself left nothing behind, and its client sends it again.
+A front killed in a turn therefore delays the conversation for at most ``LOCK_S``; the turn left
+nothing behind, and the client sends the message again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PRUNE_S: Final = 600.0
 
 
 def unknown(what: str, name: str) -> UnknownSessionError:
-    """Return the error about a name that the tenant does not have."""
+    """Return the error about a name unknown to the tenant."""
     return UnknownSessionError(
         f"{what} with id {name[:140]!r} not found", hint="It may have expired or been deleted."
     )
@@ -57,7 +57,7 @@ class Conversations:
     Attributes:
         store: where sessions are kept; its methods are called through ``run``.
         clock: source of times.
-        ttl_s: time to live of new sessions, after their last turn; 0.0: forever.
+        ttl_s: time to live of new sessions, after the last turn; 0.0: forever.
     """
 
     def __init__(self, store: SessionStore, clock: Clock, *, ttl_s: float = 0.0) -> None:
@@ -82,9 +82,9 @@ class Conversations:
         self._threads.shutdown()
 
     async def run(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-        """Call a method of the store in its thread.
+        """Call a method of the store in the store's thread.
 
-        A call that has begun ends, also when the caller is cancelled.
+        A call in progress ends, also when the caller is cancelled.
 
         Raises:
             SessionStoreError: the store can't be used.
@@ -113,7 +113,7 @@ class Conversations:
         items: Sequence[SessionItem] = (),
         ttl_s: float | None = None,
     ) -> ChatSession:
-        """Make a session, or return the one of the given name.
+        """Make a session, or return the session of the given name.
 
         Args:
             tenant: the owner.
@@ -141,7 +141,7 @@ class Conversations:
 
     @asynccontextmanager
     async def turn_of(self, tenant: str, session_id: str) -> AsyncIterator[str]:
-        """Wait for earlier turns of a conversation, and hold up later ones.
+        """Wait for earlier turns of a conversation, and hold up later turns.
 
         Yields:
             the owner to give to ``store.put_turn``.
@@ -190,7 +190,7 @@ class Conversations:
         )
 
     async def _keep(self, tenant: str, session_id: str, owner: str) -> None:
-        """Extend a lock; one that was lost is noticed when the turn is stored."""
+        """Extend a lock; a lost lock is noticed when the turn is stored."""
         while True:
             await asyncio.sleep(_EXTEND_S)
             try:

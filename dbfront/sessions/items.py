@@ -1,9 +1,9 @@
 """Items of a conversation: OpenAI's JSON, checked, stored, and read by a model.
 
-The only module that knows the fields of items. REST (dbfront/http/responses) parses what clients
-send, and dbfront/sessions/chat.py makes the items of a turn from SQL. Each kind of item has one
-function that checks its fields; ``to_messages`` writes items for the chat template. Reasoning is
-accepted and left out, since no served model has written it. Pure.
+No other module knows the fields of items. REST (dbfront/http/responses) parses items of
+clients, and dbfront/sessions/chat.py makes the items of a turn from SQL. Each kind of item has a
+function to check the fields; ``to_messages`` writes items for the chat template. Reasoning is
+accepted and left out, since no served model wrote the reasoning. Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ItemError(Exception):
 
 
 def new_id(prefix: str) -> str:
-    """Return a fresh id that can't be guessed, for example ``msg_1f0c...``."""
+    """Return a fresh random id, for example ``msg_1f0c...``."""
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
@@ -47,7 +47,7 @@ def parse_items(given: Any, *, response_id: str = "") -> list[SessionItem]:
     """Return the items of a client's text, or list of items; each gets a new id.
 
     Args:
-        given: a text stands for one message of the user.
+        given: a text stands for a message of the user.
         response_id: the turn that the items come with.
 
     Raises:
@@ -69,7 +69,7 @@ def parse_items(given: Any, *, response_id: str = "") -> list[SessionItem]:
 
 
 def message(role: str, text: str, *, status: str = "completed") -> dict[str, Any]:
-    """Return the body of a message with one text."""
+    """Return the body of a message with a single text."""
     part: dict[str, Any] = {"type": "input_text", "text": text}
     if role == "assistant":
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -103,7 +103,7 @@ def to_messages(items: Iterable[SessionItem]) -> list[Message]:
 
 
 def turns_of(items: Sequence[SessionItem]) -> list[Sequence[SessionItem]]:
-    """Cut a history before each message of a user; the oldest turns can be left out one by one."""
+    """Cut a history before each message of a user; the oldest turns can be left out first."""
     starts = [
         index for index, item in enumerate(items) if index and item.body.get("role") == "user"
     ]
@@ -117,7 +117,7 @@ def _part_text(part: Json) -> str:
 
 
 def _read_item(given: Any, where: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the prefix of the item's id and its body; None for an item that is left out."""
+    """Return the prefix of the item's id and the item's body; None for an item that is left out."""
     if not isinstance(given, dict):
         raise ItemError(where, UserError("an item must be an object"))
     kind = given.get("type", "message")

@@ -1,7 +1,7 @@
 """Conversations in PostgreSQL, for several fronts; implements SessionStore.
 
-tierkv/parts/front_part.py makes one per front process when ``front.sessions`` is a PostgreSQL URL.
-The tables are in schema ``tierkv_front``.
+tierkv/parts/front_part.py makes a store per front process when ``front.sessions`` is a PostgreSQL
+URL. The tables are in schema ``tierkv_front``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONNECT_S: Final = 2
 
 
 class SessionDatabase(SessionTables):
-    """One connection to the database, opened at the first use and after each loss.
+    """A connection to the database, opened at the first use and after each loss.
 
     Attributes:
         place: host and database, without the password.
@@ -42,8 +42,8 @@ class SessionDatabase(SessionTables):
     def transact(self, work: Callable[[Execute], T]) -> T:
         """Run ``work`` in one transaction; a lost connection is opened again, once.
 
-        A commit may have arrived although its reply was lost. Repeating is harmless: a turn with a
-        final status, a lock and a deletion stay as they are.
+        A commit may have arrived although the reply was lost. Repeating is harmless: a turn with a
+        final status, a lock and a deletion do not change again.
         """
         with self._lock:
             known = self._connection is not None

@@ -1,8 +1,8 @@
 """Conversations in an SQLite file, or in memory; implements SessionStore.
 
-tierkv/parts/front_part.py opens one per front process; the workers of a front share the file. The
-file holds what clients entrusted to the front, so a damaged file is left as it is, and requests
-about conversations fail until an operator has replaced the file.
+tierkv/parts/front_part.py opens a store per front process; the workers of a front share the file.
+The file holds clients' data. A damaged file is therefore left alone, and requests about
+conversations fail until an operator has replaced the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SessionFile(SessionTables):
-    """One connection to the file, opened at the first use.
+    """A connection to the file, opened at the first use.
 
     Attributes:
         place: path of the file, or ``:memory:``.

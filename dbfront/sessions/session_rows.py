@@ -1,7 +1,7 @@
 """Tables and rows of kept conversations, and the writes of turns.
 
-dbfront/sessions/session_tables.py runs these functions in its transactions. SQLite and PostgreSQL
-understand the same SQL. JSON is ASCII text, so NUL and half a surrogate pair can be stored.
+dbfront/sessions/session_tables.py runs the functions in transactions. SQLite and PostgreSQL
+understand the same SQL. JSON is ASCII text, with NUL and half a surrogate pair in escaped form.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ PATH: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """One turn on the path from a response to its root."""
+    """A turn on the path from a response to the root."""
 
     turn_id: str
     parent: str
@@ -267,7 +267,7 @@ def put_turn(
 
 
 def _path_of(execute: Execute, turn: SessionTurn) -> tuple[int, int, int] | None:
-    """Return the depth of a turn, and the items and bytes before it; None: its parent is gone."""
+    """Return the depth of a turn, and the items and bytes before; None: the parent is gone."""
     if not turn.parent:
         return 0, 0, 0
     parent = execute(
@@ -279,7 +279,7 @@ def _path_of(execute: Execute, turn: SessionTurn) -> tuple[int, int, int] | None
 
 
 def drop_loose_items(execute: Execute, tenant: str, response_id: str) -> tuple[int, int]:
-    """Remove a turn's items, unless a conversation has them; return their number and bytes."""
+    """Remove a turn's items outside conversations; return the number of items and bytes."""
     removed = execute(
         "DELETE FROM session_items WHERE tenant = ? AND response_id = ? AND position = 0 "
         "RETURNING length(body)",

@@ -1,11 +1,11 @@
-"""A kept conversation, its items and turns, and the contract of stores for them.
+"""Kept conversations with items and turns, and the contract of stores.
 
-A *session* is what several turns share: a conversation, or a first response and the responses that
-follow it. Items (messages, function calls, results of functions) are JSON objects of OpenAI's form.
-A *turn* is one response, with the items it was asked with and those it answered.
+A *session* is shared by several turns: a conversation, or a first response with all responses after
+the first. Items (messages, function calls, results of functions) are JSON objects of OpenAI's form.
+A *turn* is a response, with the items of the question and of the answer.
 
     conversation    items have positions: one list, to which turns and clients append
-    responses       a tree: each turn names its parent, and its history is the path to the root
+    responses       a tree: a turn names a parent, and the history is the path to the root
 
 dbfront/sessions/session_file.py keeps sessions in SQLite, dbfront/sessions/session_database.py in
 PostgreSQL for several fronts. dbfront/sessions/conversations.py is the only caller.
@@ -25,7 +25,7 @@ NO_HITS: Final = HitTokens()
 
 
 class TurnStatus(StrEnum):
-    """Progress of a turn; the first two are open, the others are final."""
+    """Progress of a turn; the first two are open, the rest is final."""
 
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
@@ -51,7 +51,7 @@ class SessionItem:
 
     Attributes:
         item_id: unique; begins with the kind, for example ``msg_``.
-        body: the item as OpenAI writes it, without the id.
+        body: the item in OpenAI's form, without the id.
         response_id: the turn that the item came with; empty: a client added the item.
         is_output: True for what the model answered.
     """
@@ -75,7 +75,7 @@ class ChatSession:
     """A conversation, without its items.
 
     Attributes:
-        tenant: who owns the session; the names of other tenants' sessions mean nothing to a tenant.
+        tenant: owner of the session; a name means nothing to a different tenant.
         session_id: unique among the tenant's sessions.
         is_list: True for a conversation, False for a tree of responses.
         metadata: the client's own names and values.
@@ -125,10 +125,10 @@ class SessionTurn:
         parent: the response that this one follows; empty: the first, or a turn of a conversation.
         number: position among the session's turns, from 1.
         status: progress.
-        body: the response as OpenAI writes it, without ``id``, ``status`` and ``output``.
+        body: the response in OpenAI's form, without ``id``, ``status`` and ``output``.
         created_s: Unix time, like all times here.
         ended_s: when the status became final; 0.0 before.
-        alive_s: last sign of life of the front that answers an open turn.
+        alive_s: last sign of life of the answering front, for an open turn.
         hits: cached tokens by tier.
     """
 
@@ -190,8 +190,8 @@ HISTORY: Final = ItemPage()
 class SessionStore(Protocol):
     """Lasting sessions.
 
-    1. A session or turn is found by its tenant and id only. After ``seen_s + ttl_s`` a session and
-       its turns are not found, and ``prune`` deletes them.
+    1. A session or turn is found by tenant and id only. After ``seen_s + ttl_s`` neither a session
+       nor a turn of the session is found, and ``prune`` deletes the session.
     2. Changes are durable on return, and each method is atomic. Several stores may have the same
        place open, in different processes too.
     3. ``create`` returns False if the tenant has a live session of the id.
@@ -199,13 +199,13 @@ class SessionStore(Protocol):
        returns False while another owner has it. ``unlock`` gives it back.
     5. ``put_turn`` makes a turn, or replaces an open one (``opened``: only that). With an answered
        status the items join the session, all or none, and the lock is given back. A turn with a
-       final status stays as it is. Returns the stored turn; None: the session is gone, ``owner``
-       lost the lock, the parent is gone, or a turn that was opened was deleted.
+       final status does not change. Returns the stored turn; None: the session is gone, ``owner``
+       lost the lock, the parent is gone, or the opened turn was deleted.
        ``sign`` notes a sign of life of an open turn; False: the turn is not open any more.
     6. ``history`` returns the items up to and with a response, oldest first; None: a response on
        the path is unknown, deleted, expired or not answered.
-    7. ``delete`` removes a session with items and turns; ``delete_turn`` a turn, and its items
-       unless they are in a conversation.
+    7. ``delete`` removes a session with items and turns; ``delete_turn`` a turn, and the
+       turn's items outside conversations.
     8. SessionFullError: more items or bytes than kcvore/limits.py allows, or too many sessions.
        SessionStoreError: the place can't be used at present.
     9. Methods may be called from any thread, and wait for the disk or the network.

@@ -1,10 +1,9 @@
-"""The tables of kept conversations, in SQL that SQLite and PostgreSQL share.
+"""The tables of kept conversations, in SQL for SQLite and PostgreSQL alike.
 
 dbfront/sessions/session_file.py and dbfront/sessions/session_database.py derive from
-``SessionTables`` and run its transactions. All names are of the schema of the connection. JSON is
-ASCII text, so characters that a database refuses (NUL, half a surrogate pair) are stored as well.
+``SessionTables`` and run the transactions. All names are of the schema of the connection.
 
-Transactions of one session run one after the other: each begins with an UPDATE of the session's
+Transactions of a session never overlap: the first statement of each is an UPDATE of the session's
 row, which both databases lock until the end.
 """
 

@@ -1,7 +1,7 @@
-"""A turn while it is answered, and the response that clients see of it. Pure.
+"""An unanswered turn, and the response object for clients. Pure.
 
-Used by dbfront/sessions/chat.py, and by dbfront/http/responses: a turn from SQL is a response that
-REST can return. The only module that knows the fields of OpenAI's response object.
+Used by dbfront/sessions/chat.py, and by dbfront/http/responses: REST can return
+a turn from SQL as a response. No other module knows the fields of OpenAI's response object.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def unanswered(
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Return OpenAI's usage of a response, with the details of the cache that chat has as well."""
+    """Return OpenAI's usage of a response, with the same details of the cache as for chat."""
     details: dict[str, Any] = {
         "cached_tokens": usage.hit_tokens.total,
         "cache_write_tokens": usage.written_tokens,

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.contracts import ClientInfo, TableAccess
 from tierkv.dbfront.sessions.conversations import Conversations
+from tierkv.dbfront.sessions.session_views import SESSION_VIEWS, session_rows
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.views.kvcache import (
     Baseline,
@@ -27,7 +28,6 @@ from tierkv.dbfront.views.kvcache import (
     prefix_rows,
     tier_rows,
 )
-from tierkv.dbfront.views.session_views import SESSION_VIEWS, session_rows
 from tierkv.dbfront.views.statistics import answer_cache_row
 from tierkv.dbfront.views.worker_views import ROUTING_VIEWS, routing_rows, waiting_row
 from tierkv.kvcore.access import RoleRights

@@ -1,9 +1,9 @@
 """Responses that are answered while no client waits.
 
-A response begins as ``queued`` in the store, which every front can read. The front that took the
-request answers it, and gives a sign of life every few seconds; the same look tells it whether the
-response was cancelled or deleted, at any front. Without signs of life for ``LOST_S`` the response
-counts as failed.
+A response begins as ``queued`` in the store, which every front can read. The front of the
+request answers the response, and gives a sign of life every few seconds; the same look shows
+whether any front has cancelled or deleted the response. Without signs of life for ``LOST_S`` the
+response counts as failed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ _LOST: Final = {
 
 
 async def begin(services: Services, run: ResponseRun) -> SessionTurn:
-    """Store a response as queued, and answer it later.
+    """Store a response as queued, and answer the response later.
 
     Raises:
-        OverloadedError: the front answers as many responses in the background as it may.
+        OverloadedError: the front already answers the maximum number of responses in the
+            background.
         TierKVError: the call can't be asked.
     """
     if len(services.background) >= limits.MAX_BACKGROUND_RESPONSES:

@@ -171,7 +171,7 @@ def _items(router: APIRouter, conversations: Conversations) -> None:
 
 
 def conversation_json(session: ChatSession) -> dict[str, Any]:
-    """Return a conversation as OpenAI writes it, and what TierKV knows besides."""
+    """Return a conversation in OpenAI's form, with further fields of TierKV."""
     expires_s = session.expires_s
     return {
         "id": session.session_id,

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and its mapping to a TextCall.
+"""The body of POST /v1/responses, and the mapping to a TextCall.
 
 Fields of chat (options, ``documents``, ``session_id``, ``reuse``) are accepted as well. A known
 field that would change the answer and is not supported is refused by name.
@@ -53,7 +53,7 @@ _INCLUDABLE: Final = frozenset(
 
 
 class ConversationName(BaseModel):
-    """A conversation, named by an object instead of its id."""
+    """A conversation, named by an object instead of an id."""
 
     id: SessionName
 
@@ -176,7 +176,7 @@ class ResponseBody(CallBody):
         return items_of("input", self.input)
 
     def to_call(self, caller: RestCaller, default_temperature: float) -> TextCall:
-        """Make the call, with the instructions as its only message."""
+        """Make the call, with the instructions as the only message."""
         asked = CallOptions(max_tokens=self.max_output_tokens)
         options = asked.over(self.options(CallOptions(temperature=default_temperature)))
         known = self.common_call(caller, options) | {"json_schema": self._schema()}
@@ -185,7 +185,7 @@ class ResponseBody(CallBody):
         return TextCall(messages=messages, origin="responses", **known)
 
     def fields(self, call: TextCall) -> dict[str, Any]:
-        """Return the fields of the response that the request determines."""
+        """Return the fields of the response determined by the request."""
         wanted = self.text.format if self.text is not None else None
         told = wanted or TextFormat()
         return {

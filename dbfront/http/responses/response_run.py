@@ -1,8 +1,8 @@
-"""One response: its history, its prompt, the answer, and what is stored of it.
+"""One response: history, prompt, answer, and the stored turn.
 
 The endpoints (dbfront/http/responses/responses_router.py) answer directly, stream, or leave a run
 to dbfront/http/responses/background.py. A run asks the generator exactly as chat does. A turn is
-stored when its answer is complete: a client that disconnects earlier leaves nothing behind.
+stored when the answer is complete: a client that disconnects earlier leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Before:
 
 @dataclass(slots=True)
 class ResponseRun:
-    """One response from its body to its stored turn: ``opened``, then ``events``, then ``store``.
+    """A response from the body to the stored turn: ``opened``, then ``events``, then ``store``.
 
     Attributes:
         asked: the turn; set by ``opened``.
@@ -91,11 +91,11 @@ class ResponseRun:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Wait for the turn's place in its conversation, and prepare its call.
+        """Wait for the turn's place in the conversation, and prepare the call.
 
         Raises:
-            TierKVError: the call can't be asked, or its conversation is busy.
-            FieldError: it follows something unknown.
+            TierKVError: the call can't be asked, or the conversation is busy.
+            FieldError: the response follows something unknown.
         """
         async with AsyncExitStack() as stack:
             if self.body.conversation_id:
@@ -124,7 +124,7 @@ class ResponseRun:
         )
 
     async def events(self) -> AsyncGenerator[TextEvent, None]:
-        """Yield the answer as it is generated, and keep it."""
+        """Yield the answer while the model generates, and keep the text."""
         parts: list[str] = []
         stream = self.services.generator.stream(self.prepared)
         async with aclosing(stream) as events:  # type: ignore[type-var]
@@ -137,10 +137,10 @@ class ResponseRun:
             raise NodeLostError("the answer ended without an end")
 
     async def store(self) -> tuple[SessionTurn, list[SessionItem]]:
-        """Store the answered turn, unless the client wants none stored; return it.
+        """Store the answered turn, unless the client forbids storing; return the turn.
 
         Raises:
-            SessionBusyError: what the turn follows is gone, or went on elsewhere.
+            SessionBusyError: the conversation or parent is gone, or went on elsewhere.
             SessionFullError: the conversation is full.
         """
         assert self.answer is not None

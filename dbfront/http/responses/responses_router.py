@@ -148,7 +148,7 @@ async def _pieces(
     first: asyncio.Future[TextEvent],
     events: AsyncGenerator[TextEvent, None],
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Yield the pieces of the answer and its end; an error is an event, too."""
+    """Yield the pieces of the answer and the end; an error is an event, too."""
     try:
         event = await first
         if event.text:
