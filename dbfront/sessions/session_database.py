@@ -72,7 +72,8 @@ class SessionDatabase(SessionTables):
             connection = self._connection
 
             def execute(statement: str, values: Sequence[object]) -> list[Row]:
-                done = connection.execute(statement.replace("?", "%s").encode(), tuple(values))
+                kept = [_without_nul(value) for value in values]
+                done = connection.execute(statement.replace("?", "%s").encode(), kept)
                 return done.fetchall() if done.description else []
 
             with connection.transaction():
@@ -109,3 +110,8 @@ class SessionDatabase(SessionTables):
             with suppress(psycopg.Error):
                 self._connection.close()
             self._connection = None
+
+
+def _without_nul(value: object) -> object:
+    """Replace NUL in an id of a client, which PostgreSQL refuses; no stored id has such a form."""
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value

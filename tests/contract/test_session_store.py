@@ -104,6 +104,7 @@ def test_1_a_session_is_its_tenants_only(store: SessionStore) -> None:
     assert found == replace(made, items=1, size_bytes=len(item("1").to_json()))
     assert store.session("b", "s", NOW) == session(tenant="b")
     assert store.session("c", "s", NOW) is None
+    assert store.session("a", "s\0", NOW) is None and store.turn("a", "\0", NOW) is None
     assert ids(store.items("b", "s")) == []
     one = ItemPage(only="msg_1")
     assert store.items("b", "s", one) == [] and store.items("a", "s", one) == [item("1")]

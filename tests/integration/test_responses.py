@@ -273,6 +273,9 @@ async def test_conversations_are_found_by_metadata(door: Door) -> None:
     assert [each["metadata"]["n"] for each in more["data"]] == ["0"] and not more["has_more"]
     none = (await door.raw("GET", "/v1/conversations?metadata[kind]=y")).json()
     assert none["data"] == []
+    for query in ("after=nope", "limit=0", "limit=x"):
+        refusal = await door.raw("GET", f"/v1/conversations?{query}")
+        assert refusal.status == (404 if query.startswith("after") else 400)
 
 
 async def test_a_background_response_is_polled(door: Door) -> None:
@@ -373,7 +376,9 @@ async def test_a_history_that_does_not_fit(door: Door) -> None:
         ({"input": "x", "conversation": "a", "store": False}, "store"),
         ({"input": "x", "background": True, "store": False}, "store"),
         ({"input": "x", "background": True, "stream": True}, "stream"),
-        ({"input": "x", "conversation": "a b"}, "conversation"),
+        ({"input": "x", "conversation": "a b"}, "conversation.id"),
+        ({"input": "x", "conversation": {"id": 5}}, "conversation.id"),
+        ({"input": "x", "conversation": 5}, "conversation"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_served_is_refused_by_name(

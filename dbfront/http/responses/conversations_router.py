@@ -13,9 +13,10 @@ from tierkv.dbfront.http.services import FieldError, Services, caller_of, read_b
 from tierkv.dbfront.sessions.conversations import Conversations, unknown
 from tierkv.dbfront.sessions.session_store import ChatSession, ItemPage, SessionItem, SessionQuery
 from tierkv.kvcore import limits
-from tierkv.kvcore.errors import TierKVError, UserError
+from tierkv.kvcore.errors import UnknownSessionError, UserError
 
 _LABEL: Final = "metadata["
+FewItems = Annotated[list[Any], Field(max_length=limits.MAX_ITEMS_ADDED)]
 Ttl = Annotated[float, Field(ge=0, le=limits.MAX_SESSION_TTL_S, allow_inf_nan=False)]
 
 
@@ -27,7 +28,7 @@ class ConversationBody(BaseModel):
     metadata: Metadata | None = Field(
         default=None, description="up to 16 names of 64 characters with values of 512"
     )
-    items: list[Any] | None = Field(default=None, description="up to 20 first items")
+    items: FewItems | None = Field(default=None, description="up to 20 first items")
     ttl_s: Ttl | None = Field(
         default=None,
         description="seconds after the last turn when the conversation expires; 0: never; default: "
@@ -51,7 +52,7 @@ class ItemsBody(BaseModel):
         json_schema_extra={"examples": [{"items": [{"role": "user", "content": "I like tea."}]}]}
     )
 
-    items: list[Any] = Field(description="up to 20 items to append")
+    items: Annotated[FewItems, Field(min_length=1)] = Field(description="up to 20 items to append")
 
 
 def conversations_router(services: Services, conversations: Conversations) -> APIRouter:
@@ -68,7 +69,7 @@ def _lists(router: APIRouter, conversations: Conversations) -> None:
     @router.post("/v1/conversations", summary="Begin a conversation")
     async def create(request: Request) -> dict[str, Any]:
         body = await read_body(request, ConversationBody)
-        items = _few_items(body.items) if body.items else []
+        items = items_of("items", body.items) if body.items else []
         made = await conversations.create(
             caller_of(request).tenant, metadata=body.metadata, items=items, ttl_s=body.ttl_s
         )
@@ -76,6 +77,11 @@ def _lists(router: APIRouter, conversations: Conversations) -> None:
 
     @router.get("/v1/conversations", summary="Conversations, the last used first")
     async def find(request: Request, limit: Limit = 20, after: str = "") -> dict[str, Any]:
+        if after:
+            try:
+                await _conversation(conversations, request, after)
+            except UnknownSessionError as error:
+                raise FieldError("after", error) from None
         query = SessionQuery(
             caller_of(request).tenant, _labels(request), after, limit + 1, lists_only=True
         )
@@ -124,7 +130,7 @@ def _items(router: APIRouter, conversations: Conversations) -> None:
     @router.post(path, summary="Append items to a conversation")
     async def add(request: Request, conversation_id: str) -> dict[str, Any]:
         body = await read_body(request, ItemsBody)
-        items = _few_items(body.items)
+        items = items_of("items", body.items)
         known = await _conversation(conversations, request, conversation_id)
         async with conversations.turn_of(known.tenant, conversation_id):
             now_s = conversations.clock.wall()
@@ -147,7 +153,7 @@ def _items(router: APIRouter, conversations: Conversations) -> None:
         if after:
             try:
                 await _item(conversations, known, after)
-            except TierKVError as error:
+            except UnknownSessionError as error:
                 raise FieldError("after", error) from None
         page = ItemPage(limit + 1, after, newest_first=order == "desc")
         found = await conversations.run(store.items, known.tenant, conversation_id, page)
@@ -208,13 +214,6 @@ async def _item(conversations: Conversations, session: ChatSession, item_id: str
     if not found:
         raise unknown("Item", item_id)
     return found[0]
-
-
-def _few_items(given: list[Any]) -> list[SessionItem]:
-    if len(given) > limits.MAX_ITEMS_ADDED:
-        message = f"{len(given)} items, at most {limits.MAX_ITEMS_ADDED} are added at once"
-        raise FieldError("items", UserError(message))
-    return items_of("items", given)
 
 
 def _labels(request: Request) -> dict[str, str]:

@@ -53,9 +53,14 @@ _INCLUDABLE: Final = frozenset(
 
 
 class ConversationName(BaseModel):
-    """A conversation, named by an object instead of an id."""
+    """A conversation, named by an object or by the id alone."""
 
     id: SessionName
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_id(cls, value: Any) -> Any:
+        return {"id": value} if isinstance(value, str) else value
 
 
 class TextFormat(BaseModel):
@@ -101,7 +106,7 @@ class ResponseBody(CallBody):
     previous_response_id: str | None = Field(
         default=None, description="a stored response that this one follows"
     )
-    conversation: SessionName | ConversationName | None = Field(
+    conversation: ConversationName | None = Field(
         default=None, description="a conversation, whose items come first and which gets the new"
     )
     store: bool | None = Field(default=None, description="keep the response; default: true")
@@ -134,8 +139,7 @@ class ResponseBody(CallBody):
     @property
     def conversation_id(self) -> str:
         """Return the id of the conversation; empty without one."""
-        named = self.conversation
-        return named.id if isinstance(named, ConversationName) else named or ""
+        return "" if self.conversation is None else self.conversation.id
 
     def check(self) -> None:
         """Refuse combinations and values that can't be served.
