@@ -19,7 +19,8 @@ from tierkv.kvcore.request import FinishReason
 
 _NO_PARAMETERS: Final = '{"type": "object", "properties": {}}'
 
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
+FUNCTION_NAME: Final = r"^[A-Za-z0-9_.\-]{1,128}$"
+FunctionName = Annotated[str, Field(pattern=FUNCTION_NAME)]
 
 
 class FunctionField(BaseModel):

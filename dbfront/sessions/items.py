@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
 from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.sessions.session_store import SessionItem
+from tierkv.dbfront.tool_calls.tool import ToolCall
 from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 
 Json = Mapping[str, Any]
@@ -76,29 +78,36 @@ def message(role: str, text: str, *, status: str = "completed") -> dict[str, Any
     return {"type": "message", "role": role, "status": status, "content": [part]}
 
 
-def answer_item(item_id: str, text: str, *, response_id: str, complete: bool) -> SessionItem:
-    """Return the item of a model's answer."""
-    body = message("assistant", text, status="completed" if complete else "incomplete")
-    return SessionItem(item_id, body, response_id, is_output=True)
+def function_call(call: ToolCall, *, status: str = "completed") -> dict[str, Any]:
+    """Return the body of a call of a tool."""
+    return {
+        "type": "function_call",
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    }
 
 
 def to_messages(items: Iterable[SessionItem]) -> list[Message]:
-    """Return items as messages of the chat template; ``developer`` is read as ``system``.
+    """Return items as messages of the chat template.
 
-    Raises:
-        FeatureNotSupportedError: an item that no message can stand for.
+    Calls join the message of the assistant before them; ``developer`` is read as ``system``.
     """
-    messages = []
+    messages: list[Message] = []
     for item in items:
-        kind = item.body["type"]
-        if kind != "message":
-            raise FeatureNotSupportedError(
-                f"the conversation has an item of type {kind!r}, and tools are not supported",
-                hint="Leave function calls and their outputs out.",
-            )
-        role = item.body["role"]
-        text = "".join(_part_text(part) for part in item.body["content"])
-        messages.append(Message("system" if role == "developer" else role, text))
+        body = item.body
+        if body["type"] == "function_call":
+            call = ToolCall(body["call_id"], body["name"], body["arguments"])
+            if not messages or messages[-1].role != "assistant":
+                messages.append(Message("assistant", ""))
+            before = messages[-1]
+            messages[-1] = replace(before, tool_calls=(*before.tool_calls, call))
+        elif body["type"] == "function_call_output":
+            messages.append(Message("tool", body["output"], tool_call_id=body["call_id"]))
+        else:
+            role = "system" if body["role"] == "developer" else body["role"]
+            messages.append(Message(role, "".join(map(_part_text, body["content"]))))
     return messages
 
 
@@ -163,13 +172,8 @@ def _read_part(given: Any, role: str, where: str) -> dict[str, Any]:
 
 
 def _read_call(given: Json, where: str) -> tuple[str, dict[str, Any]]:
-    return "fc", {
-        "type": "function_call",
-        "call_id": _text(given, "call_id", where),
-        "name": _text(given, "name", where),
-        "arguments": _text(given, "arguments", where),
-        "status": _status(given, where),
-    }
+    call = ToolCall(*(_text(given, name, where) for name in ("call_id", "name", "arguments")))
+    return "fc", function_call(call, status=_status(given, where))
 
 
 def _read_output(given: Json, where: str) -> tuple[str, dict[str, Any]]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tierkv.dbfront.contracts import TextAnswer
-from tierkv.dbfront.sessions.items import answer_item, new_id
+from tierkv.dbfront.sessions.items import function_call, message, new_id
 from tierkv.dbfront.sessions.session_store import SessionItem, SessionTurn, TurnStatus
+from tierkv.dbfront.tool_calls.tool import ToolCall
 from tierkv.kvcore.request import FinishReason, Usage
 
+_STATES: Final = ("incomplete", "completed")
 _FIELDS: Final[Mapping[str, Any]] = {
     "background": False,
     "completed_at": None,
@@ -110,12 +112,28 @@ class AskedTurn:
     def items(self, answer: TextAnswer) -> list[SessionItem]:
         """Return the items of the request and of the answer."""
         asked = [replace(item, response_id=self.response_id) for item in self.asked]
-        return [*asked, self.answer(answer.text, answer.finish_reason)]
+        return [*asked, *self.output(answer.text, answer.tool_calls, answer.finish_reason)]
 
-    def answer(self, text: str, reason: FinishReason | None) -> SessionItem:
-        """Return the item of the answer."""
-        complete = reason is FinishReason.STOP
-        return answer_item(self.answer_id, text, response_id=self.response_id, complete=complete)
+    def output(
+        self, text: str, calls: Sequence[ToolCall], reason: FinishReason | None
+    ) -> list[SessionItem]:
+        """Return the items of an answer: a message, unless calls alone, and each call."""
+        items = []
+        if text or not calls:
+            complete = bool(calls) or reason is FinishReason.STOP
+            body = message("assistant", text, status=_STATES[complete])
+            items.append(SessionItem(self.answer_id, body, self.response_id, is_output=True))
+        last = len(calls) - 1
+        return items + [
+            self.call(index, call, FinishReason.STOP if index < last else reason)
+            for index, call in enumerate(calls)
+        ]
+
+    def call(self, index: int, call: ToolCall, reason: FinishReason | None) -> SessionItem:
+        """Return the item of a call; ``reason`` tells whether the call is complete."""
+        item_id = f"fc_{self.response_id.removeprefix('resp_')}_{index}"
+        body = function_call(call, status=_STATES[reason is FinishReason.STOP])
+        return SessionItem(item_id, body, self.response_id, is_output=True)
 
     def _body(self, **told: Any) -> dict[str, Any]:
         known = {"object": "response", "created_at": int(self.created_s), "model": self.model}

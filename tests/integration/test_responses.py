@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 
 SHORT = {"model": "tiny", "temperature": 0, "max_output_tokens": 12}
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+TOOL = {"type": "function", "name": "f"}
 LONG_ANSWER = {"extra_body": {"ignore_eos": True}}
 
 
@@ -358,8 +359,15 @@ async def test_a_history_that_does_not_fit(door: Door) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "content[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "reasoning"}]}, "input"),
-        ({"input": [CALL]}, "input"),
-        ({"input": "x", "tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"input": [CALL | {"arguments": {}}]}, "input[0].arguments"),
+        ({"input": [CALL | {"name": None}]}, "input[0].name"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input[0].output"),
+        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"input": "x", "tools": {}}, "tools"),
+        ({"input": "x", "tools": [TOOL, TOOL]}, "tools"),
+        ({"input": "x", "tools": [TOOL], "tool_choice": TOOL | {"name": "g"}}, "tool_choice"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),
         ({"input": "x", "include": ["message.output_text.logprobs"]}, "include"),
         ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning"),

@@ -7,6 +7,7 @@ field that would change the answer and is not supported is refused by name.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -16,8 +17,10 @@ from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.schema import CallBody
 from tierkv.dbfront.http.services import FieldError
+from tierkv.dbfront.http.tool_fields import FUNCTION_NAME, FunctionField, tool_use
 from tierkv.dbfront.sessions.items import ItemError, parse_items
 from tierkv.dbfront.sessions.session_store import SessionItem
+from tierkv.dbfront.tool_calls.tool import Tool
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
@@ -28,8 +31,6 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=limits.M
 SessionName = Annotated[str, Field(pattern=f"^(?:{limits.NAME_PATTERN})$")]
 
 _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "prompt": (),
     "moderation": (),
     "context_management": ([],),
@@ -88,6 +89,29 @@ class TextConfig(BaseModel):
     verbosity: Literal["medium"] | None = None
 
 
+class FunctionTool(FunctionField):
+    """One tool, in the flat form of responses; only functions are supported."""
+
+    name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] = ""
+    type: str
+
+    def checked(self, where: str) -> Tool:
+        """Convert to the front's value.
+
+        Raises:
+            FieldError: the tool is no function, or has no valid name.
+        """
+        if self.type != "function":
+            error = FeatureNotSupportedError(
+                f"{where} has type {self.type[:80]!r}; only functions are supported",
+                hint='Send {"type": "function", "name": ..., "parameters": ...}.',
+            )
+            raise FieldError(where, error)
+        if not re.fullmatch(FUNCTION_NAME, self.name):
+            raise FieldError(f"{where}.name", UserError(f"{where} has no valid name"))
+        return self.to_tool()
+
+
 class ResponseBody(CallBody):
     """POST /v1/responses."""
 
@@ -126,6 +150,15 @@ class ResponseBody(CallBody):
         default=None,
         description="auto: leave out the oldest turns of a history that does not fit the context; "
         "default: refuse it",
+    )
+    tools: list[FunctionTool] | None = Field(
+        default=None, description="functions that the model may call; the client executes them"
+    )
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None, description="as in chat: auto (default), none, required, or a function"
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="false: at most one call per answer; default true"
     )
     include: list[str] | None = Field(
         default=None, description="further data; about items that no response has here"
@@ -186,7 +219,10 @@ class ResponseBody(CallBody):
         known = self.common_call(caller, options) | {"json_schema": self._schema()}
         given = self.instructions
         messages = () if given is None else (Message("system", given),)
-        return TextCall(messages=messages, origin="responses", **known)
+        tools = [tool.checked(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+        parallel = self.parallel_tool_calls is not False
+        use = tool_use(tools, self.tool_choice, parallel=parallel)
+        return TextCall(messages=messages, tools=use, origin="responses", **known)
 
     def fields(self, call: TextCall) -> dict[str, Any]:
         """Return the fields of the response determined by the request."""
@@ -198,12 +234,15 @@ class ResponseBody(CallBody):
             "instructions": self.instructions,
             "max_output_tokens": call.options.max_tokens,
             "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": self.previous_response_id,
             "prompt_cache_key": self.prompt_cache_key,
             "safety_identifier": self.safety_identifier,
             "store": self.stores,
             "temperature": call.options.temperature,
             "text": {"format": told.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": self.tool_choice or "auto",
+            "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
             "top_p": 1.0 if call.options.top_p is None else call.options.top_p,
             "truncation": self.truncation or "disabled",
             "user": self.user,

@@ -19,10 +19,10 @@ from tierkv.dbfront.sessions.conversations import Conversations, unknown
 from tierkv.dbfront.sessions.items import new_id, to_messages, turns_of
 from tierkv.dbfront.sessions.session_store import SessionItem, SessionTurn
 from tierkv.dbfront.sessions.turn_form import AskedTurn
+from tierkv.dbfront.tool_calls.tool import CallDelta, joined_calls
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import (
     ContextTooLongError,
-    FeatureNotSupportedError,
     NodeLostError,
     SessionBusyError,
     UnknownSessionError,
@@ -126,12 +126,15 @@ class ResponseRun:
     async def events(self) -> AsyncGenerator[TextEvent, None]:
         """Yield the answer while the model generates, and keep the text."""
         parts: list[str] = []
+        calls: list[CallDelta] = []
         stream = self.services.generator.stream(self.prepared)
         async with aclosing(stream) as events:  # type: ignore[type-var]
             async for event in events:
                 parts.append(event.text)
+                calls += event.calls
                 if event.finish_reason is not None:
-                    self.answer = TextAnswer.of("".join(parts), event)
+                    made = joined_calls(calls)
+                    self.answer = TextAnswer.of("".join(parts), event, tool_calls=made)
                 yield event
         if self.answer is None:
             raise NodeLostError("the answer ended without an end")
@@ -210,10 +213,12 @@ class ResponseRun:
         try:
             return await self._attempt(before, session_id, before.items)
         except ContextTooLongError:
-            if self.body.truncation != "auto" or not turns:
+            answers = self.items[0].body["type"] == "function_call_output"
+            if self.body.truncation != "auto" or not turns or (answers and len(turns) == 1):
                 raise
-        found = await self._attempt(before, session_id, ())  # Raises what no history can cure.
-        fits, too_many = 0, len(turns)
+        # What answers a call needs the turn of the call. Errors here are cured by no history.
+        fits, too_many = int(answers), len(turns)
+        found = await self._attempt(before, session_id, turns[-1] if answers else ())
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
             kept = [item for turn in turns[len(turns) - middle :] for item in turn]
@@ -229,11 +234,7 @@ class ResponseRun:
     ) -> PreparedCall:
         options = self.call.options
         follows = self.body.conversation_id or self.body.previous_response_id
-        try:
-            said = to_messages([*history, *self.items])
-        except FeatureNotSupportedError as error:
-            raise FieldError("input", error) from None
-        messages = (*(self.call.messages or ()), *said)
+        messages = (*(self.call.messages or ()), *to_messages([*history, *self.items]))
         if len(messages) > limits.MAX_CHAT_MESSAGES:
             raise ContextTooLongError(
                 f"{len(messages)} messages, at most {limits.MAX_CHAT_MESSAGES} are read",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -132,7 +132,7 @@ async def _events(run: ResponseRun, writer: EventWriter) -> AsyncGenerator[Mappi
                 await asyncio.wait({first}, timeout=run.services.config.first_event_wait_s / 2)
                 if first.done():
                     first.result()
-                for event in writer.begun(response_json(begun, ()), run.asked.answer_id):
+                for event in writer.begun(response_json(begun, ())):
                     yield event
                 async for told in _pieces(run, writer, begun, first, events):
                     yield told
@@ -150,19 +150,26 @@ async def _pieces(
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """Yield the pieces of the answer and the end; an error is an event, too."""
     try:
-        event = await first
-        if event.text:
-            yield writer.delta(event.text)
+        for told in _piece(run, writer, await first):
+            yield told
         async for event in events:
-            if event.text:
-                yield writer.delta(event.text)
+            for told in _piece(run, writer, event):
+                yield told
         turn, items = await run.store()
-        for told in writer.ended(items[-1], response_json(turn, items)):
+        output = [item for item in items if item.is_output]
+        for told in writer.ended(run.asked, output, response_json(turn, items)):
             yield told
     except (TierKVError, FieldError) as error:
         now_s = run.conversations.clock.wall()
         failed = unanswered(begun, now_s, background.error_json(error))
         yield writer.failed(response_json(failed, ()))
+
+
+def _piece(run: ResponseRun, writer: EventWriter, event: TextEvent) -> Iterator[Mapping[str, Any]]:
+    if event.text:
+        yield from writer.text(run.asked, event.text)
+    for delta in event.calls:
+        yield from writer.call(run.asked, delta)
 
 
 def _framing(writer: EventWriter) -> Framing[Mapping[str, Any]]:
