@@ -12,12 +12,11 @@ import secrets
 from asyncio import Future
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tierkv.dbfront.tool_calls.tool import CallDelta, ToolCall, ToolUse
 from tierkv.kvcore.access import RightsBook
-from tierkv.kvcore.call_options import USUAL, CallOptions
+from tierkv.kvcore.call_options import USUAL, CallOptions, Steering
 from tierkv.kvcore.ids import RequestId
 from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import FinishReason, GenerateRequest, Usage
@@ -44,24 +43,6 @@ class Message:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
-
-
-class KvAction(StrEnum):
-    """What a call does with a prompt's KV instead of giving an answer."""
-
-    WARM = "warm"
-    PIN = "pin"
-    RETAIN = "retain"
-    DEMOTE = "demote"
-    FORGET = "forget"
-
-
-@dataclass(frozen=True, slots=True)
-class Steering:
-    """A call about the KV of its prompt; ``keep_s`` is how long a pin lasts, 0.0 ends it."""
-
-    action: KvAction
-    keep_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,24 @@ class AnswerScope(StrEnum):
     NAMESPACE = "namespace"
 
 
+class KvAction(StrEnum):
+    """What a call does with a prompt's KV instead of giving an answer."""
+
+    WARM = "warm"
+    PIN = "pin"
+    RETAIN = "retain"
+    DEMOTE = "demote"
+    FORGET = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """A call about the KV of its prompt; ``keep_s`` is how long a pin lasts, 0.0 ends it."""
+
+    action: KvAction
+    keep_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class CallOptions:
     """Options of one call; None means the session's value, or else the node's.

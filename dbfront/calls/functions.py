@@ -28,14 +28,8 @@ from tierkv.dbfront.calls.recipe import (
     ask_model,
     embed_text,
 )
-from tierkv.dbfront.contracts import (
-    CallDefaults,
-    KvAction,
-    SessionCall,
-    Steering,
-    TextAnswer,
-    TextCall,
-)
+from tierkv.dbfront.contracts import CallDefaults, SessionCall, TextAnswer, TextCall
+from tierkv.kvcore.call_options import KvAction, Steering
 from tierkv.kvcore.errors import RowLevelError, TierKVError
 from tierkv.kvcore.request import FinishReason
 from tierkv.sql.calls.ai_call import AiCall

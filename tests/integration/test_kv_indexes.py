@@ -14,9 +14,9 @@ from tests.fix_cluster import Cluster, wait_for
 from tests.fix_jobs import ROWS, Door
 from tests.fix_pgwire import running_pgwire
 from tests.fix_sql import InstantGenerator, make_model
-from tierkv.dbfront.contracts import KvAction
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.kvcore.call_options import KvAction
 from tierkv.kvcore.errors import ContextTooLongError
 from tierkv.sql.jobs.job_tables import MAKE_TABLES
 

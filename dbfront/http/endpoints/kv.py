@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from tierkv.dbfront.contracts import KvAction, Steering, TextCall
+from tierkv.dbfront.contracts import TextCall
 from tierkv.dbfront.http.endpoints.openai import answer_all
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.schema import ChatMessage
@@ -23,7 +23,7 @@ from tierkv.dbfront.http.services import (
     until_disconnect,
 )
 from tierkv.kvcore import limits
-from tierkv.kvcore.call_options import CallOptions
+from tierkv.kvcore.call_options import CallOptions, KvAction, Steering
 from tierkv.kvcore.errors import UserError
 
 _EXAMPLE: Final[dict[str, JsonValue]] = {

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tierkv.dbfront.contracts import KvAction, Message, Steering, TextCall
+from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.schema import session_name
 from tierkv.dbfront.http.services import FieldError
@@ -21,7 +21,7 @@ from tierkv.dbfront.http.tool_fields import FunctionName, tool_use
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.dbfront.tool_calls.tool import Tool, ToolCall
 from tierkv.kvcore import limits
-from tierkv.kvcore.call_options import CallOptions
+from tierkv.kvcore.call_options import CallOptions, KvAction, Steering
 from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 from tierkv.kvcore.request import ReuseHint
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tierkv.dbfront.contracts import KvAction, Message, TextAnswer, TextCall, TextEvent
+from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TextEvent
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.messages.answers import (
     MessageEvents,
@@ -19,6 +19,7 @@ from tierkv.dbfront.http.messages.answers import (
 from tierkv.dbfront.http.messages.schema import MessagesBody
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.tool_calls.tool import CallDelta, ToolCall, ToolChoice
+from tierkv.kvcore.call_options import KvAction
 from tierkv.kvcore.request import FinishReason, HitTokens, Usage
 
 CALLER = RestCaller("t", "k")
