@@ -181,12 +181,12 @@ def make_app(
         redirect_slashes=False,
     )
     for router in (
-        *(chat_router, completions_router, embeddings_router, tokens_router, kv_router),
+        *(chat_router, completions_router, embeddings_router, tokens_router),
         messages_router,
         *(models_router, health_router),
     ):
         app.include_router(router(services))
-    for kept in (responses_router, conversations_router):
+    for kept in (responses_router, conversations_router, kv_router):
         app.include_router(kept(services, conversations))
     if sql is not None:
         app.include_router(sql_router(services, sql))

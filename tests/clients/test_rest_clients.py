@@ -47,8 +47,10 @@ EXPECTED: dict[str, dict[str, Any]] = {
     }
     | {"embedding": 128},
     "rest_agents.py": {
-        "openai-agents calls": 1,
-        "openai-agents answers": True,
+        "openai-agents chat calls": 1,
+        "openai-agents chat answers": True,
+        "openai-agents responses calls": 1,
+        "openai-agents responses answers": True,
         "pydantic-ai answers": CITY,
         "pydantic-ai type": "City",
     },

@@ -230,6 +230,21 @@ def test_a_demoted_prompt_leaves_the_pages_and_comes_back_from_the_pool(pinning:
     assert post(pinning, "kv/demote", messages=nothing)["outcome"] == "missing"
 
 
+def test_a_kept_conversation_is_steered_by_its_id(pinning: Cluster) -> None:
+    kept = post(pinning, "conversations")["id"]
+    text = "We speak about parcels and rivers. " * 20
+    first = post(pinning, "responses", conversation=kept, input=text, max_output_tokens=4)
+    for name in (kept, first["id"]):
+        warmed = post(pinning, "kv/prefetch", conversation=name)
+        assert warmed["tokens"] > 200 and warmed["model"] == "tierkv-demo"
+    assert post(pinning, "kv/pin", conversation=kept, keep_s=60)["outcome"] == "accepted"
+    gone = post(pinning, "kv/forget", conversation=kept)
+    assert gone["memory_bytes"] > 0 and pinning.query("SELECT * FROM tierkv.pins") == []
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        post(pinning, "kv/forget", conversation="conv_unknown")
+    assert refused.value.code == 404 and b"conv_unknown" in refused.value.read()
+
+
 def test_retained_prompts_take_a_share_of_the_pool_and_no_more(pinning: Cluster) -> None:
     text = "A client of Anthropic asks about this text. " * 20
     block = {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}

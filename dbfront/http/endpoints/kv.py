@@ -1,6 +1,7 @@
 """The KV of a prompt over REST: computed ahead, kept or removed, as by ``ai_warm`` in SQL.
 
-A prompt is a conversation, raw text or token ids, and stands for every prompt that begins with it.
+A prompt is a conversation, raw text, token ids, or a kept conversation or response by its id. It
+stands for every prompt that begins with it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from tierkv.dbfront.contracts import TextCall
+from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.http.endpoints.openai import answer_all
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.schema import ChatMessage
@@ -22,6 +23,8 @@ from tierkv.dbfront.http.services import (
     read_body,
     until_disconnect,
 )
+from tierkv.dbfront.sessions.conversations import Conversations, unknown
+from tierkv.dbfront.sessions.items import to_messages
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions, KvAction, Steering
 from tierkv.kvcore.errors import UserError
@@ -32,7 +35,7 @@ _EXAMPLE: Final[dict[str, JsonValue]] = {
 
 
 class KvBody(BaseModel):
-    """POST /v1/kv/prefetch, /demote, /forget: one of ``messages``, ``prompt``, ``token_ids``."""
+    """POST /v1/kv/prefetch, /demote, /forget: one of the four forms of a prompt."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
@@ -42,6 +45,9 @@ class KvBody(BaseModel):
     ) = Field(default=None, description="a conversation, written by the model's chat template")
     prompt: str | None = Field(default=None, description="text; no chat template is applied")
     token_ids: list[int] | None = Field(default=None, description="token ids of the model")
+    conversation: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = Field(
+        default=None, description="id of a kept conversation, or of a response: all its turns"
+    )
     documents: list[str] = Field(
         default=[], description="texts placed before the first message of a user"
     )
@@ -54,19 +60,23 @@ class KvBody(BaseModel):
     )
     priority: int | None = Field(default=None, description="lower runs earlier")
 
-    def to_call(self, caller: RestCaller, steering: Steering) -> TextCall:
-        """Make the call.
+    def to_call(
+        self, caller: RestCaller, steering: Steering, kept: tuple[Message, ...] | None
+    ) -> TextCall:
+        """Make the call; ``kept`` are the messages of ``conversation``.
 
         Raises:
-            FieldError: none of the three forms of a prompt, or several.
+            FieldError: none of the four forms of a prompt, or several.
         """
-        given = [self.messages, self.prompt, self.token_ids]
+        given = [self.messages, self.prompt, self.token_ids, self.conversation]
         if sum(each is not None for each in given) != 1:
-            message = "send one of messages, prompt and token_ids"
+            message = "send one of messages, prompt, token_ids and conversation"
             raise FieldError("messages", UserError(message))
-        said = self.messages
+        said = kept
+        if self.messages is not None:
+            said = tuple(m.to_message(i) for i, m in enumerate(self.messages))
         return TextCall(
-            messages=None if said is None else tuple(m.to_message(i) for i, m in enumerate(said)),
+            messages=said,
             prompt=self.prompt,
             prompt_token_ids=None if self.token_ids is None else tuple(self.token_ids),
             documents=tuple(self.documents),
@@ -91,11 +101,15 @@ class PinBody(KvBody):
     )
 
 
-def kv_router(services: Services) -> APIRouter:
+def kv_router(services: Services, conversations: Conversations) -> APIRouter:
     """Create the endpoints."""
     router = APIRouter()
 
-    async def steer(request: Request, call: TextCall) -> dict[str, Any]:
+    async def steer(request: Request, body: KvBody, steering: Steering) -> dict[str, Any]:
+        caller, kept = caller_of(request), None
+        if body.conversation is not None:
+            kept = await _kept(conversations, caller.tenant, body.conversation)
+        call = body.to_call(caller, steering, kept)
         prepared = await services.generator.prepare(call)
         answers = await until_disconnect(services, request, answer_all(services, [prepared]))
         told: dict[str, Any] = json.loads(answers[0].text)
@@ -104,28 +118,42 @@ def kv_router(services: Services) -> APIRouter:
     @router.post("/v1/kv/prefetch", summary="Compute a prompt's KV ahead of its question")
     async def prefetch(request: Request) -> dict[str, Any]:
         body = await read_body(request, KvBody)
-        return await steer(request, body.to_call(caller_of(request), Steering(KvAction.WARM)))
+        return await steer(request, body, Steering(KvAction.WARM))
 
     @router.post("/v1/kv/pin", summary="Keep a prompt's KV in memory for a time")
     async def pin(request: Request) -> dict[str, Any]:
         body = await read_body(request, PinBody)
-        steering = Steering(KvAction.PIN, body.keep_s)
-        return await steer(request, body.to_call(caller_of(request), steering))
+        return await steer(request, body, Steering(KvAction.PIN, body.keep_s))
 
     @router.post("/v1/kv/retain", summary="Keep a prompt's KV in memory if there is room")
     async def retain(request: Request) -> dict[str, Any]:
         body = await read_body(request, PinBody)
-        steering = Steering(KvAction.RETAIN, body.keep_s)
-        return await steer(request, body.to_call(caller_of(request), steering))
+        return await steer(request, body, Steering(KvAction.RETAIN, body.keep_s))
 
     @router.post("/v1/kv/demote", summary="Move a prompt's KV from pages to the pool")
     async def demote(request: Request) -> dict[str, Any]:
         body = await read_body(request, KvBody)
-        return await steer(request, body.to_call(caller_of(request), Steering(KvAction.DEMOTE)))
+        return await steer(request, body, Steering(KvAction.DEMOTE))
 
     @router.post("/v1/kv/forget", summary="Remove a prompt's KV from every tier")
     async def forget(request: Request) -> dict[str, Any]:
         body = await read_body(request, KvBody)
-        return await steer(request, body.to_call(caller_of(request), Steering(KvAction.FORGET)))
+        return await steer(request, body, Steering(KvAction.FORGET))
 
     return router
+
+
+async def _kept(conversations: Conversations, tenant: str, name: str) -> tuple[Message, ...]:
+    """Return the messages of a kept conversation, or up to a response.
+
+    Raises:
+        FieldError: the tenant has none of this id.
+    """
+    store, now_s = conversations.store, conversations.clock.wall()
+    items = await conversations.run(store.history, tenant, name, now_s)
+    if items is None:
+        session = await conversations.run(store.session, tenant, name, now_s)
+        if session is None or not session.is_list:
+            raise FieldError("conversation", unknown("Conversation", name))
+        items = await conversations.run(store.items, tenant, name)
+    return tuple(to_messages(items))

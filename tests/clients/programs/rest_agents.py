@@ -4,7 +4,14 @@ import os
 from typing import Literal
 
 import openai
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+)
 from agents import set_tracing_disabled as without_tracing
 from pydantic import BaseModel
 from pydantic_ai import Agent as PydanticAgent
@@ -32,12 +39,14 @@ agent = Agent(
     name="clerk",
     instructions="Look up the case, then answer.",
     tools=[lookup],
-    model=OpenAIChatCompletionsModel(model="tierkv-demo", openai_client=client),
     model_settings=once,
 )
-result = Runner.run_sync(agent, QUESTION, max_turns=4)
-said("openai-agents calls", len(asked))
-said("openai-agents answers", bool(result.final_output))
+for name, kind in (("chat", OpenAIChatCompletionsModel), ("responses", OpenAIResponsesModel)):
+    asked.clear()
+    agent.model = kind(model="tierkv-demo", openai_client=client)
+    result = Runner.run_sync(agent, QUESTION, max_turns=4)
+    said(f"openai-agents {name} calls", len(asked))
+    said(f"openai-agents {name} answers", bool(result.final_output))
 
 
 class City(BaseModel):
