@@ -35,6 +35,7 @@ from tierkv.compute.model_plan import (
 from tierkv.kvcore.errors import ConfigError, ModelFolderError
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo
+from tierkv.kvcore.request import OPTIONAL_FIELDS
 from tierkv.storage.modelfiles.model_folder import CALIBRATION_NAME, inspect_model_folder
 
 
@@ -92,6 +93,7 @@ def load_model(config: ComputeConfig) -> LoadedModel:
         architecture=found.arch.name,
         parameters=weights.parameters(),
         blend_refusal=check_model(decoder),
+        sampling_fields=OPTIONAL_FIELDS,
     )
     return LoadedModel(decoder, info)
 

@@ -229,9 +229,10 @@ class ComputeNode:
             stop = request.blend.chunks[-1][1]
             if stop > len(request.token_ids):
                 raise UserError(f"a chunk ends at {stop}, behind the prompt's last token")
+        biased = [token for token, _ in request.sampling.logit_bias]
         if not all(
             0 <= token < self._vocab_tokens
-            for ids in (request.token_ids, request.score_token_ids)
+            for ids in (request.token_ids, request.score_token_ids, biased)
             for token in (min(ids, default=0), max(ids, default=0))
         ):
             raise UserError(f"token ids must be in [0, {self._vocab_tokens})")

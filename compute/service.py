@@ -213,6 +213,10 @@ class _ServedCalls:
         growing = self._growing.get(number)
         if growing is not None and not event.published_tokens:
             message.token_ids[:] = [*growing.event.token_ids, *event.token_ids]
+            if growing.event.logprobs:
+                one_each = [*growing.event.logprobs, *message.logprobs]
+                del message.logprobs[:]
+                message.logprobs.extend(one_each)
             growing.event.CopyFrom(message)
             return
         frame = pb.EventFrame(call=number, event=message)

@@ -7,7 +7,7 @@ REST (dbfront/http/schema.py) read names, bounds and descriptions from the table
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final
@@ -21,6 +21,7 @@ from tierkv.kvcore.value_kinds import (
     OneOf,
     Text,
     Texts,
+    TokenBias,
     ValueKind,
     Whole,
 )
@@ -79,6 +80,13 @@ class CallOptions:
         hint: when the KV will be wanted again.
         answer_cache: whose earlier answers may be reused; OFF: none.
         answer_ttl_s: greatest age of a reused answer; 0.0: as long as answers are kept.
+        top_k: draw among this many most likely tokens; 0 and -1: among all.
+        min_p: least probability of a drawn token, as a share of the most likely token's.
+        presence_penalty: lowers tokens that the answer has already, once each.
+        frequency_penalty: lowers tokens by how often the answer has them.
+        repetition_penalty: above 1 lowers tokens of prompt and answer.
+        logit_bias: token ids, ascending, with the number added to their logits.
+        min_tokens: the answer does not end before this many tokens.
     """
 
     temperature: float | None = None
@@ -100,6 +108,13 @@ class CallOptions:
     hint: ReuseHint | None = None
     answer_cache: AnswerScope | None = None
     answer_ttl_s: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
+    min_tokens: int | None = None
 
     def over(self, defaults: CallOptions) -> CallOptions:
         """Return these options; those that are None come from ``defaults``."""
@@ -107,6 +122,21 @@ class CallOptions:
             return defaults
         pairs = zip(_values(self), _values(defaults), strict=True)
         return CallOptions(*[theirs if own is None else own for own, theirs in pairs])
+
+    def greedy(self) -> CallOptions:
+        """Return these options with the most likely tokens, whatever sampling they ask for."""
+        return replace(
+            self,
+            temperature=0.0,
+            top_p=1.0,
+            top_k=None,
+            min_p=None,
+            presence_penalty=None,
+            frequency_penalty=None,
+            repetition_penalty=None,
+            logit_bias=None,
+            min_tokens=None,
+        )
 
 
 UNSET: Final = CallOptions()
@@ -179,6 +209,55 @@ OPTIONS: Final = (
         sql="top_p",
         rest="top_p",
         usual=1.0,
+    ),
+    OptionSpec(
+        "top_k",
+        Whole(-1, limits.MAX_TOP_K),
+        "sample among this many most likely tokens; 0 and -1: among all",
+        sql="top_k",
+        rest="top_k",
+    ),
+    OptionSpec(
+        "min_p",
+        Number(0, 1),
+        "least probability of a sampled token, as a share of the most likely token's",
+        sql="min_p",
+        rest="min_p",
+    ),
+    OptionSpec(
+        "presence_penalty",
+        Number(-limits.MAX_PENALTY, limits.MAX_PENALTY),
+        "subtracted from the logit of each token that the answer has already",
+        sql="presence_penalty",
+        rest="presence_penalty",
+    ),
+    OptionSpec(
+        "frequency_penalty",
+        Number(-limits.MAX_PENALTY, limits.MAX_PENALTY),
+        "subtracted from a token's logit for each time that the answer has the token",
+        sql="frequency_penalty",
+        rest="frequency_penalty",
+    ),
+    OptionSpec(
+        "repetition_penalty",
+        Number(0, limits.MAX_PENALTY, above_low=True),
+        "above 1 makes tokens of prompt and answer less likely, below 1 more likely",
+        sql="repetition_penalty",
+        rest="repetition_penalty",
+    ),
+    OptionSpec(
+        "logit_bias",
+        TokenBias(limits.MAX_LOGIT_BIAS, limits.MAX_BIASED_TOKENS),
+        "token ids with the number, -100 to 100, that is added to their logits",
+        sql="logit_bias",
+        rest="logit_bias",
+    ),
+    OptionSpec(
+        "min_tokens",
+        Whole(0, limits.MAX_COMPLETION_TOKENS),
+        "the answer does not end before this many tokens",
+        sql="min_tokens",
+        rest="min_tokens",
     ),
     OptionSpec(
         "max_tokens",

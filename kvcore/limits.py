@@ -43,8 +43,20 @@ MAX_HTTP_PROMPTS: Final = 1_024
 """Prompts in one /v1/completions request; each prompt becomes a separate call."""
 
 MAX_CHAT_MESSAGES: Final = 4_096
+MAX_CHOICES: Final = 128
+"""Answers to one prompt in one request (``n``), as OpenAI allows."""
+
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_STRING_CHARS: Final = 256
+MAX_TOP_K: Final = (1 << 31) - 1
+MAX_PENALTY: Final = 2.0
+"""Largest presence, frequency and repetition penalty, as OpenAI and vLLM allow."""
+
+MAX_LOGIT_BIAS: Final = 100.0
+MAX_BIASED_TOKENS: Final = 1_024
+MAX_TOP_LOGPROBS: Final = 20
+"""Alternatives reported with each token, as OpenAI's chat allows."""
+
 MAX_COMPLETION_TOKENS: Final = 1 << 20
 MAX_CONTEXT_TOKENS: Final = 1 << 21
 MAX_PROMPT_CHARS: Final = 8 << 20

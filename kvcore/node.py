@@ -55,6 +55,8 @@ class ModelInfo:
         score_refusal: reason for not scoring single tokens; empty if supported.
         embed_refusal: reason for not giving embeddings; empty if supported.
         grammar_refusal: reason for not holding answers to a grammar; empty if supported.
+        sampling_fields: fields of SamplingParams that the engine takes, of those in
+            ``tierkv.kvcore.request.OPTIONAL_FIELDS``. A node of an older release names none.
     """
 
     name: str
@@ -69,6 +71,7 @@ class ModelInfo:
     score_refusal: str = ""
     embed_refusal: str = ""
     grammar_refusal: str = ""
+    sampling_fields: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
+from typing import Final
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.ids import BlockKey, NamespaceKey, RequestId
@@ -26,9 +28,27 @@ class FinishReason(StrEnum):
     HANDOFF = "handoff"
 
 
+OPTIONAL_FIELDS: Final = (
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "logprobs",
+)
+"""Fields of SamplingParams that not every engine takes; see ``ModelInfo.sampling_fields``."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens and when to stop.
+
+    The logits of a token are changed in this order: ``logit_bias``, ``repetition_penalty``,
+    ``frequency_penalty``, ``presence_penalty``. The temperature divides the result; ``min_p``,
+    ``top_k`` and ``top_p`` then limit the draw, each within what the one before has left. Greedy
+    answers take the most likely token after the changes.
 
     Attributes:
         temperature: 0.0 is greedy.
@@ -37,6 +57,16 @@ class SamplingParams:
         stop_token_ids: additional ids that end the answer, besides the model's eos ids.
         seed: makes sampling repeatable; None draws a random seed.
         ignore_eos: continue after an eos token (benchmarks).
+        top_k: draw among this many most likely tokens; 0: among all.
+        min_p: least probability of a token, as a share of the most likely token's, in [0, 1].
+        presence_penalty: subtracted from the logit of each generated token, in [-2, 2].
+        frequency_penalty: subtracted for each time that a token was generated, in [-2, 2].
+        repetition_penalty: divides positive logits of tokens in prompt and answer, and multiplies
+            negative ones; in (0, 2].
+        logit_bias: token ids, ascending, with the number added to their logit.
+        min_tokens: no eos or stop token comes before this many completion tokens.
+        logprobs: number of alternatives to report with each token's log-probability; None: no
+            report.
     """
 
     temperature: float = 0.0
@@ -45,6 +75,14 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     ignore_eos: bool = False
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 2.0:
@@ -53,6 +91,84 @@ class SamplingParams:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if not 1 <= self.max_tokens <= limits.MAX_COMPLETION_TOKENS:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if self.shapes or self.logprobs is not None:  # Most requests skip the rest.
+            self._check_shape()
+
+    def _check_shape(self) -> None:
+        if not 0 <= self.top_k <= limits.MAX_TOP_K:
+            raise ValueError(f"top_k must be -1, 0 or a number of tokens, got {self.top_k}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
+        most = limits.MAX_PENALTY
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -most <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be in [-2, 2], got {getattr(self, name)}")
+        if not 0.0 < self.repetition_penalty <= most:
+            raise ValueError(f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be in [0, max_tokens = {self.max_tokens}], got {self.min_tokens}"
+            )
+        if len(self.logit_bias) > limits.MAX_BIASED_TOKENS:
+            raise ValueError(f"logit_bias has more than {limits.MAX_BIASED_TOKENS} tokens")
+        ids = [token for token, _ in self.logit_bias]
+        if any(one >= after for one, after in pairwise(ids)):
+            raise ValueError("logit_bias must name each token once, in ascending order")
+        if not all(abs(bias) <= limits.MAX_LOGIT_BIAS for _, bias in self.logit_bias):
+            raise ValueError(f"logit_bias must be in [-100, 100], got {dict(self.logit_bias)}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= limits.MAX_TOP_LOGPROBS:
+            raise ValueError(
+                f"top_logprobs must be in [0, {limits.MAX_TOP_LOGPROBS}], got {self.logprobs}"
+            )
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits change before a token is chosen, also for greedy answers."""
+        return bool(self.logit_bias or self.min_tokens) or self.penalizes
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether a token's logit depends on the tokens before it."""
+        repeats = self.repetition_penalty != 1.0
+        return repeats or bool(self.presence_penalty or self.frequency_penalty)
+
+    @property
+    def shapes(self) -> bool:
+        """Whether anything but temperature and ``top_p`` shapes the distribution."""
+        return self.edits_logits or self.top_k != 0 or self.min_p != 0.0
+
+    def refused_by(self, sampling_fields: tuple[str, ...]) -> str:
+        """Return the first field in use that is not among those; empty if there is none."""
+        if not self.shapes and self.logprobs is None:
+            return ""
+        used = (name for name in OPTIONAL_FIELDS if getattr(self, name) != getattr(_PLAIN, name))
+        return next((name for name in used if name not in sampling_fields), "")
+
+    @property
+    def counts_answer(self) -> bool:
+        """Whether a logit depends on which of the tokens before it were generated.
+
+        An engine that takes a resumed answer for a prompt can't continue such an answer.
+        """
+        return bool(self.presence_penalty or self.frequency_penalty)
+
+
+_PLAIN: Final = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one chosen token, and of the most likely tokens in its place.
+
+    Natural logs of the model's own distribution: logits are not changed, the temperature is 1.
+
+    Attributes:
+        logprob: of the chosen token.
+        top: the most likely token ids and their log-probabilities, best first; as many as asked.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class BlendSelector(StrEnum):
@@ -295,6 +411,7 @@ class GenerateEvent:
         scores: natural log of the probability (softmax over the whole vocabulary, temperature 1) of
             each of ``score_token_ids``, in their order; last event only.
         embedding: [hidden] of unit length if ``embed`` was set; last event only.
+        logprobs: one for each of ``token_ids`` if the sampling asks for them, else empty.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -306,6 +423,7 @@ class GenerateEvent:
     published_tokens: int = 0
     scores: tuple[float, ...] = ()
     embedding: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ the bounds alone, because pydantic checks bodies (dbfront/http/schema.py).
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -169,6 +171,44 @@ class Texts:
     def from_text(self, text: str) -> tuple[str, ...]:
         """Read one text."""
         return self.from_json(text)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBias:
+    """A number in [-most, most] for each of at most ``most_tokens`` token ids, ascending."""
+
+    most: float
+    most_tokens: int
+
+    def from_json(self, value: Any) -> tuple[tuple[int, float], ...]:
+        """Read a JSON object of token ids and numbers, such as ``{"17": -100}``."""
+        if not isinstance(value, Mapping):
+            raise ValueError('must be an object of token ids and numbers, such as {"17": -100}')
+        if len(value) > self.most_tokens:
+            raise ValueError(f"must name at most {self.most_tokens} tokens")
+        biases: dict[int, float] = {}
+        number = Number(-self.most, self.most)
+        for key, bias in value.items():
+            if not _TOKEN_ID.fullmatch(str(key)):
+                raise ValueError(f"must have token ids as keys, not {str(key)[:40]!r}")
+            if int(key) in biases:
+                raise ValueError(f"must name token {int(key)} once")
+            try:
+                biases[int(key)] = number.from_json(bias)
+            except ValueError as error:
+                raise ValueError(f"of token {int(key)} {error}") from None
+        return tuple(sorted(biases.items()))
+
+    def from_text(self, text: str) -> tuple[tuple[int, float], ...]:
+        """Read the text of such an object."""
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        return self.from_json(value)
+
+
+_TOKEN_ID: Final = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from tierkv.kvwire.v1 import common_pb2 as pb
 from tierkv.kvwire.v1 import meta_pb2 as meta_pb
 
 _MAX_EOS_IDS = 64
+_MAX_SAMPLING_FIELDS = 64
 _MAX_TIER_STATS = 4 * limits.MAX_MODELS_PER_NODE
 _MAX_ERROR_KINDS = 256
 _MAX_LOAD_CHOICES = 16
@@ -100,6 +101,7 @@ MODEL: Final = MessageCodec(
     layout=one(LAYOUT),
     context_tokens=FieldCodec(_context),
     eos_token_ids=at_most(_MAX_EOS_IDS),
+    sampling_fields=at_most(_MAX_SAMPLING_FIELDS),
 )
 
 NODE_INFO: Final = MessageCodec(

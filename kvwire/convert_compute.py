@@ -6,6 +6,8 @@ prompt) raises UserError; a fault of the peer raises RemoteProtocolError.
 
 from __future__ import annotations
 
+import math
+
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import Erased
 from tierkv.kvcore.errors import ContextTooLongError, RemoteProtocolError, UserError
@@ -22,6 +24,7 @@ from tierkv.kvcore.request import (
     PromptBlocks,
     ReuseHint,
     SamplingParams,
+    TokenLogprobs,
     Usage,
 )
 from tierkv.kvwire.codec import (
@@ -57,6 +60,14 @@ def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
         stop_token_ids=sampling.stop_token_ids,
         seed=sampling.seed,
         ignore_eos=sampling.ignore_eos,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        min_tokens=sampling.min_tokens,
+        logprobs=sampling.logprobs,
     )
 
 
@@ -71,6 +82,16 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
             stop_token_ids=tuple(message.stop_token_ids),
             seed=message.seed if message.HasField("seed") else None,
             ignore_eos=message.ignore_eos,
+            top_k=message.top_k,
+            min_p=message.min_p,
+            presence_penalty=message.presence_penalty,
+            frequency_penalty=message.frequency_penalty,
+            repetition_penalty=message.repetition_penalty
+            if message.HasField("repetition_penalty")
+            else 1.0,
+            logit_bias=tuple(sorted(message.logit_bias.items())),
+            min_tokens=message.min_tokens,
+            logprobs=message.logprobs if message.HasField("logprobs") else None,
         )
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -277,6 +298,14 @@ def generate_event_to_proto(event: GenerateEvent) -> pb.GenerateEvent:
         published_tokens=event.published_tokens,
         scores=event.scores,
         embedding=event.embedding,
+        logprobs=[
+            pb.TokenLogprobs(
+                logprob=one.logprob,
+                top_token_ids=[token for token, _ in one.top],
+                top_logprobs=[logprob for _, logprob in one.top],
+            )
+            for one in event.logprobs
+        ],
     )
 
 
@@ -297,7 +326,21 @@ def generate_event_from_proto(message: pb.GenerateEvent) -> GenerateEvent:
         embedding=checked_numbers(message.embedding, limits.MAX_HIDDEN, "embedding")
         if message.embedding
         else (),
+        logprobs=_logprobs_from_proto(message) if message.logprobs else (),
     )
+
+
+def _logprobs_from_proto(message: pb.GenerateEvent) -> tuple[TokenLogprobs, ...]:
+    """Convert the log-probabilities of an event's tokens; RemoteProtocolError if they don't fit."""
+    if len(message.logprobs) != len(message.token_ids):
+        raise RemoteProtocolError("logprobs does not have an entry for each token")
+    entries = []
+    for one in message.logprobs:
+        tops = checked_numbers(one.top_logprobs, limits.MAX_TOP_LOGPROBS, "logprobs.top")
+        if len(tops) != len(one.top_token_ids) or not math.isfinite(one.logprob):
+            raise RemoteProtocolError("logprobs has a token without a finite log-probability")
+        entries.append(TokenLogprobs(one.logprob, tuple(zip(one.top_token_ids, tops, strict=True))))
+    return tuple(entries)
 
 
 def prompt_blocks_to_proto(blocks: PromptBlocks) -> pb.PromptBlocks:

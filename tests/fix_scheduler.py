@@ -24,12 +24,14 @@ from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NamespaceKey, NodeI
 from tierkv.kvcore.layout import BlockLayout, KvDtype
 from tierkv.kvcore.node import ModelInfo, NodeInfo, NodeLoad, NodeReport, NodeRole
 from tierkv.kvcore.request import (
+    OPTIONAL_FIELDS,
     FinishReason,
     GenerateEvent,
     GenerateRequest,
     HitTokens,
     PromptBlocks,
     SamplingParams,
+    TokenLogprobs,
     Usage,
 )
 from tierkv.scheduler.plans.plan_tree import PrefixTree, build_tree
@@ -49,6 +51,7 @@ def make_model(name: str = "tiny", **changes: object) -> ModelInfo:
         eos_token_ids=(EOS,),
         architecture="LlamaForCausalLM",
         parameters=1_000,
+        sampling_fields=OPTIONAL_FIELDS,
     )
     return replace(model, **changes)  # type: ignore[arg-type]
 
@@ -108,6 +111,13 @@ def chances(tokens: Sequence[int]) -> list[float]:
     weights = [draw.random() ** 8 for _ in range(300)]
     total = sum(weights)
     return [weight / total for weight in weights]
+
+
+def fake_logprobs(token: int, top: int | None) -> tuple[TokenLogprobs, ...]:
+    """What a FakeCompute says of a token: a number that only this token has."""
+    if top is None:
+        return ()
+    return (TokenLogprobs(-token / 64, tuple((token + i, -(token + i) / 64) for i in range(top))),)
 
 
 class FakeCompute:
@@ -186,7 +196,8 @@ class FakeCompute:
                     done, sent = done + 1, sent + 1
                     if request.handoff and done < request.sampling.max_tokens:
                         reason = FinishReason.HANDOFF
-                    yield GenerateEvent((token,), node_id=self.info.node_id)
+                    told = fake_logprobs(token, request.sampling.logprobs)
+                    yield GenerateEvent((token,), node_id=self.info.node_id, logprobs=told)
                     await asyncio.sleep(0)
                 if reason is not None:
                     ended = True

@@ -75,6 +75,7 @@ def last_event(
     blended, blend = seq.blended, seq.request.blend
     return GenerateEvent(
         token_ids=new_tokens,
+        logprobs=seq.logprobs if new_tokens else (),
         finish_reason=reason,
         usage=Usage(
             prompt_tokens=seq.prompt_length - resumed,
@@ -107,6 +108,9 @@ def draw_for(seq: Sequence) -> Draw:
         request_seed(seq.request),
         seq.request.resumed_tokens + seq.generated,
         allowed=None if seq.form is None else seq.form.allowed(),
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        edits=None if seq.edits is None else seq.edits.at(seq.tokens, seq.length),
     )
 
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, or temperature with nucleus sampling.
+"""From logits to tokens: greedy, or a draw from the distribution that a request shapes.
 
 Called once per step by the engine. A sampled token depends on the request's seed and on the number
 of tokens generated before, never on batch mates, preemption or the computing node.
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tierkv.compute.batching.logit_edits import Int64Array, RowEdits
 from tierkv.kvcore.request import GenerateRequest
 
 _SEEDS = 1 << 63
@@ -30,6 +31,9 @@ class Draw:
         seed: seed of the request.
         index: completion tokens generated before this token, including resumed tokens.
         allowed: ``[vocab]``, True for allowed tokens, of which at least one exists; None: all.
+        top_k: draw among this many most likely tokens; 0: among all.
+        min_p: least probability, as a share of the most likely token's.
+        edits: changes of the logits; None: none.
     """
 
     temperature: float
@@ -37,6 +41,9 @@ class Draw:
     seed: int
     index: int
     allowed: NDArray[np.bool_] | None = None
+    top_k: int = 0
+    min_p: float = 0.0
+    edits: RowEdits | None = None
 
 
 def request_seed(request: GenerateRequest) -> int:
@@ -63,7 +70,7 @@ class Sampler:
             tokens: None for a row with a non-finite logit.
         """
         finite = torch.isfinite(logits).all(dim=-1).tolist()
-        logits = _masked(logits, draws)
+        logits = _edited(logits, draws)
         greedy = logits.argmax(dim=-1).tolist()
         tokens: list[int | None] = []
         for row, draw in enumerate(draws):
@@ -76,13 +83,24 @@ class Sampler:
         return tokens
 
     def _draw(self, logits: Tensor, draw: Draw) -> int:
-        """Invert the nucleus' cumulative distribution at a uniform random number."""
+        """Invert the kept tokens' cumulative distribution at a uniform random number.
+
+        ``min_p`` and ``top_k`` keep the most likely tokens; ``top_p`` is a share of their mass. Of
+        equally likely tokens the one with the lower id counts as more likely.
+        """
         chances, ids = torch.softmax(logits / draw.temperature, dim=-1).sort(
             descending=True, stable=True
         )
         mass = chances.cumsum(dim=-1)
         # A token of probability 0 is never chosen, however the last bits are rounded.
-        kept = int(((mass - chances < draw.top_p) & (chances > 0)).sum())
+        likely = chances > 0
+        nucleus = draw.top_p
+        if draw.top_k or draw.min_p:
+            likely &= chances >= draw.min_p * chances[0]
+            if draw.top_k:
+                likely[draw.top_k :] = False
+            nucleus *= float(mass[int(likely.sum()) - 1])
+        kept = int(((mass - chances < nucleus) & likely).sum())
         self._generator.manual_seed((draw.seed * 0x9E3779B97F4A7C15 + draw.index) % _SEEDS)
         uniform = torch.rand((), generator=self._generator, dtype=torch.float64)
         target = (uniform * mass[kept - 1]).to(mass.dtype)
@@ -90,13 +108,61 @@ class Sampler:
         return int(ids[position])
 
 
-def _masked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return the logits with minus infinity for forbidden tokens."""
+def _edited(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Return the logits with all edits, and minus infinity for forbidden tokens."""
     rows = [row for row, draw in enumerate(draws) if draw.allowed is not None]
-    if not rows:
+    edits = [(row, edits) for row, draw in enumerate(draws) if (edits := draw.edits) is not None]
+    if not rows and not edits:
         return logits
-    allowed = np.stack([allowed for draw in draws if (allowed := draw.allowed) is not None])
-    mask = torch.from_numpy(allowed).to(logits.device)
-    masked = logits.clone()
-    masked[rows] = logits[rows].masked_fill(~mask, -torch.inf)
-    return masked
+    edited = logits.clone()
+    apply_edits(edited, edits)
+    if rows:
+        allowed = np.stack([allowed for draw in draws if (allowed := draw.allowed) is not None])
+        mask = torch.from_numpy(allowed).to(logits.device)
+        edited[rows] = edited[rows].masked_fill(~mask, -torch.inf)
+    return edited
+
+
+def apply_edits(logits: Tensor, edits: Sequence[tuple[int, RowEdits]]) -> None:
+    """Change rows of logits in place.
+
+    Args:
+        logits: ``[rows, vocab]`` float32.
+        edits: rows with their edits; each row at most once.
+    """
+    biased = [(row, edit.biased) for row, edit in edits if len(edit.biased)]
+    if biased:
+        values = np.concatenate([edit.biases for _, edit in edits if len(edit.biased)])
+        at = _places(biased, logits)
+        logits[at] += torch.from_numpy(values).to(logits.device)
+    penalised = [(row, edit) for row, edit in edits if len(edit.seen)]
+    if penalised:
+        at = _places([(row, edit.seen) for row, edit in penalised], logits)
+        logits[at] = _penalised(logits[at], [edit for _, edit in penalised])
+    held_back = [(row, edit.held_back) for row, edit in edits if len(edit.held_back)]
+    if held_back:
+        logits[_places(held_back, logits)] = -torch.inf
+
+
+def _places(rows: Sequence[tuple[int, Int64Array]], logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index of the given tokens of each row."""
+    numbers = np.repeat([row for row, _ in rows], [len(ids) for _, ids in rows])
+    ids = np.concatenate([ids for _, ids in rows])
+    device = logits.device
+    return torch.from_numpy(numbers).to(device), torch.from_numpy(ids).to(device)
+
+
+def _penalised(values: Tensor, edits: Sequence[RowEdits]) -> Tensor:
+    """Return the logits of seen tokens after the penalties; one edit after the other."""
+    sizes = [len(edit.seen) for edit in edits]
+
+    def each(numbers: list[float]) -> Tensor:
+        spread = np.repeat(np.array(numbers, dtype=np.float32), sizes)
+        return torch.from_numpy(spread).to(values.device)
+
+    counts = torch.from_numpy(np.concatenate([edit.counts for edit in edits])).to(values.device)
+    repetition = each([edit.sampling.repetition_penalty for edit in edits])
+    frequency = each([edit.sampling.frequency_penalty for edit in edits])
+    presence = each([edit.sampling.presence_penalty for edit in edits])
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    return values - frequency * counts - presence * (counts > 0)

@@ -16,11 +16,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tierkv.compute.batching.logit_edits import LogitEdits
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, next_block_key, tail_key
 from tierkv.kvcore.ids import BlockKey
-from tierkv.kvcore.request import Blend, FinishReason, GenerateRequest, HitTokens
+from tierkv.kvcore.request import Blend, FinishReason, GenerateRequest, HitTokens, TokenLogprobs
 
 Int64Array = NDArray[np.int64]
 _NAME = re.compile(limits.NAME_PATTERN)
@@ -126,6 +127,8 @@ class Sequence:
         raw_pages: second destination of that chunk's KV, free of position.
         form: the form of the answer, which has seen every token of the answer; None: free text.
         readout: the read-out made instead of an answer; None until then.
+        edits: changes of the logits, which follow ``tokens``; None: none.
+        logprobs: log-probabilities of the last chosen token, if the request asks for them.
         rank: sort key; a smaller rank runs earlier and is preempted later. A step of priority
             counts as a fixed number of arrivals, so no request is overtaken for ever.
     """
@@ -164,6 +167,8 @@ class Sequence:
     raw_pages: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     form: AnswerForm | None = None
     readout: Readout | None = None
+    edits: LogitEdits | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
     rank: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -256,11 +256,14 @@ def _may_guess(chunk: Chunk) -> bool:
     """Return whether a chunk decodes a sequence and the next token depends on the logits alone.
 
     An answer held to a form is excluded, because its allowed tokens are known only token by token.
+    So are edits of the logits, which depend on the tokens before, and reports about each choice.
     """
     seq = chunk.seq
     decodes = chunk.samples and chunk.count == 1 and not chunk.loading
-    greedy = seq.request.sampling.temperature == 0.0 and not seq.request.handoff
-    return decodes and greedy and seq.form is None and seq.generated >= _LEAST_GENERATED
+    sampling = seq.request.sampling
+    greedy = sampling.temperature == 0.0 and not seq.request.handoff
+    alone = seq.form is None and seq.edits is None and sampling.logprobs is None
+    return decodes and greedy and alone and seq.generated >= _LEAST_GENERATED
 
 
 def _room(seq: EngineSequence) -> int:

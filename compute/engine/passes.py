@@ -12,6 +12,7 @@ import numpy as np
 
 from tierkv.compute.batching.answers import draw_for, read_out
 from tierkv.compute.batching.batch_plan import Chunk, PageCopy
+from tierkv.compute.batching.logprobs import logprobs_of
 from tierkv.compute.batching.sampler import Sampler
 from tierkv.compute.blend.run import BlendRun
 from tierkv.compute.engine.drafts import verified
@@ -100,7 +101,25 @@ class ForwardPasses:
             if seq.request.reads_out:
                 hidden, logits = outputs.hidden[row], outputs.logits[row]
                 seq.readout = read_out(seq.request, hidden=hidden, logits=logits)
-        return self._sampler.sample(outputs.logits, [draw_for(chunk.seq) for chunk in chunks])
+        tokens = self._sampler.sample(outputs.logits, [draw_for(chunk.seq) for chunk in chunks])
+        self._report_logprobs(chunks, outputs, tokens)
+        return tokens
+
+    def _report_logprobs(
+        self, chunks: Sequence[Chunk], outputs: Outputs, tokens: Sequence[int | None]
+    ) -> None:
+        """Keep the log-probabilities of chosen tokens for the events of requests that ask."""
+        asked = [
+            (row, chunk.seq, token, top)
+            for row, (chunk, token) in enumerate(zip(chunks, tokens, strict=True))
+            if (top := chunk.seq.request.sampling.logprobs) is not None and token is not None
+        ]
+        if not asked:
+            return
+        rows, seqs, chosen, tops = zip(*asked, strict=True)
+        entries = logprobs_of(outputs.logits[list(rows)], chosen, tops)
+        for seq, entry in zip(seqs, entries, strict=True):
+            seq.logprobs = (entry,)
 
     def _begin_behind_load(self, chunk: Chunk) -> None:
         steps = self._model.layer_steps(self._batch([chunk]))

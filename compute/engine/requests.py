@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from tierkv.compute.batching.answers import Delivery, last_event, refusal
 from tierkv.compute.batching.batch_plan import Chunk
+from tierkv.compute.batching.logit_edits import LogitEdits
 from tierkv.compute.batching.sequence import AnswerForm, Phase, Sequence, make_sequence
 from tierkv.compute.engine.wiring import EngineParts
 from tierkv.compute.transfers.saves import PassSave
@@ -64,6 +65,8 @@ class LiveRequests:
         seq = make_sequence(
             seq_id, request, arrival_s=arrival_s, block_tokens=self._config.block_tokens, form=form
         )
+        if request.sampling.edits_logits:
+            seq.edits = LogitEdits(request, () if form is not None else self._stops(seq))
         self.sequences[seq_id] = seq
         complete = form is not None and form.complete
         if complete or (seq.length >= seq.max_length and not request.reads_out):
@@ -115,7 +118,7 @@ class LiveRequests:
     ) -> None:
         """Deliver new tokens, together with the last event if the answer ends here."""
         if new_tokens and finish in (None, FinishReason.HANDOFF):
-            event = GenerateEvent(new_tokens, node_id=self._config.node_id)
+            event = GenerateEvent(new_tokens, node_id=self._config.node_id, logprobs=seq.logprobs)
             self._out.append(Delivery(seq.seq_id, event))
             new_tokens = ()  # A handoff's last event waits for the pool; the token does not.
         if finish is not None:

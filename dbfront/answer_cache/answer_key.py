@@ -14,6 +14,7 @@ from typing import Final
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer
 from tierkv.kvcore.call_options import AnswerScope
 from tierkv.kvcore.errors import UserError
+from tierkv.kvcore.request import SamplingParams
 
 _KEY_BYTES: Final = 16
 
@@ -37,7 +38,8 @@ def answer_key(prepared: PreparedCall) -> AnswerKey | None:
     """Return the key of a call's answer; None if the call asks for a new answer.
 
     Only repeatable answers have a key: greedy or with a seed, and not blended. A call with
-    ``cache => false`` wants a computed answer.
+    ``cache => false`` wants a computed answer. Kept answers have no log-probabilities, so a call
+    for them is always computed.
     """
     call, request = prepared.call, prepared.request
     scope = call.options.answer_cache or AnswerScope.OFF
@@ -46,6 +48,8 @@ def answer_key(prepared: PreparedCall) -> AnswerKey | None:
     if call.tools is not None:
         return None  # Answers are kept as text, and their calls have identifiers of their own.
     sampling = request.sampling
+    if sampling.logprobs is not None:
+        return None
     asks = bool(call.labels) or call.embed
     if sampling.temperature > 0.0 and sampling.seed is None and not asks:
         return None
@@ -65,6 +69,7 @@ def answer_key(prepared: PreparedCall) -> AnswerKey | None:
         sampling.stop_token_ids,
         sampling.seed if sampling.temperature > 0.0 else None,
         sampling.ignore_eos,
+        _shape(sampling),
         () if call.labels else call.options.stop or (),
         request.guide,
         call.labels,
@@ -74,6 +79,22 @@ def answer_key(prepared: PreparedCall) -> AnswerKey | None:
     digest.update(array("q", request.token_ids))
     return AnswerKey(
         digest.digest(), scope is not AnswerScope.SESSION, call.options.answer_ttl_s or 0.0
+    )
+
+
+def _shape(sampling: SamplingParams) -> tuple[object, ...]:
+    """Return the fields that change the distribution of the tokens."""
+    if not sampling.shapes:
+        return ()
+    drawn = sampling.temperature > 0.0
+    return (
+        sampling.top_k if drawn else 0,
+        sampling.min_p if drawn else 0.0,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.repetition_penalty,
+        sampling.logit_bias,
+        sampling.min_tokens,
     )
 
 

@@ -288,7 +288,7 @@ def forget(call: AiCall, defaults: CallDefaults) -> Recipe:
 
 def _question(call: AiCall, defaults: CallDefaults, steering: Steering) -> TextCall:
     asked = ask_model(call, defaults, call.text("prompt"))
-    options = replace(asked.options, max_tokens=1, temperature=0.0, answer_cache=None)
+    options = replace(asked.options.greedy(), max_tokens=1, answer_cache=None)
     return replace(asked, options=options, steering=steering)
 
 

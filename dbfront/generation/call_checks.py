@@ -29,6 +29,7 @@ from tierkv.dbfront.tokens.tokenizer import TextTokenizer
 from tierkv.dbfront.tool_calls.call_format import CallFormat
 from tierkv.dbfront.tool_calls.grammar import arguments_schema, call_grammar
 from tierkv.dbfront.tool_calls.tool import Tool, ToolChoice, ToolUse
+from tierkv.integrations.remote.text_tokens import folder_here, text_folder
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import ContextTooLongError, FeatureNotSupportedError, UdfArgumentError
@@ -171,9 +172,54 @@ def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) ->
             max_tokens=max_tokens,
             seed=seed,
             ignore_eos=bool(asked.ignore_eos),
+            top_k=max(0, asked.top_k or 0),
+            min_p=asked.min_p or 0.0,
+            presence_penalty=asked.presence_penalty or 0.0,
+            frequency_penalty=asked.frequency_penalty or 0.0,
+            repetition_penalty=1.0
+            if asked.repetition_penalty is None
+            else asked.repetition_penalty,
+            logit_bias=asked.logit_bias or (),
+            min_tokens=asked.min_tokens or 0,
         )
     except ValueError as error:
         raise UdfArgumentError(str(error)) from error
+
+
+def check_sampling(
+    sampling: SamplingParams, call: TextCall, model: ModelInfo, tokenizer: TextTokenizer
+) -> None:
+    """Refuse sampling that the call's model can't follow.
+
+    Raises:
+        FeatureNotSupportedError: the engine of the model does not take a field.
+        UdfArgumentError: a biased token does not exist, or ``min_tokens`` would hold back the end
+            of an answer that is complete.
+    """
+    refused = sampling.refused_by(model.sampling_fields)
+    if refused:
+        raise FeatureNotSupportedError(
+            f"model {model.name} does not take {refused}: its engine has no such parameter",
+            hint=f"Leave {refused} out, or name another model.",
+        )
+    if sampling.min_tokens and (call.json_schema or call.labels):
+        raise UdfArgumentError(
+            "min_tokens can't be used with a JSON schema",
+            hint="The answer ends when it completes the schema.",
+        )
+    if sampling.logit_bias and folder_here(model.folder) != text_folder():
+        # An engine that takes text has a vocabulary of its own, which it checks itself.
+        _check_tokens(sampling, tokenizer)
+
+
+def _check_tokens(sampling: SamplingParams, tokenizer: TextTokenizer) -> None:
+    size = tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)
+    unknown = [token for token, _ in sampling.logit_bias if token >= size]
+    if unknown:
+        raise UdfArgumentError(
+            f"logit_bias names token {unknown[0]}, but token ids must be in [0, {size})",
+            hint="POST /tokenize returns the ids of a text.",
+        )
 
 
 def readout_params(model: ModelInfo, prompt_tokens: int, more_tokens: int = 0) -> SamplingParams:

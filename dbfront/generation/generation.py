@@ -35,6 +35,7 @@ from tierkv.dbfront.generation.call_checks import (
     check_form,
     check_names,
     check_ratio,
+    check_sampling,
     check_stops,
     checked_ids,
     checked_schema,
@@ -196,6 +197,7 @@ class Generation:
         prompt = EncodedPrompt(ids) if ids else await encode(call, tokenizer)
         guide = guide or _guide_of_labels(call, model)
         sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
+        check_sampling(sampling, call, model, tokenizer)
         # A salt changes only the namespace key, and thus the blocks; the policy is the tenant's.
         directory = self._dispatcher.directory
         grant = await directory.namespace(call.tenant, model)
@@ -238,9 +240,7 @@ class Generation:
             return readout_params(model, prompt_tokens), ()
         if call.labels and model.score_refusal:
             check_labels(call.labels)
-            one = replace(
-                call.options, max_tokens=most_label_tokens(call), temperature=0.0, top_p=1.0
-            )
+            one = replace(call.options.greedy(), max_tokens=most_label_tokens(call))
             return sampling_params(one, model, prompt_tokens), ()
         if not call.labels:
             return sampling_params(call.options, model, prompt_tokens), ()

@@ -23,9 +23,10 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import OPTIONS, CallOptions, OptionSpec
 from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 from tierkv.kvcore.request import ReuseHint
-from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Text, Texts, Whole
+from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Text, Texts, TokenBias, Whole
 
 _NAME = re.compile(limits.NAME_PATTERN)
+_BIAS: Final = TokenBias(limits.MAX_LOGIT_BIAS, limits.MAX_BIASED_TOKENS)
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -43,13 +44,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "use_beam_search": (False,),
     "guided_json": (),
     "guided_regex": (),
@@ -126,6 +120,9 @@ def _field_type(option: OptionSpec) -> Any:
             return bool
         case Texts():
             return str | list[str]
+        case TokenBias(most, most_tokens):
+            bias = Annotated[float, Field(ge=-most, le=most)]
+            return Annotated[dict[str, bias], Field(max_length=most_tokens)]
         case Text(pattern):
             return Annotated[str, Field(pattern=f"^(?:{pattern})$")] if pattern else str
         case OneOf(choices):
@@ -213,6 +210,7 @@ class CallBody(OptionFields):
         """Collect the option fields; ``defaults`` replace missing fields."""
         given = {option.name: getattr(self, option.rest) for option in _REST_OPTIONS}
         given["stop"] = _as_tuple(given["stop"])
+        given["logit_bias"] = _biases(given["logit_bias"])
         given["hint"] = given["hint"] and given["hint"].to_hint()
         given["session_id"] = self._session(given["session_id"])
         return CallOptions(**given).over(defaults)
@@ -404,6 +402,20 @@ def _schema_of(response_format: Any) -> str:
     named = response_format.get("json_schema")
     schema = named.get("schema") if isinstance(named, dict) else None
     return json.dumps(schema, ensure_ascii=False) if isinstance(schema, dict) else ""
+
+
+def _biases(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], ...] | None:
+    """Return the biases by token id.
+
+    Raises:
+        FieldError: a key is not a token id, or two keys are the same id.
+    """
+    if logit_bias is None:
+        return None
+    try:
+        return _BIAS.from_json(logit_bias)
+    except ValueError as error:
+        raise FieldError("logit_bias", UserError(f"logit_bias {error}")) from None
 
 
 def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:

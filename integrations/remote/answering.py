@@ -26,8 +26,16 @@ class _Stop(Enum):
 
 
 def hands_over(request: GenerateRequest) -> bool:
-    """True if another node continues after the first token; JSON answers cannot be continued."""
-    return request.handoff and not request.guide
+    """True if another node continues after the first token."""
+    return request.handoff and may_continue(request)
+
+
+def may_continue(request: GenerateRequest) -> bool:
+    """True if an engine that takes the tokens so far for a prompt continues the answer rightly.
+
+    JSON would begin again, and penalties would not count the tokens so far.
+    """
+    return not request.guide and not request.sampling.counts_answer
 
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -147,7 +155,7 @@ class Answering:
             await self._taken.wait()
 
     def _lost(self, error: TierKVError) -> TierKVError:
-        begun = self.tokens and (self._door.speaks_text or self.ask.request.guide)
+        begun = self.tokens and (self._door.speaks_text or not may_continue(self.ask.request))
         if isinstance(error, TransportError) and begun:
             return NodeLostError(error.message, hint="Send the request again.")
         return error

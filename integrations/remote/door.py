@@ -169,11 +169,14 @@ class EngineDoor(Protocol):
 
     Attributes:
         score_refusal: the reason why scores are not available; empty: available.
+        sampling_fields: optional fields of SamplingParams that the API takes
+            (``tierkv.kvcore.request.OPTIONAL_FIELDS``).
         speaks_text: the engine accepts text, so ids are bytes (integrations/remote/text_tokens.py).
         http: the connections to the engine.
     """
 
     score_refusal: str
+    sampling_fields: tuple[str, ...]
     speaks_text: bool
     http: EngineHttp
 

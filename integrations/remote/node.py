@@ -16,7 +16,7 @@ from typing import Protocol
 from tierkv.costing.fit import EnginePace
 from tierkv.costing.service_time import tell_cost
 from tierkv.integrations.keys import TenantSalt, identity_digest, uncached_salt
-from tierkv.integrations.remote.answering import Answering, hands_over
+from tierkv.integrations.remote.answering import Answering, hands_over, may_continue
 from tierkv.integrations.remote.door import EngineDoor, EngineLook, EngineRequest, RemoteConfig
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import Erased, Tier
@@ -208,11 +208,17 @@ class RemoteNode:
             raise UserError("the prompt has no tokens")
         if not 0 <= request.resumed_tokens < len(request.token_ids):
             raise UserError("resumed_tokens must leave at least one prompt token")
-        if request.resumed_tokens and request.guide:
-            # For the engine these tokens belong to the prompt: the JSON would begin again.
+        if request.resumed_tokens and not may_continue(request):
+            # For the engine these tokens belong to the prompt: JSON would begin again.
             raise NodeLostError(
-                f"{self.config.node_id} can't continue JSON that another node began",
+                f"{self.config.node_id} can't continue JSON, or an answer with penalties, that "
+                "another node began",
                 hint="Send the request again.",
+            )
+        refused = request.sampling.refused_by(model.sampling_fields)
+        if refused:
+            raise FeatureNotSupportedError(
+                f"model {model.name} does not take {refused}", hint=f"Leave {refused} out."
             )
         for asked, refusal in (
             (request.embed, model.embed_refusal),

@@ -26,6 +26,7 @@ class OpenAiDoor:
     """Implements EngineDoor."""
 
     score_refusal = "the engine returns only text"
+    sampling_fields: tuple[str, ...] = ("presence_penalty", "frequency_penalty", "logit_bias")
     speaks_text = True
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
@@ -90,6 +91,12 @@ class OpenAiDoor:
             body[self._limit_name] = ask.max_tokens
         if sampling.seed is not None:
             body["seed"] = sampling.seed % (1 << 63)
+        if sampling.presence_penalty:
+            body["presence_penalty"] = sampling.presence_penalty
+        if sampling.frequency_penalty:
+            body["frequency_penalty"] = sampling.frequency_penalty
+        if sampling.logit_bias:  # The ids are the engine's own.
+            body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
         if request.guide:
             body["response_format"] = _response_format(request.guide)
         spoken = messages_of(request.token_ids)

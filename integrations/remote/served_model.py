@@ -74,6 +74,7 @@ def served_model(
         score_refusal=door.score_refusal,
         embed_refusal=_EMBED_REFUSAL,
         grammar_refusal=_GRAMMAR_REFUSAL,
+        sampling_fields=door.sampling_fields,
     )
 
 
@@ -93,6 +94,7 @@ def _text_model(config: RemoteConfig, door: EngineDoor, look: EngineLook) -> Mod
         score_refusal=door.score_refusal,
         embed_refusal=_EMBED_REFUSAL,
         grammar_refusal=_GRAMMAR_REFUSAL,
+        sampling_fields=door.sampling_fields,
     )
 
 

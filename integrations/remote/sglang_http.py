@@ -21,13 +21,14 @@ from tierkv.integrations.remote.door import (
 from tierkv.integrations.remote.http import EngineHttp, refusal
 from tierkv.integrations.remote.replies import MetricsPage, listed_model, token_ids, whole
 from tierkv.kvcore.errors import ConfigError, RemoteProtocolError, UserError
-from tierkv.kvcore.request import HitTokens
+from tierkv.kvcore.request import OPTIONAL_FIELDS, HitTokens
 
 
 class SglangDoor:
     """Implements EngineDoor."""
 
     score_refusal = ""
+    sampling_fields = tuple(name for name in OPTIONAL_FIELDS if name != "logprobs")
     speaks_text = False
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
@@ -150,7 +151,7 @@ def generate_body(ask: EngineRequest) -> dict[str, Any]:
         "max_new_tokens": ask.max_tokens,
         "stop_token_ids": list(sampling.stop_token_ids) or None,
         "ignore_eos": sampling.ignore_eos,
-    }
+    } | _shape(ask)
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed % (1 << 63)
     if request.guide:
@@ -162,6 +163,23 @@ def generate_body(ask: EngineRequest) -> dict[str, Any]:
         "cache_salt": ask.salt,
         "session_id": request.session_id,
         "stream": True,
+    }
+
+
+def _shape(ask: EngineRequest) -> dict[str, Any]:
+    """Return the parameters that shape the distribution; none of a usual request."""
+    sampling = ask.request.sampling
+    if not sampling.shapes:
+        return {}
+    left = max(0, sampling.min_tokens - ask.request.resumed_tokens)
+    return {
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "min_new_tokens": min(left, ask.max_tokens),
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
     }
 
 

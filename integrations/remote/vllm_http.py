@@ -31,25 +31,19 @@ from tierkv.integrations.remote.replies import (
 )
 from tierkv.integrations.vllm.connector_scheduler import HANDOFF
 from tierkv.kvcore.errors import RemoteProtocolError, UserError
+from tierkv.kvcore.request import OPTIONAL_FIELDS
 
 _MOST_SCORED: Final = 128
 """Limit of ids in one request, vLLM's MAX_LOGPROB_TOKEN_IDS."""
 
 _ALLOWED: Final = re.compile(r"max allowed: (\d+)")
-_NEUTRAL: Final = {
-    # Sent explicitly, so that the model's generation_config.json has no effect.
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
 
 
 class VllmDoor:
     """Implements EngineDoor."""
 
     score_refusal = ""
+    sampling_fields = tuple(name for name in OPTIONAL_FIELDS if name != "logprobs")
     speaks_text = False
 
     def __init__(self, http: EngineHttp, *, served: str = "") -> None:
@@ -143,8 +137,18 @@ class VllmDoor:
             "stop_token_ids": list(sampling.stop_token_ids),
             "ignore_eos": sampling.ignore_eos,
             "return_token_ids": True,
-            **_NEUTRAL,
+            # Sent also if neutral, so that the model's generation_config.json has no effect.
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
         }
+        if sampling.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+        if sampling.min_tokens > request.resumed_tokens:
+            left = sampling.min_tokens - request.resumed_tokens
+            body["min_tokens"] = min(left, ask.max_tokens)
         if sampling.seed is not None:
             body["seed"] = sampling.seed % (1 << 63)
         if request.priority and self._takes_priority:

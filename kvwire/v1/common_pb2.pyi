@@ -75,6 +75,7 @@ class ModelInfo(_message.Message):
     SCORE_REFUSAL_FIELD_NUMBER: _builtins.int
     EMBED_REFUSAL_FIELD_NUMBER: _builtins.int
     GRAMMAR_REFUSAL_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     folder: _builtins.str
     revision: _builtins.str
@@ -93,6 +94,10 @@ class ModelInfo(_message.Message):
     def layout(self) -> Global___BlockLayout: ...
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sampling_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those taken, besides the ones every engine takes"""
+
     def __init__(
         self,
         *,
@@ -108,10 +113,11 @@ class ModelInfo(_message.Message):
         score_refusal: _builtins.str = ...,
         embed_refusal: _builtins.str = ...,
         grammar_refusal: _builtins.str = ...,
+        sampling_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "blend_refusal", b"blend_refusal", "context_tokens", b"context_tokens", "embed_refusal", b"embed_refusal", "eos_token_ids", b"eos_token_ids", "folder", b"folder", "grammar_refusal", b"grammar_refusal", "layout", b"layout", "name", b"name", "parameters", b"parameters", "revision", b"revision", "score_refusal", b"score_refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "blend_refusal", b"blend_refusal", "context_tokens", b"context_tokens", "embed_refusal", b"embed_refusal", "eos_token_ids", b"eos_token_ids", "folder", b"folder", "grammar_refusal", b"grammar_refusal", "layout", b"layout", "name", b"name", "parameters", b"parameters", "revision", b"revision", "sampling_fields", b"sampling_fields", "score_refusal", b"score_refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,7 +111,9 @@ class AnswerSoFar:
     def take(self, event: GenerateEvent) -> GenerateEvent:
         """Keep an event's tokens; return the tokens as an event without an end."""
         self.tokens.extend(event.token_ids)
-        return GenerateEvent(token_ids=event.token_ids, node_id=event.node_id)
+        return GenerateEvent(
+            token_ids=event.token_ids, node_id=event.node_id, logprobs=event.logprobs
+        )
 
     def handed_off(self, event: GenerateEvent) -> None:
         """Keep the usage of the prefill stage; its hits and ttft hold for the whole answer."""
@@ -126,9 +128,16 @@ class AnswerSoFar:
         usage = event.usage or Usage(self.prompt_tokens, self.completion_tokens)
         reused = first.usage or usage
         if usage.counted_there:
-            return replace(event, token_ids=())
+            return replace(event, token_ids=(), logprobs=())
         whole = self._whole(usage, reused)
-        return replace(event, token_ids=(), usage=whole, queue_s=first.queue_s, ttft_s=first.ttft_s)
+        return replace(
+            event,
+            token_ids=(),
+            logprobs=(),
+            usage=whole,
+            queue_s=first.queue_s,
+            ttft_s=first.ttft_s,
+        )
 
     def _whole(self, usage: Usage, reused: Usage) -> Usage:
         """Combine the usage of all stages; most answers have only one stage."""

@@ -44,6 +44,7 @@ class CountedDoor:
         self.score_refusal, self.speaks_text, self.http = (
             door.score_refusal, door.speaks_text, door.http,
         )  # fmt: skip
+        self.sampling_fields = door.sampling_fields
         self.look = door.look
         self.read = 0
         self.closed = asyncio.Event()

@@ -35,6 +35,7 @@ from tierkv.kvcore.request import (
     ReuseHint,
     ReusePolicy,
     SamplingParams,
+    TokenLogprobs,
     Usage,
 )
 from tierkv.kvwire import convert, convert_compute
@@ -89,6 +90,7 @@ MODELS = st.builds(
     parameters=U64,
     score_refusal=TEXTS,
     embed_refusal=TEXTS,
+    sampling_fields=st.lists(TEXTS, max_size=3).map(tuple),
 )
 NODES = st.builds(
     NodeInfo,
@@ -152,6 +154,16 @@ SAMPLINGS = st.builds(
     stop_token_ids=TOKENS,
     seed=st.none() | U64,
     ignore_eos=st.booleans(),
+    top_k=st.integers(0, limits.MAX_TOP_K),
+    min_p=st.floats(0, 1),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0, 2, exclude_min=True),
+    logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=3).map(
+        lambda biases: tuple(sorted(biases.items()))
+    ),
+    min_tokens=st.integers(0, 1),
+    logprobs=st.none() | st.integers(0, limits.MAX_TOP_LOGPROBS),
 )
 
 
@@ -206,6 +218,19 @@ def _requests(draw: st.DrawFn) -> GenerateRequest:
     )
 
 
+LOGPROBS = st.builds(
+    TokenLogprobs,
+    FLOATS,
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), FLOATS), max_size=3).map(tuple),
+)
+
+
+def _event(tokens: list[tuple[int, TokenLogprobs]], reports: bool, **fields: Any) -> GenerateEvent:
+    """Make an event whose tokens all have log-probabilities, or none."""
+    ids = tuple(token for token, _ in tokens)
+    return GenerateEvent(ids, logprobs=tuple(one for _, one in tokens) * reports, **fields)
+
+
 USAGES = st.builds(
     Usage,
     U64,
@@ -219,8 +244,9 @@ USAGES = st.builds(
     st.booleans(),
 )
 ANSWERS = st.builds(
-    GenerateEvent,
-    token_ids=TOKENS,
+    _event,
+    tokens=st.lists(st.tuples(st.integers(0, 2**32 - 1), LOGPROBS), max_size=4),
+    reports=st.booleans(),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     usage=st.none() | USAGES,
     node_id=TEXTS,

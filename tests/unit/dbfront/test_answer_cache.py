@@ -27,6 +27,7 @@ from tierkv.kvcore.errors import UserError
 from tierkv.kvcore.ids import NamespaceKey, RequestId
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import (
+    OPTIONAL_FIELDS,
     Blend,
     FinishReason,
     GenerateRequest,
@@ -85,6 +86,7 @@ def prepared(
         **{name: asked.pop(name, value) for name, value in made.items()},  # type: ignore[arg-type]
         seed=asked.pop("seed", None),  # type: ignore[arg-type]
         top_p=asked.pop("top_p", 1.0),  # type: ignore[arg-type]
+        **{name: asked.pop(name) for name in OPTIONAL_FIELDS if name in asked},  # type: ignore[arg-type]
     )
     namespace = asked.pop("namespace", bytes(32))
     more = {name: asked.pop(name) for name in ("blend", "guide", "use_cache") if name in asked}
@@ -118,6 +120,14 @@ def test_a_key_stands_for_all_that_decides_about_an_answer() -> None:
         {"temperature": 0.5, "seed": 2},
         {"temperature": 0.6, "seed": 2},
         {"temperature": 0.5, "seed": 1, "top_p": 0.5},
+        {"temperature": 0.5, "seed": 1, "top_k": 3},
+        {"temperature": 0.5, "seed": 1, "min_p": 0.5},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"repetition_penalty": 0.5},
+        {"logit_bias": ((1, 0.5),)},
+        {"logit_bias": ((1, 0.5), (2, 0.5))},
+        {"min_tokens": 5},
         {"guide": "{}"},
         {"labels": ("a", "b")},
         {"labels": ("b", "a")},
@@ -150,6 +160,7 @@ def test_a_key_leaves_out_what_does_not_decide() -> None:
         {"scope": AnswerScope.OFF},
         {"scope": None},
         {"temperature": 0.1},
+        {"logprobs": 0},
         {"use_cache": False},
         {"blend": Blend(((1, 2),))},
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
 from tierkv.dbfront.contracts import EncodedAhead, Message, TextAnswer, TextCall
 from tierkv.kvcore.errors import (
     ContextTooLongError,
+    FeatureNotSupportedError,
     NodeLostError,
     NoNodeError,
     TierKVError,
@@ -23,7 +25,7 @@ from tierkv.kvcore.errors import (
 )
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.node import NodeRole
-from tierkv.kvcore.request import FinishReason, HitTokens
+from tierkv.kvcore.request import OPTIONAL_FIELDS, FinishReason, HitTokens
 from tierkv.metaserver.client import Namespace
 
 
@@ -161,6 +163,15 @@ async def test_without_any_node_the_caller_may_retry(folder: Path) -> None:
         {"tenant": "no spaces"},
         {"session_id": ""},
         {"priority": 1 << 40},
+        {"top_k": 1 << 31},
+        {"min_p": 1.5},
+        {"presence_penalty": -2.5},
+        {"frequency_penalty": 3.0},
+        {"repetition_penalty": 0.0},
+        {"logit_bias": ((100_000, 1.0),)},
+        {"logit_bias": ((5, 101.0),)},
+        {"min_tokens": 41},
+        {"min_tokens": 1, "json_schema": "{}"},
     ],
 )
 async def test_wrong_arguments_are_refused_before_any_work(
@@ -170,6 +181,36 @@ async def test_wrong_arguments_are_refused_before_any_work(
         with pytest.raises(UdfArgumentError):
             await answer(front, **wrong)
         assert not front.node.seen
+
+
+async def test_sampling_reaches_the_node(folder: Path) -> None:
+    asked: dict[str, Any] = {
+        "top_k": 4,
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": ((5, 2.0), (7, -100.0)),
+        "min_tokens": 3,
+    }
+    async with running_front(folder) as front:
+        await answer(front, **asked)
+        await answer(front, top_k=-1)
+        first, second = (request.sampling for request in front.node.seen)
+        assert {name: getattr(first, name) for name in asked} == asked
+        assert not second.shapes
+
+
+@pytest.mark.parametrize("field", [name for name in OPTIONAL_FIELDS if name != "logprobs"])
+async def test_what_an_engine_does_not_take_is_refused_by_name(folder: Path, field: str) -> None:
+    takes = tuple(name for name in OPTIONAL_FIELDS if name != field)
+    value = ((5, 1.0),) if field == "logit_bias" else 1 if field.endswith(("k", "s")) else 0.5
+    info = make_info("c1", models=(text_model(folder, sampling_fields=takes),))
+    async with running_front(folder, info) as front:
+        with pytest.raises(FeatureNotSupportedError, match=f"model tiny does not take {field}"):
+            await answer(front, **{field: value})
+        assert not front.node.seen
+        await answer(front)
 
 
 async def test_tenants_and_cache_policy_reach_the_node(folder: Path) -> None:

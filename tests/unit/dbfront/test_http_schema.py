@@ -122,9 +122,8 @@ def test_parts_are_joined_and_developer_is_system() -> None:
         ("logprobs", True),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
-        ("logit_bias", {"5": 1}),
-        ("presence_penalty", 0.5),
-        ("top_k", 4),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"5": 1, "05": 2}),
         ("guided_json", {}),
     ],
 )
@@ -139,6 +138,34 @@ def test_what_we_do_not_do_is_refused_by_name(field: str, value: object) -> None
 )
 def test_neutral_values_are_accepted(field: str, value: object) -> None:
     assert chat(**{field: value}).to_call(T, 1.0)
+
+
+def test_sampling_fields_become_options() -> None:
+    asked = chat(
+        top_k=-1, min_p=0.1, presence_penalty=0.5, frequency_penalty=-0.5,
+        repetition_penalty=1.1, logit_bias={"7": -100, "5": 1}, min_tokens=2,
+    ).to_call(T, 1.0).options  # fmt: skip
+    assert (asked.top_k, asked.min_p, asked.min_tokens) == (-1, 0.1, 2)
+    assert (asked.presence_penalty, asked.frequency_penalty) == (0.5, -0.5)
+    assert (asked.repetition_penalty, asked.logit_bias) == (1.1, ((5, 1.0), (7, -100.0)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_k", -2),
+        ("min_p", 1.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {str(i): 1 for i in range(1_025)}),
+        ("min_tokens", -1),
+    ],
+)
+def test_sampling_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=field):
+        chat(**{field: value})
 
 
 def test_a_json_schema_holds_the_answer() -> None:

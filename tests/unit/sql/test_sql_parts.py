@@ -122,6 +122,10 @@ def test_options() -> None:
     assert parse_options(text) == CallOptions(
         temperature=1.0, stop=("x",), cache=False, timeout_s=0.005
     )
+    shaped = '{"top_k": 5, "logit_bias": {"12": -100, "7": 1.5}, "min_tokens": 2}'
+    assert parse_options(shaped) == CallOptions(
+        top_k=5, logit_bias=((7, 1.5), (12, -100.0)), min_tokens=2
+    )
     assert parse_options(None) == parse_options("null") == parse_options({}) == CallOptions()
 
 
@@ -136,6 +140,12 @@ def test_options() -> None:
         '{"seed": true}',
         '{"cache": "no"}',
         '{"nothing": 1}',
+        '{"top_k": -2}',
+        '{"repetition_penalty": 0}',
+        '{"logit_bias": [1]}',
+        '{"logit_bias": {"x": 1}}',
+        '{"logit_bias": {"7": 101}}',
+        '{"logit_bias": {"7": 1, "07": 2}}',
         "[]",
         "{",
         "5",
