@@ -187,9 +187,9 @@ def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) ->
 
 
 def check_sampling(
-    sampling: SamplingParams, call: TextCall, model: ModelInfo, tokenizer: TextTokenizer
+    sampling: SamplingParams, guide: str, model: ModelInfo, tokenizer: TextTokenizer
 ) -> None:
-    """Refuse sampling that the call's model can't follow.
+    """Refuse sampling that a call's model can't follow, or that contradicts the call's guide.
 
     Raises:
         FeatureNotSupportedError: the engine of the model does not take a field.
@@ -202,10 +202,10 @@ def check_sampling(
             f"model {model.name} does not take {refused}: its engine has no such parameter",
             hint=f"Leave {refused} out, or name another model.",
         )
-    if sampling.min_tokens and (call.json_schema or call.labels):
+    if sampling.min_tokens and guide:
         raise UdfArgumentError(
-            "min_tokens can't be used with a JSON schema",
-            hint="The answer ends when it completes the schema.",
+            "min_tokens can't be used with a JSON schema or tools",
+            hint="Leave min_tokens out: the form of the answer says where it ends.",
         )
     if sampling.logit_bias and folder_here(model.folder) != text_folder():
         # An engine that takes text has a vocabulary of its own, which it checks itself.

@@ -197,7 +197,7 @@ class Generation:
         prompt = EncodedPrompt(ids) if ids else await encode(call, tokenizer)
         guide = guide or _guide_of_labels(call, model)
         sampling, scored = await self._form(call, model, tokenizer, len(prompt.token_ids))
-        check_sampling(sampling, call, model, tokenizer)
+        check_sampling(sampling, guide, model, tokenizer)
         # A salt changes only the namespace key, and thus the blocks; the policy is the tenant's.
         directory = self._dispatcher.directory
         grant = await directory.namespace(call.tenant, model)

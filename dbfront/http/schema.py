@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TextEvent
+from tierkv.dbfront.http.choices import check_choices, of_one_prompt
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.http.tool_fields import CallField, ToolField, tool_use
@@ -29,8 +30,6 @@ _NAME = re.compile(limits.NAME_PATTERN)
 _BIAS: Final = TokenBias(limits.MAX_LOGIT_BIAS, limits.MAX_BIASED_TOKENS)
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (0,),
@@ -40,7 +39,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -173,6 +171,21 @@ class CallBody(OptionFields):
         description="texts, or objects with text and title; they are placed before the prompt",
     )
 
+    n: Annotated[int, Field(ge=1, le=limits.MAX_CHOICES)] | None = Field(
+        default=None, description="number of answers to each prompt; default 1"
+    )
+    best_of: int | None = Field(default=None, description="only the same as n")
+    response_format: dict[str, Any] | None = Field(
+        default=None,
+        description='{"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", '
+        '"json_schema": {"schema": {...}}}',
+    )
+
+    @property
+    def choices(self) -> int:
+        """Return the number of answers to each prompt."""
+        return self.n or 1
+
     @property
     def include_usage(self) -> bool:
         """Return True if the stream ends with a usage chunk."""
@@ -185,13 +198,13 @@ class CallBody(OptionFields):
             FieldError: a field asks for an unsupported feature.
         """
         for name, value in (self.model_extra or {}).items():
-            if value is None or name not in NEUTRAL or _is_neutral(name, value):
-                continue
-            if name == "response_format" and _schema_of(value):
+            if value is None or name not in NEUTRAL or value in NEUTRAL[name]:
                 continue
             message = f"{name}={str(value)[:80]} is not supported"
-            hint = "Leave n out, or use n=1." if name == "n" else f"Leave {name} out."
-            raise FieldError(name, FeatureNotSupportedError(message, hint=hint))
+            raise FieldError(name, FeatureNotSupportedError(message, hint=f"Leave {name} out."))
+        if self.best_of is not None and self.best_of != self.choices:
+            message = f"best_of={self.best_of} is not supported: every answer is returned"
+            raise FieldError("best_of", FeatureNotSupportedError(message, hint="Use n instead."))
 
     def common_call(self, caller: RestCaller, options: CallOptions) -> dict[str, Any]:
         """Return the arguments of TextCall that do not depend on the endpoint."""
@@ -203,7 +216,7 @@ class CallBody(OptionFields):
             "key": caller.key,
             "session": options.session_id or "",
             "documents": clean_documents(d.to_text() for d in self.documents or ()),
-            "json_schema": _schema_of((self.model_extra or {}).get("response_format")),
+            "json_schema": _schema_of(self.response_format),
         }
 
     def options(self, defaults: CallOptions) -> CallOptions:
@@ -339,9 +352,7 @@ class CompletionBody(CallBody):
         options = self.options(CallOptions(temperature=default_temperature, max_tokens=16))
         common = self.common_call(caller, options) | {"origin": "completions"}
         prompts = self._prompts()
-        if len(prompts) > limits.MAX_HTTP_PROMPTS:
-            message = f"{len(prompts)} prompts, at most {limits.MAX_HTTP_PROMPTS} are allowed"
-            raise FieldError("prompt", UserError(message))
+        check_choices(len(prompts), self.choices)
         return [
             TextCall(prompt=prompt, **common)
             if isinstance(prompt, str)
@@ -360,19 +371,17 @@ class CompletionBody(CallBody):
         return list(prompt)
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    """Return True if a field asks for nothing; logprobs=0 asks for the chosen tokens' logprobs."""
-    return value in NEUTRAL[name] and not (name == "logprobs" and value is not False)
-
-
-def usage_json(answers: Sequence[TextAnswer | TextEvent]) -> dict[str, Any]:
+def usage_json(answers: Sequence[TextAnswer | TextEvent], *, n: int = 1) -> dict[str, Any]:
     """Add up usages to OpenAI's object; cached and written tokens are always present.
+
+    The ``answers`` are in the order of their choices, ``n`` to each prompt; a prompt counts once.
 
     ``cached_answers`` is the number of answers that came from the answer cache, if any.
     ``kv_codec`` is present if reused KV may have passed through a lossy codec, ``selector`` if
     chunks were blended. In both cases the answer may differ from an answer without a cache.
     """
-    usages = [answer.usage for answer in answers if answer.usage is not None]
+    counted = of_one_prompt(answers, n) if n > 1 else answers
+    usages = [answer.usage for answer in counted if answer.usage is not None]
     prompt = sum(u.prompt_tokens for u in usages)
     completion = sum(u.completion_tokens for u in usages)
     details: dict[str, Any] = {
@@ -395,13 +404,31 @@ def usage_json(answers: Sequence[TextAnswer | TextEvent]) -> dict[str, Any]:
     }
 
 
-def _schema_of(response_format: Any) -> str:
-    """Return the schema of OpenAI's ``{"type": "json_schema", ...}``; empty for other formats."""
-    if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
+_ANY_OBJECT: Final = '{"type":"object"}'
+
+
+def _schema_of(response_format: dict[str, Any] | None) -> str:
+    """Return the JSON Schema that an answer is held to; empty for text.
+
+    Raises:
+        FieldError: a format that is none of OpenAI's, or a schema that is missing.
+    """
+    kind = "text" if response_format is None else response_format.get("type")
+    if response_format is None or kind == "text":
         return ""
+    if kind == "json_object":
+        return _ANY_OBJECT
+    if kind != "json_schema":
+        message = f"response_format of type {str(kind)[:80]!r} is not supported"
+        hint = "Use text, json_object or json_schema."
+        raise FieldError("response_format", FeatureNotSupportedError(message, hint=hint))
     named = response_format.get("json_schema")
     schema = named.get("schema") if isinstance(named, dict) else None
-    return json.dumps(schema, ensure_ascii=False) if isinstance(schema, dict) else ""
+    if not isinstance(schema, dict):
+        message = "response_format has no JSON object json_schema.schema"
+        hint = 'Write {"type": "json_schema", "json_schema": {"name": "a", "schema": {...}}}.'
+        raise FieldError("response_format", UserError(message, hint=hint))
+    return json.dumps(schema, ensure_ascii=False)
 
 
 def _biases(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], ...] | None:

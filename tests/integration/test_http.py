@@ -253,8 +253,8 @@ async def test_errors_reach_the_client_in_its_own_classes(door: Door) -> None:
         await create(model="tiny", messages=ASK, temperature=9)
     assert caught.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as caught:
-        await create(model="tiny", messages=ASK, n=2)
-    assert (caught.value.code, caught.value.param) == ("not_supported", "n")
+        await create(model="tiny", messages=ASK, extra_body={"best_of": 2})
+    assert (caught.value.code, caught.value.param) == ("not_supported", "best_of")
     assert caught.value.request_id
     door.front.node.queue_limit = 0
     with pytest.raises(openai.RateLimitError) as limited:
@@ -346,7 +346,7 @@ async def test_a_client_that_hangs_up_within_its_body_is_no_error(
         ("POST", "/v1/chat/completions", b'{"messages": []}', 400, "invalid_request"),
         ("POST", "/v1/chat/completions", b'{"messages":[{"role":"x"}]}', 400, "invalid_request"),
         ("POST", "/v1/completions", b'{"prompt": {}}', 400, "invalid_request"),
-        ("POST", "/v1/completions", b'{"prompt": "x", "logprobs": 0}', 400, "not_supported"),
+        ("POST", "/v1/completions", b'{"prompt": "x", "echo": true}', 400, "not_supported"),
         ("POST", "/v1/completions", b'{"prompt": [999999]}', 400, "invalid_argument"),
         ("POST", "/v1/completions", b'{"prompt":"x","cache_salt":"a b"}', 400, "invalid_request"),
         ("POST", "/v1/sql", b'{"sql": "select 1"}', 404, "invalid_request"),

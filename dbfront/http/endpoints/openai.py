@@ -1,9 +1,9 @@
 """The endpoints of OpenAI's API: chat completions, completions and models.
 
 The format follows openai-python: the finish reason has a separate chunk, and so has the usage, if
-the client asked for the usage. Each prompt of a completion is a separate call. A stream merges the
-calls and marks each chunk with the prompt's index. ``max_model_len`` of a model is an addition of
-vLLM, which gateways read.
+the client asked for the usage. Each prompt, and each of its ``n`` choices, is a separate call. A
+stream merges the calls and marks each chunk with the choice's index. ``max_model_len`` of a model
+is an addition of vLLM, which gateways read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextEvent
+from tierkv.dbfront.http.choices import choices_of
 from tierkv.dbfront.http.schema import ChatBody, CompletionBody, usage_json
 from tierkv.dbfront.http.services import Services, caller_of, read_body, until_disconnect
 from tierkv.dbfront.http.sse import open_stream
@@ -69,15 +70,15 @@ def completions_router(services: Services) -> APIRouter:
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         calls = body.to_calls(caller_of(request), services.config.default_temperature)
-        prepared = [await services.generator.prepare(call) for call in calls]
+        prompts = [await services.generator.prepare(call) for call in calls]
+        prepared = choices_of(prompts, body.choices)
         envelope = _completion_envelope(services, prepared[0])
         if body.stream:
-            chunks = _completion_chunks(
-                services, prepared, envelope, include_usage=body.include_usage
+            return await open_stream(
+                services, _completion_chunks(services, prepared, envelope, body)
             )
-            return await open_stream(services, chunks)
         answers = await until_disconnect(services, request, answer_all(services, prepared))
-        return JSONResponse(_completion(answers, envelope))
+        return JSONResponse(_completion(answers, envelope, n=body.choices))
 
     return router
 
@@ -103,12 +104,14 @@ async def answer_all(services: Services, prepared: Sequence[PreparedCall]) -> li
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _completion(answers: Sequence[TextAnswer], envelope: dict[str, Any]) -> dict[str, Any]:
+def _completion(
+    answers: Sequence[TextAnswer], envelope: dict[str, Any], *, n: int
+) -> dict[str, Any]:
     choices = [
         _choice(index, answer.text, answer.finish_reason.value)
         for index, answer in enumerate(answers)
     ]
-    return {**envelope, "choices": choices, "usage": usage_json(answers)}
+    return {**envelope, "choices": choices, "usage": usage_json(answers, n=n)}
 
 
 def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
@@ -119,20 +122,24 @@ async def _completion_chunks(
     services: Services,
     prepared: Sequence[PreparedCall],
     envelope: dict[str, Any],
-    *,
-    include_usage: bool,
+    body: CompletionBody,
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    base = {**envelope, "usage": None} if include_usage else envelope
-    ended: list[TextEvent] = []
+    base = {**envelope, "usage": None} if body.include_usage else envelope
+    ended: dict[int, TextEvent] = {}
     async with aclosing(_merged(services, prepared)) as events:
         async for index, event in events:
             if event.text:
                 yield {**base, "choices": [_choice(index, event.text, None)]}
             if event.finish_reason is not None:
                 yield {**base, "choices": [_choice(index, "", event.finish_reason.value)]}
-                ended.append(event)
-    if include_usage:
-        yield {**base, "choices": [], "usage": usage_json(ended)}
+                ended[index] = event
+    if body.include_usage:
+        yield {**base, "choices": [], "usage": _usage_of(ended, n=body.choices)}
+
+
+def _usage_of(ended: Mapping[int, TextEvent], *, n: int) -> dict[str, Any]:
+    """Return the usage of all choices, by index, whichever ended first."""
+    return usage_json([ended[index] for index in sorted(ended)], n=n)
 
 
 async def _merged(
@@ -172,13 +179,12 @@ def chat_router(services: Services) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
         call = body.to_call(caller_of(request), services.config.default_temperature)
-        prepared = await services.generator.prepare(call)
-        envelope = _chat_envelope(services, prepared)
+        prepared = choices_of([await services.generator.prepare(call)], body.choices)
+        envelope = _chat_envelope(services, prepared[0])
         if body.stream:
-            chunks = _chat_chunks(services, prepared, envelope, include_usage=body.include_usage)
-            return await open_stream(services, chunks)
-        answer = await until_disconnect(services, request, services.generator.answer(prepared))
-        return JSONResponse(_chat_completion(answer, envelope))
+            return await open_stream(services, _chat_chunks(services, prepared, envelope, body))
+        answers = await until_disconnect(services, request, answer_all(services, prepared))
+        return JSONResponse(_chat_completion(answers, envelope))
 
     return router
 
@@ -192,49 +198,59 @@ def _chat_envelope(services: Services, prepared: PreparedCall) -> dict[str, Any]
     }
 
 
-def _chat_completion(answer: TextAnswer, envelope: dict[str, Any]) -> dict[str, Any]:
+def _chat_completion(answers: Sequence[TextAnswer], envelope: dict[str, Any]) -> dict[str, Any]:
+    choices = [_chat_choice(index, answer) for index, answer in enumerate(answers)]
+    usage = usage_json(answers, n=len(answers))
+    return {**envelope, "object": "chat.completion", "choices": choices, "usage": usage}
+
+
+def _chat_choice(index: int, answer: TextAnswer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
     if answer.tool_calls:
         message["content"] = answer.text or None
         message["tool_calls"] = [call_json(call) for call in answer.tool_calls]
-    choice = {
-        "index": 0,
+    return {
+        "index": index,
         "message": message,
         "logprobs": None,
         "finish_reason": finish_reason(answer.finish_reason, calls=bool(answer.tool_calls)),
     }
-    usage = usage_json([answer])
-    return {**envelope, "object": "chat.completion", "choices": [choice], "usage": usage}
 
 
 async def _chat_chunks(
-    services: Services, prepared: PreparedCall, envelope: dict[str, Any], *, include_usage: bool
+    services: Services,
+    prepared: Sequence[PreparedCall],
+    envelope: dict[str, Any],
+    body: ChatBody,
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     base = {**envelope, "object": "chat.completion.chunk"}
-    if include_usage:
+    if body.include_usage:
         base["usage"] = None
-
-    def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {
-            "index": 0,
-            "delta": delta,
-            "logprobs": None,
-            "finish_reason": finish_reason,
-        }
-        return {**base, "choices": [choice]}
-
-    begun = calls = False
-    async with aclosing(services.generator.stream(prepared)) as events:  # type: ignore[type-var]
-        async for event in events:
-            if not begun:
-                begun = True
-                yield chunk({"role": "assistant", "content": ""})
+    begun: set[int] = set()
+    calling: set[int] = set()
+    ended: dict[int, TextEvent] = {}
+    async with aclosing(_merged(services, prepared)) as events:
+        async for index, event in events:
+            deltas: list[dict[str, Any]] = []
+            if index not in begun:
+                begun.add(index)
+                deltas.append({"role": "assistant", "content": ""})
             if event.text:
-                yield chunk({"content": event.text})
+                deltas.append({"content": event.text})
             if event.calls:
-                calls = True
-                yield chunk({"tool_calls": [delta_json(delta) for delta in event.calls]})
+                calling.add(index)
+                deltas.append({"tool_calls": [delta_json(delta) for delta in event.calls]})
+            for delta in deltas:
+                yield {**base, "choices": [_delta_choice(index, delta)]}
             if event.finish_reason is not None:
-                yield chunk({}, finish_reason(event.finish_reason, calls=calls))
-                if include_usage and event.usage is not None:
-                    yield {**base, "choices": [], "usage": usage_json([event])}
+                reason = finish_reason(event.finish_reason, calls=index in calling)
+                yield {**base, "choices": [_delta_choice(index, {}, reason)]}
+                ended[index] = event
+    if body.include_usage:
+        yield {**base, "choices": [], "usage": _usage_of(ended, n=len(prepared))}
+
+
+def _delta_choice(
+    index: int, delta: dict[str, Any], finish_reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

@@ -14,9 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tests.fix_accounts import make_answer
-from tierkv.dbfront.contracts import Message, TextAnswer
+from tests.fix_scheduler import make_model, make_request
+from tests.fix_text import text_call
+from tierkv.dbfront.contracts import Message, PreparedCall, TextAnswer
 from tierkv.dbfront.generation.call_checks import salted_tenant
 from tierkv.dbfront.http.app import _answer_error, admit
+from tierkv.dbfront.http.choices import choices_of
 from tierkv.dbfront.http.config import HttpConfig, is_loopback
 from tierkv.dbfront.http.endpoints.sql import StatementError
 from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
@@ -29,7 +32,7 @@ from tierkv.dbfront.http.services import FieldError
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError
 from tierkv.kvcore.layout import KvCodec
-from tierkv.kvcore.request import BlendSelector, HitTokens, ReuseHint, Usage
+from tierkv.kvcore.request import BlendSelector, HitTokens, ReuseHint, SamplingParams, Usage
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -118,9 +121,10 @@ def test_parts_are_joined_and_developer_is_system() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
+        ("best_of", 2),
         ("logprobs", True),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "grammar"}),
+        ("response_format", {}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
         ("logit_bias", {"x": 1}),
         ("logit_bias", {"5": 1, "05": 2}),
@@ -174,6 +178,33 @@ def test_a_json_schema_holds_the_answer() -> None:
     call = chat(response_format=asked).to_call(T, 1.0)
     assert json.loads(call.json_schema) == schema
     assert chat(response_format={"type": "text"}).to_call(T, 1.0).json_schema == ""
+    anything = chat(response_format={"type": "json_object"}).to_call(T, 1.0)
+    assert json.loads(anything.json_schema) == {"type": "object"}
+
+
+def test_choices_are_repeatable_and_bounded() -> None:
+    assert chat(n=3, best_of=3).choices == 3 and chat().choices == 1
+    for wrong in (0, 129):
+        with pytest.raises(ValidationError, match="n"):
+            chat(n=wrong)
+    many = CompletionBody.model_validate({"prompt": ["x"] * 9, "n": 128})
+    with pytest.raises(FieldError, match="1152 answers") as caught:
+        many.to_calls(T, 1.0)
+    assert caught.value.param == "n"
+    request = make_request(sampling=SamplingParams(seed=(1 << 63) - 1))
+    prepared = PreparedCall(text_call(prompt="x"), make_model(), request)
+    first, second, third = choices_of([prepared], 3)
+    assert first is prepared
+    assert [second.request.sampling.seed, third.request.sampling.seed] == [0, 1]
+    assert len({one.request.request_id for one in (first, second, third)}) == 3
+
+
+def test_usage_counts_a_prompt_once_for_all_its_choices() -> None:
+    usage = Usage(10, 3, HitTokens(l2=4), written_tokens=6)
+    answers = [make_answer(usage=usage)] * 4
+    told = usage_json(answers, n=2)
+    assert (told["prompt_tokens"], told["completion_tokens"]) == (20, 12)
+    assert told["prompt_tokens_details"]["cached_tokens"] == 8
 
 
 @pytest.mark.parametrize(
