@@ -63,6 +63,9 @@ class TextCall:
     FinishReason.LENGTH is incomplete. Labels and embeddings generate no tokens, so sampling options
     and ``max_tokens`` have no effect.
 
+    ``logprobs`` is the number of alternatives to report with the log-probability of each token;
+    None: no report. Such answers are never taken from the answer cache.
+
     With ``tools`` the answer may consist of calls of tools (dbfront/tool_calls). Such answers are
     never taken from the answer cache.
 
@@ -83,6 +86,7 @@ class TextCall:
     labels: tuple[str, ...] = ()
     embed: bool = False
     tools: ToolUse | None = None
+    logprobs: int | None = None
     steering: Steering | None = None
     tenant: str = "default"
     request_id: RequestId | None = None
@@ -165,10 +169,39 @@ class PreparedCall:
 
 
 @dataclass(frozen=True, slots=True)
+class SpelledToken:
+    """A token that could come at some place of an answer.
+
+    Attributes:
+        spelled: bytes of UTF-8; a part of a character if the character has several tokens.
+        logprob: natural log of the probability, in the model's own distribution.
+    """
+
+    spelled: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerToken:
+    """A token of an answer; both first fields are those of SpelledToken.
+
+    Attributes:
+        top: the most likely tokens in the token's place, best first.
+        start: characters of the answer before the token.
+    """
+
+    spelled: bytes
+    logprob: float
+    top: tuple[SpelledToken, ...]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class TextEvent:
     """A piece of an answer. The last event has finish_reason, usage and times (seconds).
 
     The last event also has the requested readouts; see TextAnswer. ``calls`` stand behind ``text``.
+    ``tokens`` are those of the text, if the call asks for log-probabilities.
     """
 
     text: str = ""
@@ -182,6 +215,7 @@ class TextEvent:
     cached: bool = False
     calls: tuple[CallDelta, ...] = ()
     stop: str = ""
+    tokens: tuple[AnswerToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +233,7 @@ class TextAnswer:
             answer, none of which cost anything this time.
         tool_calls: the answer's calls of tools, in order.
         stop: the stop string that ended the answer; empty if none did, and for a cached answer.
+        tokens: the tokens of the answer, if the call asks for log-probabilities.
     """
 
     text: str
@@ -213,10 +248,17 @@ class TextAnswer:
     cached: bool = False
     tool_calls: tuple[ToolCall, ...] = ()
     stop: str = ""
+    tokens: tuple[AnswerToken, ...] = ()
 
     @classmethod
     def of(
-        cls, text: str, last: TextEvent, *, model: str = "", tool_calls: tuple[ToolCall, ...] = ()
+        cls,
+        text: str,
+        last: TextEvent,
+        *,
+        model: str = "",
+        tool_calls: tuple[ToolCall, ...] = (),
+        tokens: tuple[AnswerToken, ...] = (),
     ) -> TextAnswer:
         """Complete an answer with the last event of its stream."""
         assert last.finish_reason is not None and last.usage is not None
@@ -233,6 +275,7 @@ class TextAnswer:
             cached=last.cached,
             tool_calls=tool_calls,
             stop=last.stop,
+            tokens=tokens,
         )
 
 

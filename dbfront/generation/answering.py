@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
 from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
-from tierkv.dbfront.contracts import TextCall, TextEvent
+from tierkv.dbfront.contracts import AnswerToken, PreparedCall, TextCall, TextEvent
 from tierkv.dbfront.generation.labels import Labels
 from tierkv.dbfront.generation.readouts import Submit, read_label, read_out, walk_labels
 from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings
+from tierkv.dbfront.tokens.token_report import TokenReport, TokenSpelling
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer
 from tierkv.dbfront.tool_calls.call_format import CallFormat
 from tierkv.dbfront.tool_calls.reader import CallReader, Reading
@@ -57,7 +58,7 @@ class TextAnswering:
         self, live: ModelRequest, tokenizer: TextTokenizer
     ) -> AsyncGenerator[TextEvent, None]:
         prepared = live.prepared
-        text = AnswerText(prepared.call, tokenizer)
+        text = AnswerText(prepared, tokenizer)
         submitted = self._dispatcher.submit(
             prepared.request, model=prepared.model, preferred_node=prepared.preferred_node
         )
@@ -65,17 +66,17 @@ class TextAnswering:
             async for event in events:
                 if event.token_ids:
                     self._count(live, event)
-                    piece = text.push(event.token_ids)
-                    if piece:
-                        yield TextEvent(piece.text, node_id=event.node_id, calls=piece.calls)
-                    if piece.stop:
-                        last = await self._stop(live, events)
-                        yield self._last(live, FinishReason.STOP, last, piece.stop)
-                        return
+                    for piece in text.push(event):
+                        if piece:
+                            yield piece.to_event(event.node_id)
+                        if piece.stop:
+                            last = await self._stop(live, events)
+                            yield self._last(live, FinishReason.STOP, last, piece.stop)
+                            return
                 if event.finish_reason is not None:
                     piece = text.flush()
                     if piece:
-                        yield TextEvent(piece.text, node_id=event.node_id, calls=piece.calls)
+                        yield piece.to_event(event.node_id)
                     reason = FinishReason.STOP if piece.stop else event.finish_reason
                     yield self._last(live, reason, event, piece.stop)
                     return
@@ -191,20 +192,33 @@ def _is_one_of_many(call: TextCall) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text, then pieces of calls, then the stop string that ended the answer, if any."""
+    """Text, then pieces of calls, then the stop string that ended the answer, if any.
+
+    ``tokens`` are those of the text and the calls, if the call asks for log-probabilities.
+    """
 
     text: str = ""
     calls: tuple[CallDelta, ...] = ()
     stop: str = ""
+    tokens: tuple[AnswerToken, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.calls)
+        return bool(self.text or self.calls or self.tokens)
+
+    def to_event(self, node_id: str) -> TextEvent:
+        """Return the event for the client."""
+        return TextEvent(self.text, node_id=node_id, calls=self.calls, tokens=self.tokens)
 
 
 class AnswerText:
-    """The text of one answer."""
+    """The text of one answer. Stop strings count behind the first ``min_tokens`` tokens only."""
 
-    def __init__(self, call: TextCall, tokenizer: TextTokenizer) -> None:
+    def __init__(self, prepared: PreparedCall, tokenizer: TextTokenizer) -> None:
+        call, sampling = prepared.call, prepared.request.sampling
+        self._report = None
+        if sampling.logprobs is not None:
+            self._report = TokenReport(TokenSpelling(tokenizer.tokenizer))
+        self._unstoppable = sampling.min_tokens
         self._reader = None
         decode = tokenizer.decode
         if call.tools is not None:
@@ -215,9 +229,31 @@ class AnswerText:
         self._text = Detokenizer(decode)
         self._stops = StopStrings(() if call.labels else call.options.stop or ())
 
-    def push(self, token_ids: Sequence[int]) -> TextPiece:
-        """Add tokens; return what is certain now."""
-        return self._piece(self._read(self._text.push(token_ids)))
+    def push(self, event: GenerateEvent) -> list[TextPiece]:
+        """Add tokens; return what is certain now. Nothing follows a piece with ``stop``."""
+        if self._report is None and self._unstoppable <= 0:
+            return [self._piece(self._read(self._text.push(event.token_ids)))]
+        pieces = []
+        for place, token_id in enumerate(event.token_ids):
+            text = self._text.push((token_id,))
+            if self._report is not None:
+                self._report.add(token_id, event.logprobs[place], gained=len(text))
+            free, self._unstoppable = self._unstoppable > 0, self._unstoppable - 1
+            read = self._read(text)
+            piece = TextPiece(read.text, read.calls) if free else self._piece(read)
+            pieces.append(replace(piece, tokens=self._tokens_of(piece)))
+            if piece.stop:
+                break
+        return pieces
+
+    def _tokens_of(self, piece: TextPiece) -> tuple[AnswerToken, ...]:
+        """Return the tokens to show with a piece.
+
+        With tools every token is shown at once: the text of a call has no place in the answer's.
+        """
+        if self._report is None:
+            return ()
+        return self._report.shown(len(piece.text)) if self._reader is None else self._report.rest()
 
     def flush(self) -> TextPiece:
         """Return the rest, at the end of the answer."""
@@ -225,8 +261,9 @@ class AnswerText:
         rest = "" if self._reader is None else self._reader.flush().text
         piece = self._piece(Reading(read.text + rest, read.calls))
         if piece.stop:
-            return piece
-        return TextPiece(piece.text + self._stops.flush(), piece.calls)
+            return replace(piece, tokens=self._tokens_of(piece))
+        tokens = () if self._report is None else self._report.rest()
+        return TextPiece(piece.text + self._stops.flush(), piece.calls, tokens=tokens)
 
     def _read(self, text: str) -> Reading:
         return Reading(text) if self._reader is None else self._reader.push(text)

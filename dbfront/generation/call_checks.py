@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -182,6 +183,20 @@ def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) ->
             logit_bias=asked.logit_bias or (),
             min_tokens=asked.min_tokens or 0,
         )
+    except ValueError as error:
+        raise UdfArgumentError(str(error)) from error
+
+
+def with_logprobs(sampling: SamplingParams, logprobs: int | None) -> SamplingParams:
+    """Return the parameters with a report of log-probabilities; None: without.
+
+    Raises:
+        UdfArgumentError: too many alternatives.
+    """
+    if logprobs is None:
+        return sampling
+    try:
+        return replace(sampling, logprobs=logprobs)
     except ValueError as error:
         raise UdfArgumentError(str(error)) from error
 

@@ -17,6 +17,7 @@ from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.answer_cache.answer_key import AnswerKey, answer_key, check_scope
 from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer
 from tierkv.dbfront.contracts import (
+    AnswerToken,
     CallPlan,
     EncodedAhead,
     PreparedCall,
@@ -44,6 +45,7 @@ from tierkv.dbfront.generation.call_checks import (
     salted_tenant,
     sampling_params,
     tools_guide,
+    with_logprobs,
 )
 from tierkv.dbfront.generation.forecast_inputs import (
     AnswerLengths,
@@ -243,7 +245,8 @@ class Generation:
             one = replace(call.options.greedy(), max_tokens=most_label_tokens(call))
             return sampling_params(one, model, prompt_tokens), ()
         if not call.labels:
-            return sampling_params(call.options, model, prompt_tokens), ()
+            sampling = sampling_params(call.options, model, prompt_tokens)
+            return with_logprobs(sampling, call.logprobs), ()
         spellings = await self._labels.spellings(call, model, tokenizer)
         longest = max(map(len, spellings))
         walk = await self._labels.walk(call, model, tokenizer)
@@ -398,16 +401,19 @@ class Generation:
         """Return the complete answer; see TextGenerator."""
         parts: list[str] = []
         calls: list[CallDelta] = []
+        tokens: list[AnswerToken] = []
         async with aclosing(self._stream(prepared, is_prompt=True)) as events:
             async for event in events:
                 parts.append(event.text)
                 calls += event.calls
+                tokens += event.tokens
                 if event.finish_reason is not None and event.usage is not None:
                     return TextAnswer.of(
                         "".join(parts),
                         event,
                         model=prepared.model.name,
                         tool_calls=joined_calls(calls),
+                        tokens=tuple(tokens),
                     )
         raise NodeLostError("the answer ended without an end")
 

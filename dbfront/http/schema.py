@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, create_model, model_validator
 
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TextEvent
 from tierkv.dbfront.http.choices import check_choices, of_one_prompt
@@ -30,8 +30,6 @@ _NAME = re.compile(limits.NAME_PATTERN)
 _BIAS: Final = TokenBias(limits.MAX_LOGIT_BIAS, limits.MAX_BIASED_TOKENS)
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
@@ -320,8 +318,18 @@ class ChatBody(CallBody):
         default=None, description="false: at most one call per answer; default true"
     )
 
+    logprobs: bool | None = Field(
+        default=None, description="report the log-probability of each token of the answer"
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)] | None = Field(
+        default=None, description="alternatives to report with each token; needs logprobs"
+    )
+
     def to_call(self, caller: RestCaller, default_temperature: float) -> TextCall:
         """Make the call; without a limit the answer may fill the context."""
+        if self.top_logprobs and not self.logprobs:
+            message = "top_logprobs needs logprobs"
+            raise FieldError("top_logprobs", UserError(message, hint='Send "logprobs": true.'))
         asked = CallOptions(max_tokens=self.max_completion_tokens)
         options = asked.over(self.options(CallOptions(temperature=default_temperature)))
         tools = [tool.to_tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
@@ -329,9 +337,13 @@ class ChatBody(CallBody):
         return TextCall(
             messages=tuple(m.to_message(i) for i, m in enumerate(self.messages)),
             tools=tool_use(tools, self.tool_choice, parallel=parallel),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             origin="chat.completions",
             **self.common_call(caller, options),
         )
+
+
+LogprobsCount = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_TOP_LOGPROBS)]
 
 
 class CompletionBody(CallBody):
@@ -347,10 +359,30 @@ class CompletionBody(CallBody):
         description="text or token ids, one or up to 1,024; no chat template is applied"
     )
 
+    logprobs: LogprobsCount | StrictBool | None = Field(
+        default=None,
+        description="report the log-probability of each token, and of so many alternatives",
+    )
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        """Return the number of alternatives to report; None without a report.
+
+        Raises:
+            FieldError: the field is true, as chats have it.
+        """
+        if self.logprobs is True:
+            message = "logprobs must be a number of alternatives, not true"
+            raise FieldError("logprobs", UserError(message, hint="Send 0 for none."))
+        return None if self.logprobs is False else self.logprobs
+
     def to_calls(self, caller: RestCaller, default_temperature: float) -> list[TextCall]:
         """Make one call per prompt; the default limit is 16 tokens, as in OpenAI's API."""
         options = self.options(CallOptions(temperature=default_temperature, max_tokens=16))
-        common = self.common_call(caller, options) | {"origin": "completions"}
+        common = self.common_call(caller, options) | {
+            "origin": "completions",
+            "logprobs": self.asked_logprobs,
+        }
         prompts = self._prompts()
         check_choices(len(prompts), self.choices)
         return [

@@ -95,8 +95,8 @@ async def test_a_biased_token_comes_always_or_never(rig: Rig) -> None:
     always = await rig.chat(logit_bias={str(token("w")): 100})
     assert always.choices[0].message.content == "w" * 24
     first = (await rig.completions(prompt="ab", max_tokens=8)).choices[0].text
-    ids = {str(i): -100 for i in range(5, 261) if i != token("z")}
-    only = await rig.completions(prompt="ab", max_tokens=8, logit_bias=ids | {"1": -100})
+    ids = {str(i): -100 for i in range(261) if i != token("z")}
+    only = await rig.completions(prompt="ab", max_tokens=8, logit_bias=ids)
     assert only.choices[0].text == "zzzzzzzz" != first
 
 
@@ -160,13 +160,90 @@ async def test_a_client_that_leaves_ends_all_choices(rig: Rig) -> None:
 
 async def test_any_json_object(rig: Rig) -> None:
     """A random model closes no brace by itself; the bias ends strings and objects early."""
-    ends = {str(token(sign)): 12 for sign in '"}'}
+    ends = {str(token('"')): 100, str(token("}")): 50}
     fields: dict[str, Any] = {"max_tokens": 400, "logit_bias": ends}
     answer = await rig.client.chat.completions.create(
         **(USUAL | {"messages": ASK, "response_format": {"type": "json_object"}} | fields)
     )
-    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].finish_reason == "stop", answer.choices[0].message.content
     assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+
+async def test_logprobs_of_a_chat_whole_and_streamed(rig: Rig) -> None:
+    fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}
+    whole = await rig.chat(**fields)
+    choice = whole.choices[0]
+    content = choice.logprobs.content
+    assert len(content) == whole.usage.completion_tokens == 24
+    assert b"".join(bytes(one.bytes) for one in content).decode(errors="replace") == (
+        choice.message.content
+    )
+    for one in content:
+        assert len(one.top_logprobs) == 3
+        best = one.top_logprobs[0]  # Greedy answers take the most likely token.
+        assert (best.token, best.logprob, best.bytes) == (one.token, one.logprob, one.bytes)
+        numbers = [other.logprob for other in one.top_logprobs]
+        assert numbers == sorted(numbers, reverse=True) and numbers[0] < 0
+    told = []
+    async for chunk in await rig.chat(stream=True, **fields):
+        for part in chunk.choices:
+            told += part.logprobs.content if part.logprobs else []
+    assert [one.token for one in told] == [one.token for one in content]
+    got = [other.logprob for one in told for other in one.top_logprobs]
+    want = [other.logprob for one in content for other in one.top_logprobs]
+    assert got == pytest.approx(want, abs=1e-4)
+    plain = await rig.chat()
+    assert plain.choices[0].logprobs is None
+    assert plain.choices[0].message.content == choice.message.content
+
+
+async def test_logprobs_are_of_the_model_not_of_the_sampling(rig: Rig) -> None:
+    bias = {str(token("w")): 100}
+    forced = await rig.chat(logprobs=True, top_logprobs=1, logit_bias=bias, max_tokens=1)
+    free = await rig.chat(logprobs=True, top_logprobs=20, max_tokens=1)
+    (one,), (other,) = (answer.choices[0].logprobs.content for answer in (forced, free))
+    assert (one.token, one.bytes) == ("w", [ord("w")])
+    assert one.top_logprobs[0].token == other.token != "w"
+    assert one.top_logprobs[0].logprob == pytest.approx(other.logprob, abs=1e-4)
+    assert one.logprob < other.logprob
+
+
+async def test_logprobs_of_completions_have_columns_and_offsets(rig: Rig) -> None:
+    fields: dict[str, Any] = {"prompt": ["ab", "cd"], "n": 2, "logprobs": 2, "max_tokens": 8}
+    whole = await rig.completions(**fields)
+    for choice in whole.choices:
+        told = choice.logprobs
+        lengths = set(map(len, (told.tokens, told.token_logprobs, told.top_logprobs)))
+        assert lengths == {len(told.text_offset)} == {8}
+        for text, offset in zip(told.tokens, told.text_offset, strict=True):
+            assert text[:1] in ("\ufffd", choice.text[offset : offset + 1])
+        assert told.text_offset == sorted(told.text_offset)
+        for text, own, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+            assert top[text] == own and len(top) <= 3
+    columns: dict[int, list[Any]] = {index: [] for index in range(4)}
+    async for chunk in await rig.completions(stream=True, **fields):
+        for choice in chunk.choices:
+            if choice.logprobs:
+                columns[choice.index] += zip(
+                    choice.logprobs.tokens, choice.logprobs.text_offset, strict=True
+                )
+    for choice in whole.choices:
+        told = choice.logprobs
+        assert columns[choice.index] == list(zip(told.tokens, told.text_offset, strict=True))
+    chosen = await rig.completions(prompt="ab", logprobs=0, max_tokens=3)
+    assert [len(top) for top in chosen.choices[0].logprobs.top_logprobs] == [1, 1, 1]
+
+
+async def test_logprobs_are_never_answers_of_earlier_calls(rig: Rig) -> None:
+    kept: dict[str, Any] = {"extra": {"answer_cache": "tenant"}}
+    for _ in range(2):
+        last = await rig.chat(**kept)
+    assert last.usage.prompt_tokens_details.model_extra["cached_answers"] == 1
+    told = await rig.chat(logprobs=True, **kept)
+    assert "cached_answers" not in told.usage.prompt_tokens_details.model_extra
+    assert len(told.choices[0].logprobs.content) == 24
+    shaped = await rig.chat(presence_penalty=2.0, **kept)
+    assert "cached_answers" not in shaped.usage.prompt_tokens_details.model_extra
 
 
 @pytest.mark.parametrize(
@@ -178,6 +255,8 @@ async def test_any_json_object(rig: Rig) -> None:
         ({"logit_bias": {"999": 1}}, None, "token 999"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "token ids as keys"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_object or json_schema"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"extra": {"best_of": 3}}, "best_of", "not supported"),
         ({"extra": {"min_tokens": 25}}, None, "min_tokens must be in"),
         (

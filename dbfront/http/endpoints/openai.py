@@ -16,8 +16,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextEvent
+from tierkv.dbfront.contracts import AnswerToken, PreparedCall, TextAnswer, TextEvent
 from tierkv.dbfront.http.choices import choices_of
+from tierkv.dbfront.http.logprobs import chat_logprobs, completion_logprobs
 from tierkv.dbfront.http.schema import ChatBody, CompletionBody, usage_json
 from tierkv.dbfront.http.services import Services, caller_of, read_body, until_disconnect
 from tierkv.dbfront.http.sse import open_stream
@@ -78,7 +79,7 @@ def completions_router(services: Services) -> APIRouter:
                 services, _completion_chunks(services, prepared, envelope, body)
             )
         answers = await until_disconnect(services, request, answer_all(services, prepared))
-        return JSONResponse(_completion(answers, envelope, n=body.choices))
+        return JSONResponse(_completion(answers, envelope, body))
 
     return router
 
@@ -105,17 +106,30 @@ async def answer_all(services: Services, prepared: Sequence[PreparedCall]) -> li
 
 
 def _completion(
-    answers: Sequence[TextAnswer], envelope: dict[str, Any], *, n: int
+    answers: Sequence[TextAnswer], envelope: dict[str, Any], body: CompletionBody
 ) -> dict[str, Any]:
     choices = [
         _choice(index, answer.text, answer.finish_reason.value)
         for index, answer in enumerate(answers)
     ]
-    return {**envelope, "choices": choices, "usage": usage_json(answers, n=n)}
+    if body.asked_logprobs is not None:
+        for choice, answer in zip(choices, answers, strict=True):
+            choice["logprobs"] = completion_logprobs(answer.tokens)
+    return {**envelope, "choices": choices, "usage": usage_json(answers, n=body.choices)}
 
 
-def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def _choice(
+    index: int,
+    text: str,
+    finish_reason: str | None = None,
+    tokens: Sequence[AnswerToken] = (),
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": completion_logprobs(tokens) if tokens else None,
+        "finish_reason": finish_reason,
+    }
 
 
 async def _completion_chunks(
@@ -128,8 +142,9 @@ async def _completion_chunks(
     ended: dict[int, TextEvent] = {}
     async with aclosing(_merged(services, prepared)) as events:
         async for index, event in events:
-            if event.text:
-                yield {**base, "choices": [_choice(index, event.text, None)]}
+            if event.text or event.tokens:
+                choice = _choice(index, event.text, tokens=event.tokens)
+                yield {**base, "choices": [choice]}
             if event.finish_reason is not None:
                 yield {**base, "choices": [_choice(index, "", event.finish_reason.value)]}
                 ended[index] = event
@@ -184,7 +199,7 @@ def chat_router(services: Services) -> APIRouter:
         if body.stream:
             return await open_stream(services, _chat_chunks(services, prepared, envelope, body))
         answers = await until_disconnect(services, request, answer_all(services, prepared))
-        return JSONResponse(_chat_completion(answers, envelope))
+        return JSONResponse(_chat_completion(answers, envelope, body))
 
     return router
 
@@ -198,8 +213,13 @@ def _chat_envelope(services: Services, prepared: PreparedCall) -> dict[str, Any]
     }
 
 
-def _chat_completion(answers: Sequence[TextAnswer], envelope: dict[str, Any]) -> dict[str, Any]:
+def _chat_completion(
+    answers: Sequence[TextAnswer], envelope: dict[str, Any], body: ChatBody
+) -> dict[str, Any]:
     choices = [_chat_choice(index, answer) for index, answer in enumerate(answers)]
+    if body.logprobs:
+        for choice, answer in zip(choices, answers, strict=True):
+            choice["logprobs"] = chat_logprobs(answer.tokens)
     usage = usage_json(answers, n=len(answers))
     return {**envelope, "object": "chat.completion", "choices": choices, "usage": usage}
 
@@ -235,13 +255,14 @@ async def _chat_chunks(
             if index not in begun:
                 begun.add(index)
                 deltas.append({"role": "assistant", "content": ""})
-            if event.text:
+            if event.text or (event.tokens and not event.calls):
                 deltas.append({"content": event.text})
             if event.calls:
                 calling.add(index)
                 deltas.append({"tool_calls": [delta_json(delta) for delta in event.calls]})
             for delta in deltas:
-                yield {**base, "choices": [_delta_choice(index, delta)]}
+                told = event.tokens if delta is deltas[-1] else ()
+                yield {**base, "choices": [_delta_choice(index, delta, tokens=told)]}
             if event.finish_reason is not None:
                 reason = finish_reason(event.finish_reason, calls=index in calling)
                 yield {**base, "choices": [_delta_choice(index, {}, reason)]}
@@ -251,6 +272,14 @@ async def _chat_chunks(
 
 
 def _delta_choice(
-    index: int, delta: dict[str, Any], finish_reason: str | None = None
+    index: int,
+    delta: dict[str, Any],
+    finish_reason: str | None = None,
+    tokens: Sequence[AnswerToken] = (),
 ) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    return {
+        "index": index,
+        "delta": delta,
+        "logprobs": chat_logprobs(tokens) if tokens else None,
+        "finish_reason": finish_reason,
+    }

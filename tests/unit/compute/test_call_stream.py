@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import grpc.aio
 import pytest
 
-from tests.fix_scheduler import make_request
+from tests.fix_scheduler import fake_logprobs, make_request
 from tierkv.compute.grpc_client import (
     _PACK_TOKENS,
     CallStream,
@@ -23,8 +24,15 @@ from tierkv.kvcore.block import Erased
 from tierkv.kvcore.errors import OverloadedError, TransportError
 from tierkv.kvcore.ids import BlockKey, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
-from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, PromptBlocks, Usage
-from tierkv.kvwire.convert_compute import generate_request_to_proto
+from tierkv.kvcore.request import (
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    PromptBlocks,
+    SamplingParams,
+    Usage,
+)
+from tierkv.kvwire.convert_compute import generate_event_from_proto, generate_request_to_proto
 from tierkv.kvwire.v1 import compute_pb2 as pb
 
 
@@ -52,7 +60,8 @@ class Echo:
         try:
             for token in request.token_ids:
                 await self.go.wait()
-                yield GenerateEvent((token,))
+                told = fake_logprobs(token, request.sampling.logprobs)
+                yield GenerateEvent((token,), logprobs=told)
             usage = Usage(len(request.token_ids), len(request.token_ids))
             yield GenerateEvent((), FinishReason.LENGTH, usage, "echo")
         except GeneratorExit:
@@ -195,6 +204,19 @@ async def test_tokens_join_while_the_front_does_not_read() -> None:
         (number, asked(number, tokens=40).token_ids) for number in (1, 2)
     ]
     assert [f.event.finish_reason for f in pack.frames] == ["length"] * 2
+
+
+async def test_logprobs_join_with_their_tokens() -> None:
+    node = Echo()
+    calls = _ServedCalls(node)
+    request = replace(asked(1, tokens=40), sampling=SamplingParams(logprobs=2))
+    calls._obey(pb.CallFrame(call=1, request=generate_request_to_proto(request)))
+    await until(lambda: not calls._tasks)
+    async with aclosing(calls.answers()) as packs:  # type: ignore[type-var]
+        (frame,) = (await anext(packs)).frames
+    event = generate_event_from_proto(frame.event)
+    assert event.token_ids == request.token_ids
+    assert event.logprobs == tuple(fake_logprobs(t, 2)[0] for t in request.token_ids)
 
 
 async def test_a_damaged_pack_ends_the_stream() -> None:

@@ -122,7 +122,7 @@ def test_parts_are_joined_and_developer_is_system() -> None:
     ("field", "value"),
     [
         ("best_of", 2),
-        ("logprobs", True),
+        ("top_logprobs", 2),
         ("response_format", {"type": "grammar"}),
         ("response_format", {}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a"}}),
@@ -180,6 +180,22 @@ def test_a_json_schema_holds_the_answer() -> None:
     assert chat(response_format={"type": "text"}).to_call(T, 1.0).json_schema == ""
     anything = chat(response_format={"type": "json_object"}).to_call(T, 1.0)
     assert json.loads(anything.json_schema) == {"type": "object"}
+
+
+def test_logprobs_of_both_apis() -> None:
+    assert chat(logprobs=True, top_logprobs=20).to_call(T, 1.0).logprobs == 20
+    assert chat(logprobs=True).to_call(T, 1.0).logprobs == 0
+    assert chat(logprobs=False, top_logprobs=0).to_call(T, 1.0).logprobs is None
+    for given, want in ((0, 0), (20, 20), (False, None), (None, None)):
+        body = CompletionBody.model_validate({"prompt": "x", "logprobs": given})
+        assert body.to_calls(T, 1.0)[0].logprobs == want
+    with pytest.raises(FieldError, match="number of alternatives"):
+        CompletionBody.model_validate({"prompt": "x", "logprobs": True}).to_calls(T, 1.0)
+    for wrong in (21, -1, 1.5):
+        with pytest.raises(ValidationError, match="logprobs"):
+            CompletionBody.model_validate({"prompt": "x", "logprobs": wrong})
+    with pytest.raises(ValidationError, match="top_logprobs"):
+        chat(logprobs=True, top_logprobs=21)
 
 
 def test_choices_are_repeatable_and_bounded() -> None:
