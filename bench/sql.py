@@ -22,10 +22,11 @@ from bench.plan_cluster import MODEL, ClusterShape, plan_cluster
 from bench.report import Report, finish, make_parser
 from bench.sql_workloads import Workload, naive_calls, workloads
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.contracts import ClientInfo, StatementResult
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.dbfront.statement_results import StatementResult
 
 SHARED = {"tierkv.max_calls": "0", "tierkv.max_tokens": "2", "tierkv.max_concurrency": "8"}
 _WRITTEN = {"tierkv.prefix_order": "off", "tierkv.plan": "off", "tierkv.field_reorder": "off"}

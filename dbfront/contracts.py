@@ -2,8 +2,8 @@
 
 TextGenerator serves AI calls and chat requests; dbfront/generation/generation.py implements the
 contract. CallPlan and RowStream are the plan of a statement's calls and the stream of a statement's
-rows. Sessions are declared in dbfront/sql_session.py. All values are frozen. This module imports no
-other package of the front, and loads no heavy library.
+rows. All values are frozen. This module imports no other package of the front, and loads no heavy
+library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 from asyncio import Future
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tierkv.dbfront.tool_calls.tool import CallDelta, ToolCall, ToolUse
 from tierkv.kvcore.access import RightsBook
@@ -412,86 +412,6 @@ class TextGenerator(Protocol):
     async def forecast(self, calls: Sequence[PreparedCall], *, max_in_flight: int) -> Prospect: ...
 
     async def models(self) -> tuple[ModelInfo, ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A result column.
-
-    Attributes:
-        type_name: DuckDB type, for example ``INTEGER`` or ``DECIMAL(18,3)``.
-        table_oid: OID of the column's table, as in pg_class; 0 for an expression.
-        attnum: the column's number in that table, as in pg_attribute; 0 for an expression.
-    """
-
-    name: str
-    type_name: str
-    table_oid: int = 0
-    attnum: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A message in addition to the result; ``severity`` is NOTICE or WARNING."""
-
-    severity: str
-    message: str
-    sqlstate: str = "00000"
-    detail: str = ""
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StatementResult:
-    """The result of a statement.
-
-    Attributes:
-        command_tag: PostgreSQL's command tag, for example ``SELECT 3``, ``INSERT 0 3``, ``CREATE
-            TABLE``.
-        columns: None for a statement without a result set.
-        rows: all rows, as Python values; empty without a result set.
-        notices: warnings and notices, in order.
-    """
-
-    command_tag: str
-    columns: tuple[Column, ...] | None = None
-    rows: Sequence[tuple[Any, ...]] = ()
-    notices: tuple[Notice, ...] = ()
-
-
-class RowStream(Protocol):
-    """Rows of a running statement.
-
-    1. ``columns`` are known from the start.
-    2. ``next_rows`` waits for the next rows. An empty answer is the end; ``result`` then has the
-       tag and the notices, without rows. ``next_rows`` raises the error of a failed statement.
-    3. Back-pressure: the statement produces no further rows until the reader has taken the pending
-       rows.
-    4. ``close`` stops the statement in any state.
-    """
-
-    @property
-    def columns(self) -> tuple[Column, ...]: ...
-
-    @property
-    def result(self) -> StatementResult | None: ...
-
-    async def next_rows(self) -> Sequence[tuple[Any, ...]]: ...
-
-    async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StatementDescription:
-    """Shape of a statement, determined without running the statement or any model.
-
-    Attributes:
-        columns: None for a statement without a result set.
-        parameter_types: DuckDB type per ``$n``; ``VARCHAR`` where unknown.
-    """
-
-    columns: tuple[Column, ...] | None
-    parameter_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

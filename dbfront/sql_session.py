@@ -2,7 +2,7 @@
 server.
 
 dbfront/statement/session.py implements the contract in the engine's own dialect, and
-dbfront/postgres_dialect wraps sessions for PostgreSQL's dialect. dbfront/contracts.py has the
+dbfront/postgres_dialect wraps sessions for PostgreSQL's dialect. dbfront/statement_results.py has the
 values.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tierkv.dbfront.contracts import ClientInfo, RowStream, StatementDescription, StatementResult
+from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.statement_results import RowStream, StatementDescription, StatementResult
 
 if TYPE_CHECKING:
     from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress

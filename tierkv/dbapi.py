@@ -26,14 +26,9 @@ from tierkv.dbapi_errors import OperationalError as OperationalError
 from tierkv.dbapi_errors import ProgrammingError as ProgrammingError
 from tierkv.dbapi_errors import Warning as Warning
 from tierkv.dbapi_errors import translate_error as translate_error
-from tierkv.dbfront.contracts import (
-    ClientInfo,
-    Column,
-    Notice,
-    RowStream,
-    StatementResult,
-)
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.sql_session import SqlServer, SqlSession
+from tierkv.dbfront.statement_results import Column, Notice, RowStream, StatementResult
 from tierkv.frames import QueryResult
 from tierkv.kvcore import errors
 from tierkv.loop_thread import LoopThread

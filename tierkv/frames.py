@@ -16,7 +16,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from tierkv.dbapi_errors import translate_error
-from tierkv.dbfront.contracts import Column, Notice
+from tierkv.dbfront.statement_results import Column, Notice
 from tierkv.kvcore.errors import ConfigError, SqlError
 from tierkv.output import OutputFormat, render_rows, unique_names
 

@@ -22,8 +22,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from tierkv.dbfront.contracts import Column, Notice
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import Column, Notice
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tierkv.dbfront.accounts.ended_call import EndedCall
-from tierkv.dbfront.contracts import Notice, PlanSummary
+from tierkv.dbfront.contracts import PlanSummary
+from tierkv.dbfront.statement_results import Notice
 from tierkv.kvcore.request import HitTokens
 
 

@@ -10,10 +10,10 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.copying.text_rows import Row, from_binary
 from tierkv.dbfront.postgres_values.binary_format import binary_encoder
 from tierkv.dbfront.postgres_values.types import PgType, pg_type
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import SqlError
 from tierkv.kvcore.limits import MAX_SQL_BYTES
 

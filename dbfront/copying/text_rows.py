@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.copying.statement import CopyOptions
 from tierkv.dbfront.postgres_values.parameters import decode_parameter
 from tierkv.dbfront.postgres_values.text_format import text_form
 from tierkv.dbfront.postgres_values.types import PgType, pg_type
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import SqlError
 from tierkv.kvcore.limits import MAX_SQL_BYTES
 

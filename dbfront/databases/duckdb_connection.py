@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import duckdb
 
 from tierkv.dbfront.calls.answers import AnswerBook
-from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.databases.duckdb_errors import to_tierkv_error
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import SqlError, TierKVError
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.kept_names import KeptNames

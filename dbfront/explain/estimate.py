@@ -21,13 +21,13 @@ from tierkv.dbfront.calls.functions import start_recipe
 from tierkv.dbfront.calls.recipe import CountTokens
 from tierkv.dbfront.contracts import (
     CallDefaults,
-    Notice,
     PreparedCall,
     Prospect,
     SessionCall,
     TextCall,
     TextGenerator,
 )
+from tierkv.dbfront.statement_results import Notice
 from tierkv.kvcore.errors import ContextTooLongError, RowLevelError, TierKVError
 from tierkv.kvcore.request import HitTokens
 from tierkv.scheduler.plans.forecast import CallForecast

@@ -18,11 +18,11 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job import AiJob, JobSession
 from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
 from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
 from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction, unknown_name
+from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
 from tierkv.sql.jobs.ai_table_command import AiTableCommand, AiTableOptions, ai_table_options

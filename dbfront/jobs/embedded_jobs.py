@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
-from tierkv.dbfront.contracts import ClientInfo, Notice, StatementResult
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.jobs.job_errors import cancelled_by_client, pause_unless
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import UserError
 from tierkv.sql.jobs.job_tables import MAKE_TABLES

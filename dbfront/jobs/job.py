@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.contracts import Notice, StatementResult
+from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.sql.jobs.job_command import JobOptions
 from tierkv.sql.jobs.job_statement import JobStatement, KeyRange
 

@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job import AiJob, JobPart, JobSession, PartState
 from tierkv.dbfront.jobs.job_book import JobBook
 from tierkv.dbfront.jobs.job_progress import TOLD_EVERY_S, end_notice, progress_notice
 from tierkv.dbfront.jobs.job_runner import PartRunner, try_again
 from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction
 from tierkv.dbfront.jobs.job_views import lock_name
+from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
 from tierkv.sql.jobs.job_command import JobCommand, JobOptions, JobVerb, job_options

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dbfront.contracts import Notice
 from tierkv.dbfront.jobs.job import AiJob, JobPart, PartState
+from tierkv.dbfront.statement_results import Notice
 
 TOLD_EVERY_S: Final = 5.0
 """Shortest time between two notices."""

@@ -16,12 +16,12 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job import JobSession
 from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
 from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
 from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction, unknown_name
 from tierkv.dbfront.jobs.keepers import BUILDING
+from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
 from tierkv.sql.jobs.job_statement import literal

@@ -22,7 +22,6 @@ from tierkv.dbfront.calls.functions import failed_detail, start_recipe
 from tierkv.dbfront.calls.recipe import CountTokens
 from tierkv.dbfront.contracts import (
     CallDefaults,
-    Notice,
     PlanSummary,
     PreparedCall,
     SessionCall,
@@ -42,6 +41,7 @@ from tierkv.dbfront.statement.error_policy import (
     Spending,
     blame,
 )
+from tierkv.dbfront.statement_results import Notice
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (

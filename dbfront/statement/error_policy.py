@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dbfront.accounts.ended_call import EndedCall
-from tierkv.dbfront.contracts import Notice, PreparedCall
+from tierkv.dbfront.contracts import PreparedCall
+from tierkv.dbfront.statement_results import Notice
 from tierkv.kvcore.errors import (
     FeatureNotSupportedError,
     SqlError,

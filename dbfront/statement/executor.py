@@ -15,7 +15,7 @@ from typing import Any
 
 from tierkv.dbfront.accounts.statement_entry import StatementEntry
 from tierkv.dbfront.accounts.statistics import AiStats, FilterOrder, StatementProgress, cost_tokens
-from tierkv.dbfront.contracts import CallDefaults, StatementResult, TextGenerator
+from tierkv.dbfront.contracts import CallDefaults, TextGenerator
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.dbfront.explain.plan import STREAM
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
@@ -25,6 +25,7 @@ from tierkv.dbfront.statement.redo_log import PendingChange
 from tierkv.dbfront.statement.results import RowsNotWantedError, client_result, command_tag
 from tierkv.dbfront.statement.stream_executor import CannotStreamError, RowSink, StreamedStatement
 from tierkv.dbfront.statement.transaction import ClientTransaction
+from tierkv.dbfront.statement_results import StatementResult
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.jobs.kv_index_command import IndexedText

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tierkv.dbfront.calls.answers import AnswerBook
-from tierkv.dbfront.contracts import Column, Notice, StatementResult
 from tierkv.dbfront.databases.duckdb_connection import EngineResult
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.plan import (
@@ -27,6 +26,7 @@ from tierkv.dbfront.explain.plan import (
 )
 from tierkv.dbfront.statement.ai_statement import AiStatement, EngineRounds
 from tierkv.dbfront.statement.results import client_result
+from tierkv.dbfront.statement_results import Column, Notice, StatementResult
 from tierkv.kvcore.errors import NoNodeError
 from tierkv.sql.plan.explain_options import ExplainOptions, explaining
 from tierkv.sql.plan.plan import Explain, StatementPlan

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tierkv.dbfront.calls.answers import AnswerBook
-from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import SqlError, TierKVError
 from tierkv.kvcore.limits import MAX_REDO_CELLS
 from tierkv.sql.plan.changes import ChangeText, called_functions

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import Column, Notice, StatementResult
 from tierkv.dbfront.databases.duckdb_connection import EngineResult
+from tierkv.dbfront.statement_results import Column, Notice, StatementResult
 from tierkv.sql.plan.plan import Explain, StatementPlan
 from tierkv.sql.text.lexer import tokenize
 from tierkv.sql.text.statement import StatementKind

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tierkv.dbfront.accounts.statement_entry import StatementEntry
 from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.calls.answers import AnswerBook
-from tierkv.dbfront.contracts import (
-    ClientInfo,
-    Column,
-    Notice,
-    RowStream,
-    StatementDescription,
-    StatementResult,
-)
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
 from tierkv.dbfront.statement.executor import StatementContext, run_statement
 from tierkv.dbfront.statement.explain import EXPLAIN_COLUMNS
 from tierkv.dbfront.statement.results import StatementRows, release
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.dbfront.statement.transaction import ClientTransaction, warned
+from tierkv.dbfront.statement_results import (
+    Column,
+    Notice,
+    RowStream,
+    StatementDescription,
+    StatementResult,
+)
 from tierkv.dbfront.views.admin import to_json
 from tierkv.dbfront.views.statistics import Activity
 from tierkv.kvcore import limits

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tierkv.dbfront.accounts.statistics import FilterOrder, cost_tokens
-from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.dbfront.statement.ai_statement import AiStatement
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError
 from tierkv.sql.plan.rewrite import RewrittenSql
 from tierkv.sql.plan.stream_plan import StreamPlan, why_not_bound, window_statement

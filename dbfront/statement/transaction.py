@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tierkv.dbfront.calls.answers import AnswerBook
-from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.dbfront.statement.redo_log import PendingChange, RedoLog
 from tierkv.dbfront.statement.settings import SessionSettings
+from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 from tierkv.sql.plan.changes import change_text
 from tierkv.sql.plan.rewrite import RewrittenSql

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from tests.fix_sql import TABLES, InstantGenerator, answer_text
-from tierkv.dbfront.contracts import ClientInfo, RowStream, StatementResult
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.sql_session import SqlServer, SqlSession
 from tierkv.dbfront.statement.server import DuckDbSqlServer
+from tierkv.dbfront.statement_results import RowStream, StatementResult
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, UserError
 
 Rows = list[tuple[object, ...]]

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 
 from tests.fix_sql import SqlExamples
 from tests.property.test_sql_replay import queries, tables
-from tierkv.dbfront.contracts import StatementResult
 from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.dbfront.statement_results import StatementResult
 
 
 def plans(

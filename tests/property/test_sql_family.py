@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fix_sql import SqlExamples, answer_text, embedding, label_odds, short_texts
-from tierkv.dbfront.contracts import StatementResult
 from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.dbfront.statement_results import StatementResult
 
 TABLE = "CREATE TABLE t (i INT, g INT, p VARCHAR)"
 YES_NO = ("yes", "Yes", "no", "No")

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fix_sql import SqlExamples, answer_text, short_texts
-from tierkv.dbfront.contracts import Column, StatementResult
 from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.dbfront.statement_results import Column, StatementResult
 from tierkv.sql.plan.plan import plan_statement
 
 texts = st.one_of(st.none(), st.sampled_from(["", "a", "b'b", "é\n", "yes"]), short_texts(5))

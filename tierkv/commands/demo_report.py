@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.statement_results import Column
 
 BAR_WIDTH = 40
 _ASCII = {"█": "#", "▓": "=", "▒": "+", "░": "-"}

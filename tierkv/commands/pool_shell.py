@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.statement_results import Column
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.values import PoolMember
 from tierkv.kvcore.errors import ConfigError

@@ -16,7 +16,7 @@ import typer
 
 from tierkv.commands.on_ray import reports
 from tierkv.config import load_config
-from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
 from tierkv.kvcore.node import TierStats
 from tierkv.metaserver.client import DirectoryNode

@@ -46,7 +46,7 @@ from tierkv.commands.options import (
     is_on,
     load,
 )
-from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore import call_limits, limits
 from tierkv.kvcore.access import KEY_RECORDS, ApiKey, digest_of, keys_of, new_key
 from tierkv.kvcore.call_limits import Subject, SubjectKind, record_name

@@ -22,7 +22,7 @@ import typer
 from tierkv import dbapi
 from tierkv.config import LoadedConfig, state_folder
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.contracts import Notice
+from tierkv.dbfront.statement_results import Notice
 from tierkv.embedded import connect_with
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError
 from tierkv.output import OutputFormat, RowWriter, StatementBar, render_texts

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from tierkv.dbfront.contracts import ClientInfo, Column, RowStream, StatementResult
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.http.services import (
     FieldError,
     Services,
@@ -25,6 +25,7 @@ from tierkv.dbfront.http.services import (
 )
 from tierkv.dbfront.http.sse import Framing, open_framed
 from tierkv.dbfront.sql_session import SqlServer, SqlSession
+from tierkv.dbfront.statement_results import Column, RowStream, StatementResult
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import (
     CancelledByUserError,

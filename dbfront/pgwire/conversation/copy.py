@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.copying.binary_rows import BinaryReader, BinaryWriter
 from tierkv.dbfront.copying.statement import CopyStatement
 from tierkv.dbfront.copying.text_rows import CopyReader, CopyWriter, Row, text_converter
@@ -20,6 +19,7 @@ from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.errors import too_long
 from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.dbfront.postgres_values.types import pg_type
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import CancelledByUserError, SqlError
 
 _ROWS_PER_LOAD: Final = 8_192

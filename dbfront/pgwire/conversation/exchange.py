@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Final, TypeVar
 
 from tierkv.dbfront.accounts.statistics import StatementProgress
-from tierkv.dbfront.contracts import Notice, RowStream, StatementResult
 from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.connection import ConnectionPhase, PgConnection
@@ -30,6 +29,7 @@ from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.postgres_values.text_format import text_encoder
 from tierkv.dbfront.postgres_values.types import pg_type
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import Notice, RowStream, StatementResult
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.kvcore.limits import MAX_RESULT_COLUMNS
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tierkv.dbfront.contracts import Column, RowStream, StatementDescription, StatementResult
 from tierkv.dbfront.copying.statement import parse_copy
 from tierkv.dbfront.pgwire.conversation.copy import run_copy
 from tierkv.dbfront.pgwire.conversation.exchange import (
@@ -36,6 +35,12 @@ from tierkv.dbfront.postgres_values.binary_format import Encoder
 from tierkv.dbfront.postgres_values.parameters import without_void
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.postgres_values.types import PgType, pg_type
+from tierkv.dbfront.statement_results import (
+    Column,
+    RowStream,
+    StatementDescription,
+    StatementResult,
+)
 from tierkv.kvcore.errors import SqlError, TierKVError
 from tierkv.sql.plan.plan import SqlStatement
 from tierkv.sql.text.statement import statement_spans

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import RowStream, StatementDescription, StatementResult
 from tierkv.dbfront.copying.statement import CopyStatement
 from tierkv.dbfront.pgwire.protocol.messages import Bind
 from tierkv.dbfront.postgres_values.parameters import decode_parameter, is_text
@@ -25,6 +24,7 @@ from tierkv.dbfront.postgres_values.sql_tokens import (
     selected_parameters,
 )
 from tierkv.dbfront.postgres_values.types import TEXT, PgType, by_oid, pg_type
+from tierkv.dbfront.statement_results import RowStream, StatementDescription, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, UserError
 from tierkv.sql.plan.plan import SqlStatement
 

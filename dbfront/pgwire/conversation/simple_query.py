@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tierkv.dbfront.contracts import Column, StatementResult
 from tierkv.dbfront.copying.statement import parse_copy
 from tierkv.dbfront.pgwire.conversation.copy import run_copy
 from tierkv.dbfront.pgwire.conversation.exchange import (
@@ -15,6 +14,7 @@ from tierkv.dbfront.pgwire.conversation.exchange import (
     result_fields,
 )
 from tierkv.dbfront.pgwire.protocol import replies
+from tierkv.dbfront.statement_results import Column, StatementResult
 from tierkv.kvcore.errors import SqlError, TierKVError, UserError
 from tierkv.kvcore.limits import MAX_SQL_BYTES
 from tierkv.sql.plan.plan import SqlStatement

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tierkv.dbfront.contracts import Notice
 from tierkv.dbfront.pgwire.protocol.messages import TooLong
+from tierkv.dbfront.statement_results import Notice
 from tierkv.kvcore.errors import DrainingError, RetryableError, SqlError, TierKVError
 
 _INTERNAL: Final = "XX000"

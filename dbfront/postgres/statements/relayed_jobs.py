@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from tierkv.dbfront.accounts.statistics import AiStats
-from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.jobs.job_errors import cancelled_by_client, pause_unless
 from tierkv.dbfront.pgwire.protocol.errors import notice_fields
 from tierkv.dbfront.postgres.relay import Relay
@@ -25,6 +24,7 @@ from tierkv.dbfront.postgres.statements.windows import WindowCursors
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.postgres.wire.messages import decoded, encoded, shown
+from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.jobs.job_statement import literal
 from tierkv.sql.jobs.job_tables import NEWEST, SCHEMA

@@ -14,7 +14,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.postgres_dialect.catalog.install import client_names
 from tierkv.dbfront.postgres_dialect.inference.origins import (
     Columns,
@@ -25,6 +24,7 @@ from tierkv.dbfront.postgres_dialect.inference.origins import (
 )
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import ENGINE_SCHEMA, Naming
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import CancelledByUserError, TierKVError
 
 _LOG = logging.getLogger(__name__)

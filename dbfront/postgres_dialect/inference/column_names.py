@@ -14,13 +14,13 @@ from typing import Final
 
 from sqlglot import exp
 
-from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.postgres_dialect.inference.parsing import (
     cast_kind,
     parameter_number,
     parsed,
 )
 from tierkv.dbfront.postgres_values.sql_tokens import first_word
+from tierkv.dbfront.statement_results import Column
 
 UNNAMED: Final = "?column?"
 _NAMED: Final = frozenset({"", "SELECT", "WITH", "VALUES", "INSERT", "UPDATE", "DELETE", "MERGE"})

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dbfront.contracts import Notice
 from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
+from tierkv.dbfront.statement_results import Notice
 from tierkv.kvcore.errors import SqlError
 
 _SERIAL: Final = {

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import Column, Notice, RowStream, StatementResult
 from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
+from tierkv.dbfront.statement_results import Column, Notice, RowStream, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 _OPTIONS: Final = frozenset({"BINARY", "INSENSITIVE", "ASENSITIVE", "NO", "SCROLL"})

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import Column, RowStream, StatementDescription, StatementResult
 from tierkv.dbfront.postgres_dialect.rewriting.ddl import lost_length, rewrite_create, without_only
 from tierkv.dbfront.postgres_dialect.session import queries
 from tierkv.dbfront.postgres_dialect.session.preparation import Preparation, literal
@@ -21,6 +20,12 @@ from tierkv.dbfront.postgres_dialect.session.queries import has_interval
 from tierkv.dbfront.postgres_dialect.session.sequences import returning
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import (
+    Column,
+    RowStream,
+    StatementDescription,
+    StatementResult,
+)
 from tierkv.sql.plan.explain_options import explain_options
 from tierkv.sql.text.lexer import tokenize
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from tierkv.dbfront.contracts import Column, StatementDescription, StatementResult
 from tierkv.dbfront.copying.statement import quote_name
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
 from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, first_word, tokens
 from tierkv.dbfront.postgres_values.types import FUNCTION_COLUMNS
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import Column, StatementDescription, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.text.lexer import tokenize

@@ -13,10 +13,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import StatementResult
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import ENGINE_SCHEMA, PUBLIC, Rewriter
 from tierkv.dbfront.postgres_values.sql_tokens import tokens
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import StatementResult
 from tierkv.kvcore.errors import SqlError
 
 _NAME: Final = r'(?:"(?:[^"]|"")+"|\w+)'

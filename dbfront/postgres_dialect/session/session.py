@@ -13,13 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tierkv.dbfront.contracts import (
-    ClientInfo,
-    Column,
-    RowStream,
-    StatementDescription,
-    StatementResult,
-)
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.postgres_dialect.catalog.install import SharedCatalog
 from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.dbfront.postgres_dialect.session import queries
@@ -37,6 +31,12 @@ from tierkv.dbfront.postgres_dialect.session.timing import NamedRows, StatementT
 from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import (
+    Column,
+    RowStream,
+    StatementDescription,
+    StatementResult,
+)
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
 from tierkv.sql.jobs.ai_table_command import AiTableCommand, ai_table_command
 from tierkv.sql.jobs.job_command import JobCommand, job_command

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dbfront.contracts import ClientInfo, Column, Notice, StatementResult
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.postgres_dialect.rewriting.rewriter import ENGINE_SCHEMA, PUBLIC
 from tierkv.dbfront.postgres_dialect.session.preparation import (
     OUR_SETTINGS,
@@ -24,6 +24,7 @@ from tierkv.dbfront.postgres_dialect.session.settings import PgSettings
 from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
 from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, first_word, tokens
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import Column, Notice, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 _VERBS: Final = frozenset({"SET", "SHOW", "RESET", "SELECT"})

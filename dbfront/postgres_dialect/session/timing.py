@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tierkv.dbfront.contracts import Column, RowStream, StatementResult
+from tierkv.dbfront.statement_results import Column, RowStream, StatementResult
 from tierkv.kvcore.errors import CancelledByUserError, DeadlineError
 
 

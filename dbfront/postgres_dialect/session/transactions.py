@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 
-from tierkv.dbfront.contracts import Notice, StatementResult
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.sql_session import SqlSession
+from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
 
 

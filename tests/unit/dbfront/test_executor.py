@@ -12,10 +12,11 @@ import pytest
 
 from tests.fix_sql import InstantGenerator, answer_text
 from tierkv.dbfront.calls.question_runner import Sent
-from tierkv.dbfront.contracts import CallPlan, ClientInfo, PreparedCall, StatementResult
+from tierkv.dbfront.contracts import CallPlan, ClientInfo, PreparedCall
 from tierkv.dbfront.databases.duckdb_errors import to_tierkv_error
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.dbfront.statement_results import StatementResult
 from tierkv.kvcore.errors import (
     CancelledByUserError,
     NoNodeError,

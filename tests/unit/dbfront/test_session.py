@@ -14,10 +14,11 @@ import duckdb
 import pytest
 
 from tests.fix_sql import InstantGenerator, answer_text
-from tierkv.dbfront.contracts import ClientInfo, Column
+from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import (
     CancelledByUserError,
     ConfigError,

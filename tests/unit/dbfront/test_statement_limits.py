@@ -8,8 +8,8 @@ import pytest
 
 from tests.fix_sql import InstantGenerator, answer_text
 from tierkv.dbfront.accounts.statistics import StatementProgress
-from tierkv.dbfront.contracts import StatementResult
 from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.dbfront.statement_results import StatementResult
 from tierkv.kvcore.errors import (
     DeadlineError,
     FeatureNotSupportedError,

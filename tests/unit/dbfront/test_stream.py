@@ -12,9 +12,10 @@ import pytest
 
 from tests.fix_sql import TABLES, InstantGenerator, answer_text
 from tests.property.test_sql_replay import is_it
-from tierkv.dbfront.contracts import ClientInfo, PreparedCall, RowStream, StatementResult, TextEvent
+from tierkv.dbfront.contracts import ClientInfo, PreparedCall, TextEvent
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
+from tierkv.dbfront.statement_results import RowStream, StatementResult
 from tierkv.kvcore.errors import (
     CancelledByUserError,
     FeatureNotSupportedError,

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dbfront.contracts import Column
+from tierkv.dbfront.statement_results import Column
 from tierkv.output import OutputFormat, RowWriter, render_rows
 
 COLUMNS = (Column("id", "INTEGER"), Column("text", "VARCHAR"))

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dbfront.contracts import Column, StatementResult
 from tierkv.dbfront.postgres_dialect.catalog.install import (
     catalog_names,
     catalog_statements,
@@ -21,6 +20,7 @@ from tierkv.dbfront.postgres_dialect.session.setting_commands import (
     parse_setting_command,
 )
 from tierkv.dbfront.postgres_dialect.session.settings import PgSettings, milliseconds
+from tierkv.dbfront.statement_results import Column, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError
 
 FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting datestyle": "'ISO'"}

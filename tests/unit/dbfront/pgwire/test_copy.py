@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dbfront.contracts import Column
 from tierkv.dbfront.copying.binary_rows import BinaryReader, BinaryWriter
 from tierkv.dbfront.copying.statement import CopyOptions, CopyStatement, parse_copy
 from tierkv.dbfront.copying.text_rows import CopyReader, CopyWriter, text_converter
 from tierkv.dbfront.postgres_values.types import pg_type
+from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, SqlSyntaxError, UserError
 
 
