@@ -2,8 +2,8 @@
 server.
 
 dbfront/statement/session.py implements the contract in the engine's own dialect, and
-dbfront/postgres_dialect wraps sessions for PostgreSQL's dialect. dbfront/statement_results.py has the
-values.
+dbfront/postgres_dialect wraps sessions for PostgreSQL's dialect. The values are in
+dbfront/statement_results.py.
 """
 
 from __future__ import annotations

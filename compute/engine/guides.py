@@ -12,6 +12,7 @@ import asyncio
 import importlib
 import json
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from decimal import Decimal
@@ -50,6 +51,14 @@ whatever its other limits.
 """
 
 _SCHEMA_ERROR_CHARS = 300
+
+_LARGEST_EXACT = 1 << 53
+NUMERIC_KEYWORDS = (
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum",
+)  # fmt: skip
+"""Keywords whose numbers the compiler keeps as 64-bit floats. Beyond 2^53 it writes other numbers,
+and recurses until the process dies where two bounds become equal.
+"""
 
 
 def compiler() -> Any:
@@ -101,12 +110,7 @@ def _grammar_of_schema(schema: str) -> str:
             f"the JSON schema is {_kind(value)}, not an object",
             hint='Write it as {"type": "object", "properties": {...}}.',
         )
-    if math.prod(set(_multiples(value))) > _MOST_MULTIPLE:
-        raise UdfArgumentError(
-            f"multipleOf in the JSON schema has more digits than can be followed: {_MOST_MULTIPLE} "
-            "is the limit for the product of all",
-            hint="Leave multipleOf out, and check it after the answer.",
-        )
+    _check_numbers(value)
     llguidance = compiler()
     try:
         return str(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS))
@@ -114,15 +118,47 @@ def _grammar_of_schema(schema: str) -> str:
         raise UdfArgumentError(f"the JSON schema is no JSON: {error}") from error
 
 
-def _multiples(value: Any) -> Iterator[int]:
-    """Find the numbers of all ``multipleOf``, without sign and point: 0.25 is 25."""
+def _check_numbers(schema: dict[str, Any]) -> None:
+    """Refuse numbers that the compiler takes for others, or for too long.
+
+    Raises:
+        UdfArgumentError: names the keyword.
+    """
+    multiples = set[int]()
+    for part in _objects(schema):
+        number = part.get("multipleOf")
+        if isinstance(number, (int, float)) and math.isfinite(number):
+            digits = "".join(map(str, Decimal(str(number)).as_tuple().digits))
+            multiples.add(max(1, int(digits)))
+        for keyword in NUMERIC_KEYWORDS:
+            if is_beyond_exact(part.get(keyword)):
+                raise UdfArgumentError(
+                    f"{keyword} in the JSON schema has a number beyond {_LARGEST_EXACT} in size",
+                    hint="Leave it out, and check it after the answer.",
+                )
+    if math.prod(multiples) > _MOST_MULTIPLE:
+        raise UdfArgumentError(
+            f"multipleOf in the JSON schema has more digits than can be followed: {_MOST_MULTIPLE} "
+            "is the limit for the product of all",
+            hint="Leave multipleOf out, and check it after the answer.",
+        )
+
+
+def is_beyond_exact(value: object) -> bool:
+    """Return whether a value, or an item of a list, is a number beyond 2^53 in size."""
+    if isinstance(value, list):
+        return any(map(is_beyond_exact, value))
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and not -_LARGEST_EXACT <= value <= _LARGEST_EXACT  # type: ignore[operator]
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Find all objects in a JSON value."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict):
-            number = part.get("multipleOf")
-            if isinstance(number, (int, float)) and math.isfinite(number):
-                yield max(1, int("".join(map(str, Decimal(str(number)).as_tuple().digits))))
+            yield part
             waiting.extend(part.values())
         elif isinstance(part, list):
             waiting.extend(part)
@@ -219,6 +255,7 @@ class Guides:
         self._model = model
         self._vocab_tokens = vocab_tokens
         self._tokenizer: Any = None
+        self._specials: re.Pattern[str] | None = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._compiling: dict[str, asyncio.Task[Any]] = {}
         self._turn = asyncio.Lock()
@@ -291,9 +328,11 @@ class Guides:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _compile(self, schema: str) -> Any:
-        grammar = grammar_of(schema)
         if self._tokenizer is None:
             self._tokenizer = self._load_tokenizer()
+        grammar = grammar_of(schema)
+        if self._specials is not None and self._specials.search(schema):
+            grammar = _unforced(schema)
         matcher = compiler().LLMatcher(
             self._tokenizer, grammar, log_level=0, limits=parser_limits()
         )
@@ -307,7 +346,8 @@ class Guides:
         path = Path(self._model.folder, "tokenizer.json")
         try:
             text = path.read_text(encoding="utf-8") if self._model.folder else ""
-        except (OSError, UnicodeError):
+            self._specials = _special_spellings(text) if text else None
+        except (OSError, ValueError):
             text = ""
         if not text:
             raise FeatureNotSupportedError(
@@ -321,6 +361,26 @@ class Guides:
             return kind(text, n_vocab=self._vocab_tokens, **options)
         except ValueError:  # The tokenizer has more tokens; the model never chooses them.
             return kind(text, **options)
+
+
+def _special_spellings(tokenizer_json: str) -> re.Pattern[str] | None:
+    """Return a pattern of the special tokens' spellings; None if there are none."""
+    added = json.loads(tokenizer_json).get("added_tokens") or ()
+    spelled = [re.escape(token["content"]) for token in added if token.get("content")]
+    return re.compile("|".join(spelled)) if spelled else None
+
+
+def _unforced(guide: str) -> Any:
+    """Make the grammar of a guide that spells special tokens.
+
+    The compiler otherwise replaces text that can only go on in one way by its usual tokens, which
+    are the special tokens themselves: the end token would end the answer.
+    """
+    head = f'{GRAMMAR_HEAD} {{"no_forcing": true}}\n'
+    if guide.startswith(GRAMMAR_HEAD):
+        return compiler().LLMatcher.grammar_from_lark(head + guide.partition("\n")[2])
+    schema = json.dumps({**json.loads(guide), "x-guidance": _OPTIONS}, ensure_ascii=False)
+    return compiler().LLMatcher.grammar_from_lark(f"{head}start: %json {schema}")
 
 
 def _resume(guide: Guide, request: GenerateRequest) -> None:

@@ -74,7 +74,7 @@ class TextAnswering:
                             yield self._last(live, FinishReason.STOP, last, piece.stop)
                             return
                 if event.finish_reason is not None:
-                    piece = text.flush()
+                    piece = text.flush(cut=event.finish_reason is FinishReason.LENGTH)
                     if piece:
                         yield piece.to_event(event.node_id)
                     reason = FinishReason.STOP if piece.stop else event.finish_reason
@@ -255,10 +255,10 @@ class AnswerText:
             return ()
         return self._report.shown(len(piece.text)) if self._reader is None else self._report.rest()
 
-    def flush(self) -> TextPiece:
+    def flush(self, *, cut: bool) -> TextPiece:
         """Return the rest, at the end of the answer."""
         read = self._read(self._text.flush())
-        rest = "" if self._reader is None else self._reader.flush().text
+        rest = "" if self._reader is None else self._reader.flush(cut=cut).text
         piece = self._piece(Reading(read.text + rest, read.calls))
         if piece.stop:
             return replace(piece, tokens=self._tokens_of(piece))

@@ -86,6 +86,7 @@ def salted_tenant(tenant: str, salt: str | None) -> str:
 
 
 _NAME = re.compile(limits.NAME_PATTERN)
+_RISKY = re.compile(r"multipleOf|\d{16}|\d[eE]\+?\d")
 _SCHEMA_IN_THREAD_CHARS = 4_096
 """Compiling a schema of this size takes about a millisecond; longer schemas are compiled in a
 thread.
@@ -330,8 +331,8 @@ async def tools_guide(use: ToolUse, schema: str, model: ModelInfo, tokenizer: Te
 def _check_grammar(text: str, use: ToolUse, form: CallFormat) -> None:
     """Check the tools together, and only after a failure singly, to name the faulty tool."""
     with suppress(FeatureNotSupportedError):
-        costly = [tool for tool in use.callable if "multipleOf" in tool.parameters]
-        _check_tools(costly, form)
+        # What the compiler could not survive is found in the schemas themselves.
+        _check_tools([tool for tool in use.callable if _RISKY.search(tool.parameters)], form)
         try:
             check_guide(text)
         except UdfArgumentError:

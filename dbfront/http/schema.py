@@ -18,7 +18,7 @@ from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TextEvent
 from tierkv.dbfront.http.choices import check_choices, of_one_prompt
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.services import FieldError
-from tierkv.dbfront.http.tool_fields import CallField, ToolField, tool_use
+from tierkv.dbfront.http.tool_fields import CallField, ToolField, tool_use, tools_of
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import OPTIONS, CallOptions, OptionSpec
@@ -332,7 +332,7 @@ class ChatBody(CallBody):
             raise FieldError("top_logprobs", UserError(message, hint='Send "logprobs": true.'))
         asked = CallOptions(max_tokens=self.max_completion_tokens)
         options = asked.over(self.options(CallOptions(temperature=default_temperature)))
-        tools = [tool.to_tool(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+        tools = tools_of(self.tools)
         parallel = self.parallel_tool_calls is not False
         return TextCall(
             messages=tuple(m.to_message(i) for i, m in enumerate(self.messages)),

@@ -175,6 +175,7 @@ class _Exchange:
             message["headers"] = [
                 *message.get("headers", ()),
                 (b"x-request-id", self.request_id.encode()),
+                (b"request-id", self.request_id.encode()),  # What Anthropic's clients read.
             ]
         await self._send(message)
 

@@ -6,9 +6,10 @@ dbfront/http/app.py creates the services once. Endpoints never use globals.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -21,6 +22,9 @@ from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, DrainingError, TierKVError, UserError
+
+_FORM: Final = re.compile(r"(list|dict)\[|(str|int|float|bool)$")
+"""The part of an error's path that names a form of a union, not a field."""
 
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
@@ -126,8 +130,9 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
     try:
         return kind.model_validate_json(raw or b"{}")
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        names = [str(part) for part in first["loc"] if not str(part).startswith("list[")]
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        first = max(found, key=lambda one: len(one["loc"]))  # Of a union the form that was meant.
+        names = [str(part) for part in first["loc"] if not _FORM.match(str(part))]
         param = ".".join(names)
         message = first["msg"] if not param else f"{param}: {first['msg']}"
         raise FieldError(param, UserError(message)) from error

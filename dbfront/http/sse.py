@@ -24,6 +24,7 @@ from tierkv.kvcore.errors import DrainingError, TierKVError
 log = logging.getLogger("tierkv.http")
 
 DONE = b"data: [DONE]\n\n"
+_LINE_ENDS: Final = "\x85\u2028\u2029"
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -52,7 +53,15 @@ class Framing(Generic[Chunk]):
 
 def encode_event(chunk: Mapping[str, Any]) -> bytes:
     """Encode one event."""
-    return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + encode_line(chunk) + b"\n\n"
+
+
+def encode_line(value: Mapping[str, Any]) -> bytes:
+    """Encode JSON as a line also for readers that take all of Unicode's line ends for one."""
+    text = json.dumps(value, ensure_ascii=False)
+    for end in _LINE_ENDS:
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text.encode()
 
 
 EVENTS: Final[Framing[Mapping[str, Any]]] = Framing(

@@ -37,6 +37,7 @@ class FunctionField(BaseModel):
         """Convert to the front's value."""
         parameters = _NO_PARAMETERS
         if self.parameters:
+            check_parameters(self.name, self.parameters)
             parameters = json.dumps(self.parameters, ensure_ascii=False)
         return Tool(self.name, self.description or "", parameters, bool(self.strict))
 
@@ -51,12 +52,12 @@ class ToolField(BaseModel):
 
     def to_tool(self, where: str) -> Tool:
         """Convert to the front's value; refuse tools that are no functions."""
-        if self.type != "function" or self.function is None:
-            error = FeatureNotSupportedError(
-                f"{where} has type {self.type[:80]!r}; only functions are supported",
-                hint='Send {"type": "function", "function": {"name": ..., "parameters": ...}}.',
-            )
-            raise FieldError(where, error)
+        hint = 'Send {"type": "function", "function": {"name": ..., "parameters": ...}}.'
+        if self.type != "function":
+            message = f"{where} has type {self.type[:80]!r}; only functions are supported"
+            raise FieldError(where, FeatureNotSupportedError(message, hint=hint))
+        if self.function is None:
+            raise FieldError(where, UserError(f"{where} has no function", hint=hint))
         return self.function.to_tool()
 
 
@@ -81,6 +82,30 @@ class CallField(BaseModel):
     def to_call(self) -> ToolCall:
         """Convert to the front's value."""
         return ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+def tools_of(fields: Sequence[ToolField] | None) -> list[Tool]:
+    """Convert the ``tools`` of a request.
+
+    Raises:
+        FieldError: a tool is no function.
+    """
+    return [tool.to_tool(f"tools[{i}]") for i, tool in enumerate(fields or ())]
+
+
+def check_parameters(name: str, schema: dict[str, Any]) -> None:
+    """Refuse a schema of arguments that are no object.
+
+    Raises:
+        FieldError: says so.
+    """
+    if schema.get("type", "object") not in ("object", ["object"]):
+        error = UserError(
+            f"the parameters of tool {name} have type {str(schema['type'])[:80]}, but arguments "
+            "are an object",
+            hint='Write {"type": "object", "properties": {...}}.',
+        )
+        raise FieldError("tools", error)
 
 
 def tool_use(

@@ -112,7 +112,7 @@ class CallReader:
         self.began = False
         self._names = names
         self._new_id = new_id
-        self._anywhere = bool(form.marker)
+        self._marker = form.marker
         self._head = _Literal(form.head)
         self._middle = _Literal(form.middle)
         self._separator = None if form.separator is None else _Literal(form.separator)
@@ -135,10 +135,11 @@ class CallReader:
         self._calls.clear()
         return reading
 
-    def flush(self) -> Reading:
-        """Return the rest, at the end of the answer."""
+    def flush(self, *, cut: bool = False) -> Reading:
+        """Return the rest, at the end of the answer; a call that was cut off is no text."""
         rest, self._held = self._held, ""
-        return Reading("" if self.began else rest)
+        begun = bool(self._marker) and self._marker in rest
+        return Reading("" if self.began or (cut and begun) else rest)
 
     def _before(self, letter: str) -> None:
         """Look for the head of the first call; ``_held`` is whitespace, or the head's beginning."""
@@ -150,9 +151,9 @@ class CallReader:
         held, self._held = self._held, ""
         begun = not self._head.untouched
         self._head.begin()
-        if not self._anywhere:
+        if not self._marker:
             self._state = self._as_text
-        if not (begun and self._anywhere):
+        if not (begun and self._marker):
             self._text.append(held)
             return
         # The held letters are no head, but a head may begin within them.

@@ -115,6 +115,16 @@ async def test_errors_have_the_shape_that_the_client_expects(tmp_path: Path) -> 
             )
         body: Any = caught.value.body
         assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+        with pytest.raises(anthropic.BadRequestError, match=r"cache_control\.ttl"):
+            mark: Any = {
+                "type": "text",
+                "text": "x",
+                "cache_control": {"type": "ephemeral", "ttl": "2h"},
+            }
+            await client.messages.create(
+                model="tiny", max_tokens=4, messages=[{"role": "user", "content": [mark]}]
+            )
+        assert caught.value.request_id
         with pytest.raises(anthropic.BadRequestError, match="the context of model tiny"):
             too_long: Any = [{"role": "user", "content": "long " * 2_000}]
             await client.messages.create(model="tiny", max_tokens=4, messages=too_long)

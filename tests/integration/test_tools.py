@@ -112,6 +112,56 @@ async def test_a_node_lost_in_the_middle_of_a_call_is_replaced(tmp_path: Path) -
         assert (got.name, got.arguments) == (want[0].name, want[0].arguments)
 
 
+async def test_values_that_spell_special_tokens_are_text(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=MARKED)
+    values = ["a</s>b", "<s>", "<|user|>"]
+    schema = {"type": "object", "properties": {"v": {"enum": values}}, "required": ["v"]}
+    for value in values:
+        schema["properties"] = {"v": {"const": value}, value: {"const": 1}}
+        schema["required"] = ["v", value]
+        tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        form = {"type": "json_schema", "json_schema": {"name": "r", "schema": schema}}
+        async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:
+            one = {"tool_choice": "required", "parallel_tool_calls": False}
+            call = (await asked(client, tools=tools, **one)).choices[0].message.tool_calls[0]
+            text = (await asked(client, tools=[], response_format=form)).choices[0].message.content
+        for got in (call.function.arguments, text):
+            jsonschema.validate(json.loads(got), schema)
+
+
+async def test_numbers_that_kill_the_compiler_are_refused(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=MARKED)
+    least = -9223372036854775808
+    bounds = [
+        {"type": "integer", "minimum": least, "maximum": least},
+        {"type": "integer", "minimum": -(10**20), "maximum": -(10**20) + 3},
+        {"enum": [9007199254740993]},
+        {"type": "number", "minimum": -1e308, "maximum": -1e307},
+    ]
+    async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:
+        for bound in bounds:
+            schema = {"type": "object", "properties": {"x": bound}}
+            function = {"name": "odd", "parameters": schema}
+            form = {"type": "json_schema", "json_schema": {"name": "r", "schema": schema}}
+            for fields in (
+                {"tools": [{"type": "function", "function": function}]},
+                {"tools": [], "response_format": form},
+            ):
+                with pytest.raises(openai.BadRequestError, match="beyond 9007199254740992"):
+                    await asked(client, **fields)
+
+
+async def test_tools_count_where_prompts_are_counted(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=MARKED)
+    async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:
+        usage = (await asked(client, max_tokens=1)).usage
+        body = {"messages": TALK, "tools": TOOLS}
+        counted = await client.post("../tokenize", body=body, cast_to=dict[str, Any])
+        assert counted["count"] == usage.prompt_tokens
+        warmed = await client.post("/kv/prefetch", body=body, cast_to=dict[str, Any])
+        assert usage.prompt_tokens - 16 <= warmed["tokens"] <= usage.prompt_tokens
+
+
 async def test_a_schema_that_cant_be_followed_names_its_tool(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path, chat_template=MARKED)
     bad = {"type": "object", "unevaluatedProperties": False}

@@ -23,6 +23,7 @@ from tierkv.dbfront.http.services import (
     read_body,
     until_disconnect,
 )
+from tierkv.dbfront.http.tool_fields import ToolField, tool_use, tools_of
 from tierkv.dbfront.sessions.conversations import Conversations, unknown
 from tierkv.dbfront.sessions.items import to_messages
 from tierkv.kvcore import limits
@@ -47,6 +48,9 @@ class KvBody(BaseModel):
     token_ids: list[int] | None = Field(default=None, description="token ids of the model")
     conversation: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = Field(
         default=None, description="id of a kept conversation, or of a response: all its turns"
+    )
+    tools: list[ToolField] | None = Field(
+        default=None, description="tools of the conversation, as in chat: they stand before it"
     )
     documents: list[str] = Field(
         default=[], description="texts placed before the first message of a user"
@@ -80,6 +84,7 @@ class KvBody(BaseModel):
             prompt=self.prompt,
             prompt_token_ids=None if self.token_ids is None else tuple(self.token_ids),
             documents=tuple(self.documents),
+            tools=tool_use(tools_of(self.tools), None, parallel=True),
             model=self.model,
             options=CallOptions(
                 temperature=0.0, max_tokens=1, cache_salt=self.cache_salt, priority=self.priority

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tierkv.dbfront.contracts import TextCall
 from tierkv.dbfront.http.schema import ChatMessage
 from tierkv.dbfront.http.services import FieldError, Services, caller_of, read_body
+from tierkv.dbfront.http.tool_fields import ToolField, tool_use, tools_of
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import UserError
 
@@ -31,6 +32,7 @@ class TokenizeBody(BaseModel):
         Annotated[list[ChatMessage], Field(min_length=1, max_length=limits.MAX_CHAT_MESSAGES)]
         | None
     ) = Field(default=None, description="a conversation, written by the model's chat template")
+    tools: list[ToolField] | None = Field(default=None, description="tools, as in chat")
 
 
 class DetokenizeBody(BaseModel):
@@ -55,6 +57,7 @@ def tokens_router(services: Services) -> APIRouter:
         call = TextCall(
             prompt=body.prompt,
             messages=None if said is None else tuple(m.to_message(i) for i, m in enumerate(said)),
+            tools=tool_use(tools_of(body.tools), None, parallel=True),
             model=body.model,
             tenant=caller_of(request).tenant,
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tierkv.dbfront.contracts import TextAnswer, TextEvent
-from tierkv.dbfront.http.sse import Framing
+from tierkv.dbfront.http.sse import Framing, encode_line
 from tierkv.dbfront.tool_calls.tool import CallDelta
 from tierkv.kvcore.request import FinishReason, Usage
 
@@ -168,8 +168,7 @@ class MessageEvents:
 
 def encode_named(event: Mapping[str, Any]) -> bytes:
     """Encode one event with its name, as Anthropic's clients read it."""
-    data = json.dumps(event, ensure_ascii=False)
-    return f"event: {event['type']}\ndata: {data}\n\n".encode()
+    return f"event: {event['type']}\ndata: ".encode() + encode_line(event) + b"\n\n"
 
 
 def error_json(error: Mapping[str, Any], status: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.schema import session_name
 from tierkv.dbfront.http.services import FieldError
-from tierkv.dbfront.http.tool_fields import FunctionName, tool_use
+from tierkv.dbfront.http.tool_fields import FunctionName, check_parameters, tool_use
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.dbfront.tool_calls.tool import Tool, ToolCall
 from tierkv.kvcore import limits
@@ -51,6 +51,7 @@ class ContentBlock(BaseModel):
     input: dict[str, Any] | None = None
     tool_use_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
     content: str | list[ContentBlock] | None = None
+    is_error: bool | None = None
     source: dict[str, Any] | None = None
     title: str | None = None
     cache_control: CacheControl | None = None
@@ -112,6 +113,7 @@ class MessagesTool(BaseModel):
                 hint="Leave it out, or give its schema.",
             )
             raise FieldError(where, error)
+        check_parameters(self.name, self.input_schema)
         schema = json.dumps(self.input_schema, ensure_ascii=False)
         return Tool(self.name, self.description or "", schema, bool(self.strict))
 
@@ -366,6 +368,8 @@ def _results(blocks: Sequence[ContentBlock], where: str) -> list[Message]:
             if not block.tool_use_id:
                 raise FieldError(where, UserError(f"{where}: a tool_result has no tool_use_id"))
             text = _joined(block.content or "", where)
+            if block.is_error:
+                text = f"Error: {text}"
             messages.append(Message("tool", text, tool_call_id=block.tool_use_id))
         else:
             texts.append(block.to_text(where))

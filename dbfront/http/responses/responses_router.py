@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -22,7 +21,7 @@ from tierkv.dbfront.http.services import (
     read_body,
     until_disconnect,
 )
-from tierkv.dbfront.http.sse import KEEP_ALIVE, Framing, open_framed
+from tierkv.dbfront.http.sse import KEEP_ALIVE, Framing, encode_line, open_framed
 from tierkv.dbfront.sessions.conversations import Conversations, unknown
 from tierkv.dbfront.sessions.session_store import SessionItem, SessionTurn, TurnStatus
 from tierkv.dbfront.sessions.turn_events import EventWriter
@@ -184,8 +183,7 @@ def _framing(writer: EventWriter) -> Framing[Mapping[str, Any]]:
 
 
 def _encoded(event: Mapping[str, Any]) -> bytes:
-    data = json.dumps(event, ensure_ascii=False)
-    return f"event: {event['type']}\ndata: {data}\n\n".encode()
+    return f"event: {event['type']}\ndata: ".encode() + encode_line(event) + b"\n\n"
 
 
 def _after(items: Sequence[SessionItem], after: str) -> Sequence[SessionItem]:

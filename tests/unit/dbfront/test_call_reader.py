@@ -88,6 +88,16 @@ def test_an_answer_cut_in_the_middle_leaves_the_part_of_its_call() -> None:
     assert read(FALLBACK, text[:20]) == (text[:20], ())
 
 
+def test_a_call_cut_off_before_its_arguments_is_no_text() -> None:
+    for text in ('Well. <tool_call>\n{"name": "st', "<tool_call>"):
+        reader = CallReader(FALLBACK, NAMES, str)
+        assert (
+            reader.push(text).text + reader.flush(cut=True).text == text.partition("<")[0].strip()
+        )
+    reader = CallReader(FALLBACK, NAMES, str)
+    assert reader.push("a <tool").text + reader.flush(cut=True).text == "a <tool"
+
+
 def test_long_whitespace_costs_no_recursion() -> None:
     text = "a" + " " * 5_000 + "<tool_call>" + " " * 5_000 + "b"
     assert read(FALLBACK, text) == (text, ())

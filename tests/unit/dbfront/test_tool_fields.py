@@ -63,6 +63,19 @@ def test_no_tools_and_none() -> None:
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "web_search"),
         ({"tools": [STOP, STOP]}, "tools", "two tools are named stop"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools[0]", "has no function"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "parameters": {"type": "string"}},
+                    }
+                ]
+            },
+            "tools",
+            "arguments are an object",
+        ),
         ({"tools": [named(f"t{i}") for i in range(limits.MAX_TOOLS + 1)]}, "tools", "at most 128"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [STOP], "tool_choice": "often"}, "tool_choice", "often"),
