@@ -175,6 +175,7 @@ class Fronts(Roles):
         super().__init__(folder, environment=environment)
         self.url = f"postgresql://{USER}:{quote(PASSWORD)}@127.0.0.1:{postgres.port}/app"
         self._behind = postgres.dsn
+        self._clients: dict[tuple[str, str], openai.OpenAI] = {}
         self.ports = {name: (free_port(), free_port()) for name in self.NAMES}
 
     def _settings(self, name: str) -> Iterator[str]:
@@ -188,10 +189,19 @@ class Fronts(Roles):
             yield f"front.postgres={self._behind}"
 
     def client(self, front: str, user: str = USER) -> openai.OpenAI:
-        """Return a client of a front."""
+        """Return a client of a front; it is closed by ``close_clients``."""
+        if (front, user) in self._clients:
+            return self._clients[front, user]
         url = f"http://127.0.0.1:{self.ports[front][1]}/v1"
         key = next(key for key, tenant in KEYS.items() if tenant == user)
-        return openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+        made = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+        self._clients[front, user] = made
+        return made
+
+    def close_clients(self) -> None:
+        """Close the clients' connections."""
+        for client in self._clients.values():
+            client.close()
 
     def sql(self, front: str, sql: str, *values: Any, user: str = USER) -> list[tuple[Any, ...]]:
         """Run a statement."""
@@ -219,6 +229,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -
         roles.start("meta", "dmp-0", "compute-0", "front-duck", "front-pg")
         yield roles
     finally:
+        roles.close_clients()
         roles.stop()
 
 
@@ -311,6 +322,7 @@ def test_a_front_killed_in_a_turn_leaves_the_conversation_to_another(fronts: Fro
         if event.type == "response.output_text.delta":
             break
     fronts.kill_hard("front-duck")
+    stream.close()
     second = ask(pg, "Question: Where?", conversation=kept.id)  # After the dead front's lock.
     texts = [
         item.content[0].text  # type: ignore[union-attr]
