@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tierkv.dbfront.answer_token import AnswerToken
 from tierkv.dbfront.tool_calls.tool import CallDelta, ToolCall, ToolUse
 from tierkv.kvcore.access import RightsBook
 from tierkv.kvcore.call_options import USUAL, CallOptions, Steering
@@ -166,34 +167,6 @@ class PreparedCall:
         """Return the call as it is sent now; see scheduler/plans/statement_run.py."""
         # Explicit constructor: dataclasses.replace takes five times as long, for every call.
         return PreparedCall(self.call, self.model, request, self.blend_refusal, node, index)
-
-
-@dataclass(frozen=True, slots=True)
-class SpelledToken:
-    """A token that could come at some place of an answer.
-
-    Attributes:
-        spelled: bytes of UTF-8; a part of a character if the character has several tokens.
-        logprob: natural log of the probability, in the model's own distribution.
-    """
-
-    spelled: bytes
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerToken:
-    """A token of an answer; both first fields are those of SpelledToken.
-
-    Attributes:
-        top: the most likely tokens in the token's place, best first.
-        start: characters of the answer before the token.
-    """
-
-    spelled: bytes
-    logprob: float
-    top: tuple[SpelledToken, ...]
-    start: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
-from tierkv.dbfront.contracts import AnswerToken, PreparedCall, TextCall, TextEvent
+from tierkv.dbfront.answer_token import AnswerToken
+from tierkv.dbfront.contracts import PreparedCall, TextCall, TextEvent
 from tierkv.dbfront.generation.labels import Labels
 from tierkv.dbfront.generation.readouts import Submit, read_label, read_out, walk_labels
 from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings

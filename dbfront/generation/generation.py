@@ -16,8 +16,8 @@ from tierkv.dbfront.accounts.ended_call import CallEnd, ModelRequest
 from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.answer_cache.answer_key import AnswerKey, answer_key, check_scope
 from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer
+from tierkv.dbfront.answer_token import AnswerToken
 from tierkv.dbfront.contracts import (
-    AnswerToken,
     CallPlan,
     EncodedAhead,
     PreparedCall,

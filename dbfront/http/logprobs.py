@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tierkv.dbfront.contracts import AnswerToken, SpelledToken
+from tierkv.dbfront.answer_token import AnswerToken, SpelledToken
 
 _LEAST: Final = -9_999.0
 """Stands for smaller numbers, as in OpenAI's API and in vLLM."""

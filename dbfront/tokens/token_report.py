@@ -16,7 +16,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from tierkv.dbfront.contracts import AnswerToken, SpelledToken
+from tierkv.dbfront.answer_token import AnswerToken, SpelledToken
 from tierkv.kvcore.request import TokenLogprobs
 
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")

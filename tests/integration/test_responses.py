@@ -377,7 +377,7 @@ async def test_a_history_that_does_not_fit(door: Door) -> None:
         ({"input": "x", "metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"input": "x", "metadata": []}, "metadata"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text"),
-        ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "text"),
         ({"input": "x", "truncation": "some"}, "truncation"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "conversation": "a", "previous_response_id": "b"}, "previous_response_id"),

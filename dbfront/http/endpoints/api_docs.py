@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from tierkv.dbfront.http.completion_bodies import ChatBody, CompletionBody
 from tierkv.dbfront.http.endpoints.embeddings import EmbeddingBody
 from tierkv.dbfront.http.endpoints.kv import KvBody, PinBody
 from tierkv.dbfront.http.endpoints.sql import SqlBody
@@ -28,7 +29,6 @@ from tierkv.dbfront.http.responses.conversations_router import (
     ItemsBody,
 )
 from tierkv.dbfront.http.responses.response_body import ResponseBody
-from tierkv.dbfront.http.schema import ChatBody, CompletionBody
 
 _REF: Final = "#/components/schemas/{model}"
 _BODIES: Final[Mapping[str, type[BaseModel]]] = {

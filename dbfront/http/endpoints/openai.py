@@ -16,10 +16,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from tierkv.dbfront.contracts import AnswerToken, PreparedCall, TextAnswer, TextEvent
+from tierkv.dbfront.answer_token import AnswerToken
+from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextEvent
 from tierkv.dbfront.http.choices import choices_of
+from tierkv.dbfront.http.completion_bodies import ChatBody, CompletionBody
 from tierkv.dbfront.http.logprobs import chat_logprobs, completion_logprobs
-from tierkv.dbfront.http.schema import ChatBody, CompletionBody, usage_json
+from tierkv.dbfront.http.schema import usage_json
 from tierkv.dbfront.http.services import Services, caller_of, read_body, until_disconnect
 from tierkv.dbfront.http.sse import open_stream
 from tierkv.dbfront.http.tool_fields import call_json, delta_json, finish_reason

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.http.completion_bodies import ANY_OBJECT
 from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.schema import CallBody
 from tierkv.dbfront.http.services import FieldError
@@ -69,7 +70,7 @@ class TextFormat(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    type: Literal["text", "json_schema"] = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     description: str | None = None
@@ -144,7 +145,8 @@ class ResponseBody(CallBody):
         default=None, description="maximum number of tokens of the answer; default: what fits"
     )
     text: TextConfig | None = Field(
-        default=None, description="format: {type: text} or {type: json_schema, name, schema}"
+        default=None,
+        description="format: {type: text | json_object} or {type: json_schema, name, schema}",
     )
     truncation: Literal["auto", "disabled"] | None = Field(
         default=None,
@@ -250,8 +252,10 @@ class ResponseBody(CallBody):
 
     def _schema(self) -> str:
         wanted = self.text.format if self.text is not None else None
-        if wanted is None or wanted.type != "json_schema":
+        if wanted is None or wanted.type == "text":
             return ""
+        if wanted.type == "json_object":
+            return ANY_OBJECT
         return json.dumps(wanted.json_schema, ensure_ascii=False)
 
 

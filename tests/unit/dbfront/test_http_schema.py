@@ -20,14 +20,12 @@ from tierkv.dbfront.contracts import Message, PreparedCall, TextAnswer
 from tierkv.dbfront.generation.call_checks import salted_tenant
 from tierkv.dbfront.http.app import _answer_error, admit
 from tierkv.dbfront.http.choices import choices_of
+from tierkv.dbfront.http.completion_bodies import ChatBody, CompletionBody
 from tierkv.dbfront.http.config import HttpConfig, is_loopback
 from tierkv.dbfront.http.endpoints.sql import StatementError
 from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
-from tierkv.dbfront.http.schema import (
-    ChatBody,
-    CompletionBody,
-    usage_json,
-)
+from tierkv.dbfront.http.responses.response_body import ResponseBody
+from tierkv.dbfront.http.schema import usage_json
 from tierkv.dbfront.http.services import FieldError
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError
@@ -178,8 +176,18 @@ def test_a_json_schema_holds_the_answer() -> None:
     call = chat(response_format=asked).to_call(T, 1.0)
     assert json.loads(call.json_schema) == schema
     assert chat(response_format={"type": "text"}).to_call(T, 1.0).json_schema == ""
-    anything = chat(response_format={"type": "json_object"}).to_call(T, 1.0)
-    assert json.loads(anything.json_schema) == {"type": "object"}
+    response = ResponseBody.model_validate(
+        {"input": "x", "text": {"format": {"type": "json_object"}}}
+    )
+    for body in (chat(response_format={"type": "json_object"}), response):
+        assert json.loads(body.to_call(T, 1.0).json_schema) == {"type": "object"}
+
+
+def test_a_response_has_one_choice() -> None:
+    for field, value in (("n", 2), ("response_format", {"type": "json_object"})):
+        body = ResponseBody.model_validate({"input": "x", field: value})
+        with pytest.raises(FieldError, match=field):
+            body.to_call(T, 1.0)
 
 
 def test_logprobs_of_both_apis() -> None:

@@ -19,7 +19,8 @@ from tests.fix_text import (
     write_model_folder,
 )
 from tierkv.compute import demo_model
-from tierkv.dbfront.contracts import AnswerToken, SpelledToken, TextAnswer
+from tierkv.dbfront.answer_token import AnswerToken, SpelledToken
+from tierkv.dbfront.contracts import TextAnswer
 from tierkv.dbfront.http.logprobs import chat_logprobs, completion_logprobs
 from tierkv.dbfront.tokens.token_report import TokenReport, TokenSpelling, byte_of
 from tierkv.kvcore.node import NodeRole
