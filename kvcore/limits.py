@@ -251,3 +251,21 @@ MAX_JOB_BATCH_ROWS: Final = 100_000
 MAX_JOB_PARTITIONS: Final = 1_024
 MAX_JOB_FAILURES_SHOWN: Final = 10_000
 """Rows of tierkv.job_failures."""
+
+MAX_QUEUE_BODY_BYTES: Final = 1 << 20
+"""Bytes of an entry of a queue."""
+
+MAX_QUEUE_ENTRIES: Final = 100_000
+"""Entries of a queue that are not done; a full queue refuses more."""
+
+MAX_QUEUE_NAME_CHARS: Final = 200
+"""Characters in the names of queues, groups and consumers."""
+
+MAX_QUEUE_ROWS: Final = 10_000
+"""Pending entries and dead letters of a queue in tierkv.queue_pending."""
+
+MAX_DEAD_LETTERS: Final = 10_000
+"""Dead letters of a queue; the oldest are removed first."""
+
+MAX_QUEUE_DELIVERIES: Final = 5
+"""Deliveries of an entry; an entry that no worker ended then is a dead letter."""

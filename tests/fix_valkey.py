@@ -26,20 +26,35 @@ def valkey_server(folder: Path) -> Iterator[str]:
 @contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
     """Run Debian's Redis, which is older; yield its URL."""
-    program = shutil.which("redis-server")
-    assert program, "no redis-server: run deploy/install-test-packages.sh"
-    folder.mkdir(exist_ok=True)
     port = free_port()
-    arguments = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL)
+    process = _start_redis(folder, port)
     try:
-        url = f"redis://127.0.0.1:{port}/0"
-        with Valkey.from_url(url) as client:
-            wait_for(lambda: _answers(client), what="redis-server answers")
-        yield url
+        yield f"redis://127.0.0.1:{port}/0"
     finally:
         process.terminate()
         process.wait(20)
+
+
+@contextmanager
+def killed_redis(folder: Path, port: int, *arguments: str) -> Iterator[None]:
+    """Run Debian's Redis at a port, and kill it at the end."""
+    process = _start_redis(folder, port, *arguments)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+def _start_redis(folder: Path, port: int, *arguments: str) -> subprocess.Popen[bytes]:
+    program = shutil.which("redis-server")
+    assert program, "no redis-server: run deploy/install-test-packages.sh"
+    folder.mkdir(exist_ok=True)
+    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen([program, *words, *arguments], stdout=subprocess.DEVNULL)
+    with Valkey.from_url(f"redis://127.0.0.1:{port}/0") as client:
+        wait_for(lambda: _answers(client), what="redis-server answers")
+    return process
 
 
 def _answers(client: Valkey) -> bool:

@@ -46,11 +46,14 @@ return others
 """Arguments: the front, its work, and how long counts hold in milliseconds."""
 
 
-def valkey_client(url: str) -> tuple[Any, tuple[type[Exception], ...]]:
+def valkey_client(
+    url: str, timeout_s: float = TIMEOUT_S
+) -> tuple[Any, tuple[type[Exception], ...]]:
     """Return a client, which connects when first used, and what a lost server raises there.
 
     Args:
         url: ``redis://``, ``rediss://``, ``valkey://``, ``valkeys://`` or ``unix://``.
+        timeout_s: for a connection, and for an answer.
 
     Raises:
         ConfigError: the client library is missing, or the URL is none.
@@ -64,7 +67,7 @@ def valkey_client(url: str) -> tuple[Any, tuple[type[Exception], ...]]:
             hint="Run pip install 'tierkv[valkey]', or leave front.shared_state empty.",
         ) from None
     try:
-        client = Valkey.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+        client = Valkey.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
     except ValueError as error:
         raise ConfigError(
             f"front.shared_state is no URL of a Valkey or Redis server: {error}",
