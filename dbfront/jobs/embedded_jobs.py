@@ -23,6 +23,7 @@ from tierkv.sql.jobs.kv_index_command import IndexedText
 
 if TYPE_CHECKING:
     from tierkv.dbfront.jobs.job_commands import RunParts
+    from tierkv.dbfront.jobs.queued_job import JobQueue
 
 
 class WrittenTables:
@@ -77,6 +78,7 @@ class RunningJobs:
         written: tables written to, for KV indexes.
         jobs_changed: set after each CREATE and RESUME of a background job.
         keeps: background work is done here: the keepers run.
+        queue: takes queued jobs; None: no worker takes them here.
         making: held while a session makes the tables, if they do not exist.
     """
 
@@ -89,6 +91,7 @@ class RunningJobs:
     written: WrittenTables = field(default_factory=WrittenTables)
     jobs_changed: asyncio.Event = field(default_factory=asyncio.Event)
     keeps: bool = False
+    queue: JobQueue | None = None
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 

@@ -8,6 +8,7 @@ call ``JobCommands.run``.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,6 +20,8 @@ from tierkv.dbfront.jobs.job_progress import TOLD_EVERY_S, end_notice, progress_
 from tierkv.dbfront.jobs.job_runner import PartRunner, try_again
 from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction
 from tierkv.dbfront.jobs.job_views import lock_name
+from tierkv.dbfront.jobs.queued_job import JobQueue, QueuedJob
+from tierkv.dbfront.queue.work_log import QueueLostError
 from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
@@ -42,6 +45,7 @@ class JobCommands:
         clock: Clock,
         run_parts: RunParts | None = None,
         wake: asyncio.Event | None = None,
+        queue: JobQueue | None = None,
     ) -> None:
         """Use a session.
 
@@ -50,6 +54,7 @@ class JobCommands:
             clock: for checkpoints and speeds.
             run_parts: hands the parts to a cluster; None: this front knows no cluster.
             wake: set for a job in the background; None: nobody runs jobs in the background here.
+            queue: takes queued jobs; None: this front has no queue.
         """
         self._session = session
         self._clock = clock
@@ -57,6 +62,7 @@ class JobCommands:
         self._source = JobSource(session)
         self._run_parts = run_parts
         self._wake = wake
+        self._queue = queue
         self._told_s = 0.0
 
     async def run(self, command: JobCommand) -> StatementResult:
@@ -96,6 +102,8 @@ class JobCommands:
         if command.verb is JobVerb.RUN:
             return await self._run_one(job, command)
         options = job_options(command, job.options)
+        if not options.queued:
+            options = replace(options, ticket="")
         self._check_runner(options)
         kept = replace(options, retry_failed=False)
         if kept != job.options:
@@ -163,7 +171,9 @@ class JobCommands:
         )
 
     async def _work(self, job: AiJob) -> tuple[Notice, ...]:
-        """Run the parts of a job to their ends, or leave them to the keeper."""
+        """Run the parts of a job to their ends, or leave them to the keeper or the queue."""
+        if job.options.queued and self._queue is not None:
+            return (await self._queue_up(job, self._queue),)
         if job.options.background and self._wake is not None:
             async with self._alone(job):
                 await self._book.reopen(job)
@@ -179,14 +189,35 @@ class JobCommands:
                     await self._run_part(job, part.number)
         return await self._end(job.name)
 
+    async def _queue_up(self, job: AiJob, queue: JobQueue) -> Notice:
+        """Let the worker of any front run a job; an older entry of the queue is stale from now."""
+        options = replace(job.options, ticket=secrets.token_hex(8))
+        async with self._alone(job):
+            await self._book.change_options(job, options)
+            await self._book.reopen(job)
+        ((database,),) = await self._session.own("SELECT current_database()")
+        owner, user = self._session.owner, self._session.user
+        entry = QueuedJob(job.name, owner, user, database or "", job.path, options.ticket)
+        try:
+            await queue.add(entry)
+        except (QueueLostError, SqlError) as error:
+            raise SqlError(
+                f"job {job.name} is there, but not in the queue: {error.message}",
+                sqlstate=error.sqlstate,
+                hint=f"RESUME AI JOB {job.name} queues it again; RESUME AI JOB {job.name} WITH "
+                "(queued = off) runs it in this session.",
+            ) from None
+        return Notice("NOTICE", f"job {job.name} waits in the queue: see tierkv.jobs")
+
     async def _run_one(self, job: AiJob, command: JobCommand) -> tuple[Notice, ...]:
         if not 1 <= command.partition <= len(job.parts):
             raise SqlError(f"job {job.name} has {len(job.parts)} partitions", sqlstate="22023")
         job = replace(job, options=job_options(command, job.options))
         await self._source.check_path(f"job {job.name}", job.path)
         async with self._alone(job, command.partition):
-            if job.options.background and not await self._is_open(job, command.partition):
-                return ()  # Cancelled before the keeper took it.
+            left_to_front = job.options.background or job.options.queued
+            if left_to_front and not await self._is_open(job, command.partition):
+                return ()  # Cancelled before the front took it.
             await self._run_part(job, command.partition)
         return ()
 
@@ -266,9 +297,35 @@ class JobCommands:
                 hint="A front over its embedded database does; elsewhere the job runs in your "
                 "session, and RESUME JOB goes on.",
             )
-        if options.background and (options.runner == "ray" or options.retry_failed):
-            what = "runner = 'ray'" if options.runner == "ray" else "retry_failed"
-            raise FeatureNotSupportedError(f"a job in the background can't have {what}")
+        if options.queued:
+            self._check_queue()
+        if options.background or options.queued:
+            where = "in the queue" if options.queued else "in the background"
+            both = options.background and options.queued
+            for what, is_set in (
+                ("runner = 'ray'", options.runner == "ray"),
+                ("retry_failed", options.retry_failed),
+                ("background", both),
+            ):
+                if is_set:
+                    raise FeatureNotSupportedError(
+                        f"a job {where} can't have {what}",
+                        hint="Leave one of the two out.",
+                    )
+
+    def _check_queue(self) -> None:
+        if self._queue is None:
+            raise FeatureNotSupportedError(
+                "this front has no queue for jobs",
+                hint="A front that serves an embedded database has one; behind PostgreSQL set "
+                "front.queue_door. Without queued = on the job runs in your session.",
+            )
+        if why := self._queue.refusal(self._session.user):
+            raise FeatureNotSupportedError(
+                why,
+                hint="front.queue_door without a user logs in as the owner of each job. Without "
+                "queued = on the job runs in your session.",
+            )
 
     def _need_cluster(self) -> RunParts:
         if self._run_parts is None:

@@ -190,7 +190,9 @@ class AiAttendant:
             elif isinstance(command, AiTableCommand):
                 result = await AiTables(job, services.clock).run(command)
             else:
-                commands = JobCommands(job, services.clock, services.run_parts)
+                commands = JobCommands(
+                    job, services.clock, services.run_parts, queue=services.queue
+                )
                 result = await commands.run(command)
         except TierKVError as error:
             await query.refuse(error)

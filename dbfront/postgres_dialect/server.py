@@ -77,20 +77,21 @@ class DialectServer:
             self._keeping = [asyncio.create_task(each.run()) for each in (tables, indexes, keeper)]
 
     async def _refresh(self, table: DueTable) -> None:
-        async with self._session_of(table.user, table.path) as session:
+        async with self.background_session(table.user, table.path) as session:
             await session.execute(f'REFRESH AI TABLE "{table.name}"')
 
     async def _refresh_index(self, index: DueTable) -> None:
-        async with self._session_of(index.user, index.path) as session:
+        async with self.background_session(index.user, index.path) as session:
             await session.execute(f'REFRESH KV INDEX "{index.name}"')
 
     async def _run_job(self, job: OpenJob) -> None:
-        async with self._session_of(job.user, job.path) as session:
+        async with self.background_session(job.user, job.path) as session:
             for number in job.partitions:
                 await session.execute(f'RUN AI JOB "{job.name}" PARTITION {number}')
 
     @asynccontextmanager
-    async def _session_of(self, user: str, path: str) -> AsyncIterator[DialectSession]:
+    async def background_session(self, user: str, path: str) -> AsyncIterator[DialectSession]:
+        """Open a session of the front, as a user and with a search path."""
         session = await self.open_session(ClientInfo(user, application_name="tierkv background"))
         try:
             doubled = path.replace("'", "''")

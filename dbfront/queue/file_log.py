@@ -207,7 +207,10 @@ class FileLog:
                 (queue, group, count),
             ).fetchall()
         )
-        return [PendingEntry(str(row[0]), *row[1:4], max(0.0, now_s - row[4])) for row in rows]
+        return [
+            PendingEntry(str(number), body, deliveries, consumer, max(0.0, now_s - since_s))
+            for number, body, deliveries, consumer, since_s in rows
+        ]
 
     async def dead(self, queue: str, *, count: int) -> list[DeadLetter]:
         rows = await self._done(

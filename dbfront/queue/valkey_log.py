@@ -311,8 +311,10 @@ class ValkeyLog:
         for name in sorted(map(_text, await self._ask("SMEMBERS", _NAMES))):
             length, dead, groups = await self._run(_STATE, [_log(name), _dead(name)], [])
             states = [
-                GroupState(_text(group), *numbers, None if idle_ms < 0 else idle_ms / 1_000)
-                for group, *numbers, idle_ms in groups
+                GroupState(
+                    _text(group), waiting, pending, held_by, None if idle < 0 else idle / 1_000
+                )
+                for group, waiting, pending, held_by, idle in groups
             ]
             states.sort(key=lambda state: state.name)
             found.append(QueueState(name, length, dead, tuple(states)))

@@ -22,6 +22,7 @@ from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
 from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
 from tierkv.dbfront.jobs.job_views import JOB_VIEWS, VIEW_QUERIES, view_rows_of
+from tierkv.dbfront.queue.work_log import WorkLog
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.statement.settings import SessionSettings
@@ -34,6 +35,7 @@ from tierkv.dbfront.views.admin import (
     visible_rows,
 )
 from tierkv.dbfront.views.kvcache import baseline_of
+from tierkv.dbfront.views.queue_views import QUEUE_VIEWS, queue_rows
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import activity_row, statistic_rows
 from tierkv.dbfront.views.worker_views import WORKER_VIEWS
@@ -65,6 +67,7 @@ class DuckDbSqlServer:
         tenant_of: maps a client to the owner of its KV namespace.
         siblings: the other workers of the front.
         jobs: what runs in the sessions; each user owns jobs where users log in.
+        queue: the queue of the views; set by the front.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class DuckDbSqlServer:
         self.jobs = RunningJobs(
             lambda client: "" if self.table_access(client) is None else client.user, self.clock
         )
+        self.queue: WorkLog | None = None
         self._engine = DuckDbEngine(config)
         self._engine.cancel_session = self._cancel_session
         self._engine.reset_statistics = self._reset_statistics
@@ -305,6 +309,8 @@ class DuckDbSqlServer:
         if view in JOB_VIEWS:
             found = await asyncio.to_thread(self._engine.rows, VIEW_QUERIES[view])
             return view_rows_of(view, found, self.jobs.holders.__contains__)
+        if view in QUEUE_VIEWS:
+            return [] if self.queue is None else await queue_rows(view, self.queue)
         if view in STATISTIC_VIEWS:
             await self.siblings.ask_all("flush")
             return await statistic_rows(view, self.statements)

@@ -353,6 +353,7 @@ _OWNED: Final = {
     "ai_tables": "owner",
     "kv_indexes": "owner",
     "job_failures": "owner",
+    "queue_pending": "owner",
     "pins": "tenant",
     "sessions": "tenant",
     "session_turns": "tenant",

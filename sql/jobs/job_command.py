@@ -76,6 +76,8 @@ class JobOptions:
         runner: ``local`` or ``ray``.
         partitions: number of parts, which a runner may run at the same time.
         background: the front runs the job in a session of its own.
+        queued: the job waits in the queue for the worker of any front.
+        ticket: names the one entry of the queue that may run the job; set by the front.
         made_by: user of this session, where jobs have no owners.
         retry_failed: ask again about the rows set aside; of RESUME only.
     """
@@ -88,6 +90,8 @@ class JobOptions:
     runner: str = "local"
     partitions: int = 0
     background: bool = False
+    queued: bool = False
+    ticket: str = ""
     made_by: str = ""
     retry_failed: bool = False
 
@@ -100,6 +104,7 @@ OPTION_KINDS: Final[dict[str, ValueKind]] = {
     "runner": OneOf(("local", "ray")),
     "partitions": Whole(1, limits.MAX_JOB_PARTITIONS),
     "background": Flag(),
+    "queued": Flag(),
     "retry_failed": Flag(),
 }
 _AT_CREATION: Final = ("key", "partitions")

@@ -34,6 +34,7 @@ from tierkv.kvcore.node import NodeInfo
 from tierkv.metaserver.client import MetaClient
 from tierkv.parts.access import cluster_access
 from tierkv.parts.front_source import MetaSource, front_checks
+from tierkv.parts.job_queue import FrontQueue
 from tierkv.parts.ray_jobs import ray_runner
 from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.config import SchedulerConfig
@@ -139,6 +140,7 @@ class FrontPart:
         source: content of the admin views.
         statements: statistics of statements; closed with ``sql``.
         siblings: the other workers of this front.
+        queue: the queue of jobs, and its worker once the doors are open.
         records: keeps the limits of calls and the REST keys up to date.
     """
 
@@ -204,6 +206,8 @@ class FrontPart:
             siblings=self.siblings,
         )
         self.sql = _sql_server(self.database, settings)
+        self.queue = FrontQueue(settings, self.sql)
+        self.database.queue = self.queue.log
         self._pg: PgWireServer | RelayServer | None = None
         self._http: HttpServer | None = None
 
@@ -230,8 +234,10 @@ class FrontPart:
         pg_port = await self._pg.start()
         if not settings.postgres:
             self.sql.start_keepers()
+            self.database.jobs.queue = self.queue.jobs
         http_port = await self.open_http(sql_port=pg_port)
         await self.siblings.start()
+        self.queue.start()
         return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}
 
     async def _sql_door(self, settings: FrontSettings) -> PgWireServer | RelayServer:
@@ -239,7 +245,7 @@ class FrontPart:
         if settings.postgres:
             from tierkv.parts.postgres_door import relay_door
 
-            return await relay_door(settings, self.generation, self.database)
+            return await relay_door(settings, self.generation, self.database, self.queue.jobs)
         from tierkv.dbfront.pgwire.server import PgWireServer
 
         door = PgWireServer(
@@ -299,6 +305,7 @@ class FrontPart:
 
     async def stop(self) -> None:
         """Close the doors, the sessions and the connections, in that order."""
+        await self.queue.stop()
         if self._pg is not None:
             await self._pg.stop()
         if self._http is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tierkv.dbfront.contracts import ClientInfo, TextGenerator
+from tierkv.dbfront.jobs.queued_job import JobQueue
 from tierkv.dbfront.postgres.attendant import AiAttendant
 from tierkv.dbfront.postgres.install import install
 from tierkv.dbfront.postgres.relay import Relay
@@ -23,7 +24,10 @@ from tierkv.sql.views import Row
 
 
 async def relay_door(
-    settings: FrontSettings, generator: TextGenerator, sql: DuckDbSqlServer
+    settings: FrontSettings,
+    generator: TextGenerator,
+    sql: DuckDbSqlServer,
+    queue: JobQueue | None = None,
 ) -> RelayServer:
     """Install schema ``tierkv`` and create the door, which does not listen yet.
 
@@ -31,6 +35,7 @@ async def relay_door(
         settings: settings of the front.
         generator: answers AI calls.
         sql: provides the rows of the admin views; clients do not reach it.
+        queue: takes queued jobs; None: this front has no worker for them.
 
     Raises:
         ConfigError: the server can't be reached, or the user may not install.
@@ -50,6 +55,7 @@ async def relay_door(
         change_cluster=sql.change_cluster,
         siblings=sql.siblings,
         run_parts=ray_runner(settings),
+        queue=queue,
     )
 
     async def tell_activity(details: dict[str, Any]) -> list[Row]:

@@ -19,6 +19,7 @@ from tierkv.dbfront.contracts import CallDefaults, ClientInfo, TextGenerator
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.plan import Analysis, Explanation
 from tierkv.dbfront.jobs.job_commands import RunParts
+from tierkv.dbfront.jobs.queued_job import JobQueue
 from tierkv.dbfront.pgwire.protocol.errors import notice_fields
 from tierkv.dbfront.postgres.relay import hinted
 from tierkv.dbfront.postgres.statements.ai_rounds import (
@@ -68,6 +69,7 @@ class AiServices:
         sessions: the live sessions, for stat_activity; a weak set.
         siblings: the other workers of the front.
         run_parts: hands the parts of jobs to a cluster; None: no cluster is known.
+        queue: takes queued jobs; None: this front has no queue.
         job_holders: how to cancel the running jobs, by the names of their parts.
     """
 
@@ -82,6 +84,7 @@ class AiServices:
     sessions: WeakSet[Watched] = field(default_factory=WeakSet)
     siblings: Siblings = field(default_factory=Siblings)
     run_parts: RunParts | None = None
+    queue: JobQueue | None = None
     job_holders: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     def activity(self, user: str) -> list[Row]:

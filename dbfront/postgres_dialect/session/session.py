@@ -322,7 +322,8 @@ class DialectSession:
             if isinstance(command, AiTableCommand):
                 return await AiTables(self._job, jobs.clock, jobs.changed).run(command)
             wake = jobs.jobs_changed if jobs.keeps else None
-            return await JobCommands(self._job, jobs.clock, jobs.run_parts, wake).run(command)
+            commands = JobCommands(self._job, jobs.clock, jobs.run_parts, wake, jobs.queue)
+            return await commands.run(command)
         finally:
             self._job = None
 
