@@ -175,6 +175,12 @@ class Roles:
         process.kill()
         _end(process)
 
+    def end(self, name: str) -> None:
+        """SIGTERM, and wait for the end."""
+        process = self._processes.pop(name)
+        process.terminate()
+        _end(process)
+
     @contextmanager
     def frozen(self, name: str) -> Iterator[None]:
         """Stop a process without ending it."""

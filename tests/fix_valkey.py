@@ -26,35 +26,47 @@ def valkey_server(folder: Path) -> Iterator[str]:
 @contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
     """Run Debian's Redis, which is older; yield its URL."""
-    port = free_port()
-    process = _start_redis(folder, port)
-    try:
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.terminate()
-        process.wait(20)
+    with RedisProcess(folder) as redis:
+        yield redis.url
 
 
-@contextmanager
-def killed_redis(folder: Path, port: int, *arguments: str) -> Iterator[None]:
-    """Run Debian's Redis at a port, and kill it at the end."""
-    process = _start_redis(folder, port, *arguments)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait(20)
+class RedisProcess:
+    """Debian's Redis at one port, killed and started again by tests."""
 
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """Name a port; ``arguments`` are settings, such as ``--appendonly yes``."""
+        self.url = f"redis://127.0.0.1:{(port := free_port())}/0"
+        self._folder = folder
+        words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+        self._words = [*words, *arguments]
+        self._process: subprocess.Popen[bytes] | None = None
 
-def _start_redis(folder: Path, port: int, *arguments: str) -> subprocess.Popen[bytes]:
-    program = shutil.which("redis-server")
-    assert program, "no redis-server: run deploy/install-test-packages.sh"
-    folder.mkdir(exist_ok=True)
-    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    process = subprocess.Popen([program, *words, *arguments], stdout=subprocess.DEVNULL)
-    with Valkey.from_url(f"redis://127.0.0.1:{port}/0") as client:
-        wait_for(lambda: _answers(client), what="redis-server answers")
-    return process
+    def start(self) -> None:
+        """Start the server and wait for an answer."""
+        program = shutil.which("redis-server")
+        assert program, "no redis-server: run deploy/install-test-packages.sh"
+        self._folder.mkdir(exist_ok=True)
+        self._process = subprocess.Popen([program, *self._words], stdout=subprocess.DEVNULL)
+        with Valkey.from_url(self.url) as client:
+            wait_for(lambda: _answers(client), what="redis-server answers")
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(20)
+            self._process = None
+
+    def forget(self) -> None:
+        """Remove what a killed server has written."""
+        shutil.rmtree(self._folder)
+
+    def __enter__(self) -> RedisProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 def _answers(client: Valkey) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from tests.fix_queue import PLACES, LogPlace, file_place, server_place
-from tests.fix_cluster import free_port
-from tests.fix_valkey import killed_redis, redis_server, valkey_server
+from tests.fix_valkey import RedisProcess, redis_server, valkey_server
 from tierkv.dbfront.queue.valkey_log import ValkeyLog
 from tierkv.dbfront.queue.work_log import QueueEntry, QueueLostError, WorkLog
 from tierkv.kvcore import limits
@@ -79,7 +79,7 @@ async def test_2_each_entry_goes_to_one_consumer_of_each_group(place: LogPlace) 
         return taken
 
     taken = await asyncio.gather(*map(take, range(4)))
-    assert sorted(sum(taken, [])) == sorted(bodies)
+    assert sorted(chain.from_iterable(taken)) == sorted(bodies)
     other = await logs[0].read("q", "other", "ann", count=100)
     assert [entry.body for entry in other] == bodies
     for each in logs:
@@ -135,7 +135,7 @@ async def test_5_idle_entries_are_claimed_once_and_counted(place: LogPlace) -> N
         log.claim("q", "g", "bob", min_idle_s=60.0, count=5),
         other.claim("q", "g", "eve", min_idle_s=60.0, count=5),
     )
-    entries = sum(found, [])
+    entries = [*chain.from_iterable(found)]
     assert entries == [QueueEntry(ids[0], "a", 2), QueueEntry(ids[1], "b", 2)]
     assert not await log.ack("q", "g", "ann", ids[0])  # She was thought dead.
     await log.close()
@@ -229,17 +229,17 @@ async def test_10_a_lost_log_is_said(tmp_path: Path) -> None:
 async def test_10_a_log_goes_on_when_its_killed_server_is_back(
     tmp_path: Path, durable: bool
 ) -> None:
-    port = free_port()
-    log = ValkeyLog(f"redis://127.0.0.1:{port}/0", SystemClock())
     keeps = ("--appendonly", "yes", "--appendfsync", "always") if durable else ()
-    with killed_redis(tmp_path, port, *keeps):
+    with RedisProcess(tmp_path / "redis", *keeps) as redis:
+        log = ValkeyLog(redis.url, SystemClock())
         added = await log.add("q", "a")
         await log.read("q", "g", "ann")
-    with pytest.raises(QueueLostError):
-        await log.touch("q", "g", "ann", added)
-    with killed_redis(tmp_path, port, *keeps):
+        redis.kill()
+        with pytest.raises(QueueLostError):
+            await log.touch("q", "g", "ann", added)
+        redis.start()
         assert await log.touch("q", "g", "ann", added) == ("ann" if durable else "")
         assert await log.ack("q", "g", "ann", added) is durable
         await log.add("q", "b")
         assert [entry.body for entry in await log.read("q", "g", "ann", count=5)] == ["b"]
-    await log.close()
+        await log.close()
