@@ -137,17 +137,8 @@ class FrontSettings(Section):
     stats_days: float = Field(default=30.0, gt=0.0, description="days of usage history, query log")
     ray_address: str = Field(default="", description="Ray for jobs of runner = 'ray'; empty: none")
     ray_door: str = Field(default="", description="DSN by which nodes of that Ray reach the fronts")
-    queue_door: str = Field(
-        default="",
-        description="behind PostgreSQL: DSN by which this front's worker runs queued jobs through "
-        "the fronts, without a user: as the owner of each job; empty: no job can be queued",
-    )
-    queue_claim_s: float = Field(
-        default=30.0,
-        ge=1.0,
-        le=3_600.0,
-        description="seconds without a sign of its worker after which another takes a queued job",
-    )
+    queue_door: str = Field(default="", description="DSN by which queued jobs run; empty: none can")
+    queue_claim_s: float = Field(default=30.0, ge=1.0, description="silence of a lost job worker")
     answer_cache: str = Field(
         default="",
         description="SQLite file, or postgresql://... for several fronts, where answers stay for "

@@ -318,13 +318,13 @@ class JobCommands:
             raise FeatureNotSupportedError(
                 "this front has no queue for jobs",
                 hint="A front that serves an embedded database has one; behind PostgreSQL set "
-                "front.queue_door. Without queued = on the job runs in your session.",
+                "front.queue_door. Or leave queued out, and the job runs in your session.",
             )
         if why := self._queue.refusal(self._session.user):
             raise FeatureNotSupportedError(
                 why,
-                hint="front.queue_door without a user logs in as the owner of each job. Without "
-                "queued = on the job runs in your session.",
+                hint="Leave queued out, and the job runs in your session. A front.queue_door "
+                "without a user logs in as the owner of each job.",
             )
 
     def _need_cluster(self) -> RunParts:

@@ -1,17 +1,17 @@
-"""The worker of a front: takes jobs from the queue and runs them, one at a time.
+"""The worker of a front: runs the jobs of the queue, each alone.
 
-Theory of operation. An entry of the queue says which job is to be run; the job's own tables say how
-far it is. The worker runs the open partitions through a session of the job's user, each batch with
-its checkpoint, and acknowledges at the end. Meanwhile the worker touches the entry. If the worker is
-killed, the entry becomes idle, and the worker of another front claims it and goes on behind the last
-checkpoint.
+Theory of operation. An entry of the queue names the job to run; the job's own tables have the
+checkpoints. The worker runs the open partitions through a session of the job's user, batch after
+batch, and acknowledges the entry at the end. Meanwhile the worker touches the entry. If the worker
+is killed, the entry becomes idle. The worker of another front claims the entry and goes on behind
+the last checkpoint.
 
-Two workers can't harm a job. The lock of a partition is held by a session and ends with it; a
+Two workers can't harm a job. The lock of a partition ends with the session of the runner; a
 second worker gets 55006 and waits. A runner without the partition's secret writes nothing. A worker
-that was thought dead sees at its next touch who has the entry now, and stops.
+thought dead learns the new holder of the entry from the next touch, and stops.
 
-An error of the job itself (a batch that fails, a limit, a cancel) is the job's end: its state and
-reason are in tierkv.jobs. Any other error, such as a refused login, is a failed delivery. After
+An error of the job (a failing batch, a limit, a cancel) is the job's end: state and reason are in
+tierkv.jobs. An error before the job, for example a refused login, is a failed delivery. After
 ``limits.MAX_QUEUE_DELIVERIES`` deliveries the entry is a dead letter, and the job is failed.
 """
 
@@ -61,8 +61,8 @@ class QueueWorker:
             work_log: has the entries.
             door: opens the sessions.
             front: begins the consumer's name.
-            claim_s: idle time after which an entry counts as left by its worker.
-            alone: no other process takes entries; what is pending at the start was left.
+            claim_s: idle time after which an entry counts as left by a dead worker.
+            alone: no other process takes entries; an entry pending at the start was left.
         """
         self.name = f"{front}/{secrets.token_hex(4)}"
         self._work_log = work_log
@@ -86,7 +86,7 @@ class QueueWorker:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _next(self, min_idle_s: float) -> list[QueueEntry]:
-        """Return an entry that was left, or else the next one."""
+        """Return an abandoned entry, or else the next entry of the queue."""
         return await self._work_log.claim(
             QUEUE, GROUP, self.name, min_idle_s=min_idle_s
         ) or await self._work_log.read(QUEUE, GROUP, self.name, block_s=_BLOCK_S)
@@ -137,7 +137,7 @@ class QueueWorker:
     async def _touch_until_done(self, entry: QueueEntry, working: asyncio.Task[None]) -> bool:
         """Touch an entry until the work is done; return False if another worker has the entry.
 
-        A log that is away, or has lost the entry, does not stop the job: its locks protect it.
+        An unreachable log, or a log without the entry, does not stop the job.
         """
         while True:
             done, _ = await asyncio.wait({working}, timeout=self._claim_s / _TOUCHES)
@@ -149,7 +149,7 @@ class QueueWorker:
                     return False
 
     async def _until_ended(self, job: QueuedJob) -> None:
-        """Run a job until its end, and again while the database or the door is away.
+        """Run a job to the end, and try again while the database or the door is away.
 
         Raises:
             TierKVError: the job can't be run here.
@@ -179,7 +179,7 @@ class QueueWorker:
         raise failure
 
     async def _fail(self, job: QueuedJob, reason: str) -> None:
-        """Note in the job why it does not go on."""
+        """Note the reason in the tables of jobs."""
         open_states = f"'{PartState.WAITING}', '{PartState.RUNNING}'"
         async with self._door.open(job) as session:
             if await _open_parts(session, job):

@@ -1,6 +1,6 @@
-"""A job that waits in the queue, as the text of an entry; and what the queue needs of a front.
+"""A job in the queue, as the text of an entry; and the interface of a front to the queue.
 
-JobCommands adds jobs to a JobQueue; queue_worker.py takes them out and runs them through a JobDoor.
+JobCommands adds jobs to a JobQueue; queue_worker.py takes jobs out and runs each through a JobDoor.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class JobQueue:
     """The queue as statements see it.
 
     Attributes:
-        add: adds an entry; QueueLostError if the log is away, SqlError if it is full.
+        add: adds an entry; QueueLostError if the log is away, SqlError if the queue is full.
         refusal: returns why the worker can't run the jobs of a user; empty if it can.
     """
 

@@ -1,8 +1,8 @@
 """Logs with consumer groups in an SQLite file; implements WorkLog.
 
-For the processes of one machine, or one process with MEMORY. Each operation is one transaction in
-a thread. A reader that waits looks again and again, with growing pauses: other processes can't wake
-it, an ``add`` of its own process does.
+For the processes of a machine; with MEMORY for a single process. Each operation is a transaction in
+a thread. A waiting reader polls with growing pauses, because another process can't wake the reader;
+an ``add`` of the same process does.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ _TABLES: Final = (
 _OWN: Final = "queue = ? AND grp = ? AND id = ? AND consumer = ?"
 _UNFINISHED: Final = (
     "SELECT min(first) FROM (SELECT coalesce((SELECT min(p.id) FROM pending p WHERE "
-    "p.queue = g.queue AND p.grp = g.name), g.last_id + 1) AS first FROM groups g WHERE g.queue = ?)"
+    "p.queue = g.queue AND p.grp = g.name), g.last_id + 1) AS first FROM groups g "
+    "WHERE g.queue = ?)"
 )
 """The oldest id that some group has not ended; NULL without groups."""
 
 
 class FileLog:
-    """One connection to the file, opened at the first use.
+    """Connection to the file, opened at the first use.
 
     Attributes:
         place: path of the file, or MEMORY.

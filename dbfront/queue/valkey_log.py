@@ -1,7 +1,7 @@
 """Logs with consumer groups in Streams of Valkey or Redis (``front.shared_state``).
 
-Implements WorkLog for several fronts. A queue is a stream with its consumer groups; dead letters
-are a second stream. Reading is XREADGROUP; what must check first who has an entry is one script.
+Implements WorkLog for several fronts. A queue is a stream with consumer groups; dead letters
+are a second stream. Reading is XREADGROUP; operations with a check of the holder are scripts.
 The server's clock measures idle times, hence fronts need no common clock.
 """
 
@@ -291,16 +291,8 @@ class ValkeyLog:
         for number, pairs in rows:
             fields = {name: _text(value) for name, value in _fields(pairs).items()}
             at_s = int(_text(number).partition("-")[0]) / 1_000
-            found.append(
-                DeadLetter(
-                    _text(number),
-                    fields["group"],
-                    fields["body"],
-                    int(fields["deliveries"]),
-                    fields["reason"],
-                    at_s,
-                )  # fmt: skip
-            )
+            words = (_text(number), fields["group"], fields["body"], int(fields["deliveries"]))
+            found.append(DeadLetter(*words, fields["reason"], at_s))
         return found
 
     async def forget_dead(self, queue: str, letters: Sequence[str]) -> int:
@@ -350,7 +342,7 @@ def _dead(queue: str) -> str:
 
 
 def _id(entry: str) -> str:
-    """Return an id that the server can read; for the id of another log, one that no entry has."""
+    """Return an id readable for the server; 0-0, never an entry, for the id of another log."""
     return entry if _ID.fullmatch(entry) else "0-0"
 
 

@@ -8,8 +8,8 @@ Implemented by file_log.py (an SQLite file, for the processes of one machine) an
                 +--+         +-> dead letter, with a reason
               claimed after idle time
 
-A consumer that dies leaves its entries pending. Time without a ``touch`` makes them idle, and
-another consumer claims them. Hence an entry may be delivered twice, and the work of an entry must
+A dying consumer leaves entries pending. Time without a ``touch`` makes an entry idle, and another
+consumer claims the entry. Hence an entry may be delivered twice, and the work of an entry must
 allow for a second worker.
 """
 
@@ -27,7 +27,7 @@ RELEASED_IDLE_S: Final = 86_400.0
 
 
 class QueueLostError(TierKVError):
-    """The log can't be reached; a user sees the error only of a statement that adds to the log."""
+    """The log can't be reached; users see the error of statements about the queue."""
 
     code = "queue_lost"
     sqlstate = "58030"
@@ -41,7 +41,7 @@ class QueueEntry:
     Attributes:
         id: orders the entries of a queue; opaque to callers.
         body: the text that was added.
-        deliveries: number of deliveries in the group, this one included.
+        deliveries: number of deliveries in the group, the present delivery included.
     """
 
     id: str
@@ -51,7 +51,7 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True)
 class PendingEntry:
-    """An entry that a consumer has and did not acknowledge.
+    """An entry delivered to a consumer and not acknowledged.
 
     Attributes:
         id, body, deliveries: see QueueEntry.
@@ -88,7 +88,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """A group of a queue: entries that nobody has got, pending ones, and who has them.
+    """A group of a queue: new entries, pending entries, and consumers.
 
     Attributes:
         name: of the group.
@@ -107,7 +107,7 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue: its length, its dead letters, its groups in order of their names."""
+    """A queue: length, dead letters, and groups in order of names."""
 
     name: str
     length: int
@@ -119,28 +119,28 @@ class WorkLog(Protocol):
     """Named logs with consumer groups.
 
     1. ``add`` appends a text and returns the entry's id. Entries are delivered in the order of
-       ``add``. A body that is too large or empty, and a full queue, are refused: nothing is added.
-    2. ``read`` delivers the oldest entries that no consumer of the group has got, at most
-       ``count``. Without any it waits up to ``block_s`` for the next ``add``, by any process.
+       ``add``. A body too large or empty, and a full queue, are refused: nothing is added.
+    2. ``read`` delivers the oldest entries new to the group, at most ``count``. Without an entry
+       ``read`` waits up to ``block_s`` for the next ``add``, by any process.
        A new group begins with the oldest entry of the queue. Each entry goes to one consumer.
     3. A delivered entry is pending until ``ack``, ``bury``, or a claim by another consumer.
        ``ack`` returns True if the entry was pending for this consumer, and otherwise changes
-       nothing: a consumer that was thought dead can't end the work of another.
+       nothing: a consumer thought dead can't end the work of another.
     4. ``touch`` begins the idle time anew if the entry is this consumer's, and returns the
-       consumer that has the entry; empty if the entry is not pending. It counts no delivery.
+       holder of the entry; empty if the entry is not pending. It counts no delivery.
     5. ``claim`` gives a consumer the pending entries of all consumers that have been idle for
        ``min_idle_s``, oldest entries first, at most ``count``, and counts a delivery. Of several
-       claims at the same time one succeeds.
+       claims at the same time only the first succeeds.
     6. ``release`` makes an entry of this consumer claimable at once and takes the delivery back;
-       for a worker that stops in good order. It returns whether the entry was this consumer's.
+       for a worker's stop in good order. It returns whether the entry was this consumer's.
     7. ``bury`` moves an entry of this consumer from the group to the dead letters, and returns
        whether the entry was this consumer's. A dead letter stays until ``forget_dead``; beyond
        ``limits.MAX_DEAD_LETTERS`` the oldest goes.
-    8. ``trim`` removes the oldest entries that every group has ended, up to the first that some
-       group has not, and returns their number. A queue without groups keeps all.
+    8. ``trim`` removes the oldest entries ended by every group, up to the first entry open in any
+       group, and returns the number of removed entries. A queue without groups keeps all.
     9. ``pending``, ``dead`` and ``queues`` show the state and change nothing.
-    10. Every method raises QueueLostError if the log can't be reached. What was added or delivered
-        then may or may not have happened.
+    10. Every method raises QueueLostError if the log can't be reached. The
+        operation may have happened or not.
     """
 
     async def add(self, queue: str, body: str) -> str: ...

@@ -192,12 +192,8 @@ class FrontPart:
             meta, self.generation, self.dispatcher, config, records=self.records
         )
         self.database = DuckDbSqlServer(
-            DuckDbConfig(
-                path=_database(settings),
-                sandbox=not _is_open(settings, external_access),
-                trace_dir=settings.trace_dir,
-                threads=settings.threads,
-                memory_limit=_memory_limit(settings, self.siblings.count),
+            _duckdb_config(
+                settings, self.siblings, sandbox=not _is_open(settings, external_access)
             ),
             self.generation,
             cluster=self.source,
@@ -245,7 +241,7 @@ class FrontPart:
         if settings.postgres:
             from tierkv.parts.postgres_door import relay_door
 
-            return await relay_door(settings, self.generation, self.database, self.queue.jobs)
+            return await relay_door(settings, self.generation, self.database, self.queue)
         from tierkv.dbfront.pgwire.server import PgWireServer
 
         door = PgWireServer(
@@ -357,6 +353,16 @@ def _folder(settings: FrontSettings) -> Path | None:
     """Return the folder of this front's tables or statistics; None if both are in memory."""
     path = _database(settings) or settings.stats_path
     return Path(path).expanduser().absolute().parent if path else None
+
+
+def _duckdb_config(settings: FrontSettings, siblings: Siblings, *, sandbox: bool) -> DuckDbConfig:
+    return DuckDbConfig(
+        path=_database(settings),
+        sandbox=sandbox,
+        trace_dir=settings.trace_dir,
+        threads=settings.threads,
+        memory_limit=_memory_limit(settings, siblings.count),
+    )
 
 
 def _database(settings: FrontSettings) -> str:

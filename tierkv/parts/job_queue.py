@@ -1,7 +1,7 @@
-"""The queue of AI jobs in a front: its log, its worker, and the doors through which jobs run.
+"""The queue of AI jobs in a front: the log, the worker, and the doors of the jobs.
 
 Over an embedded database the log is a file beside the database, and the worker opens sessions as
-the keepers do. Behind PostgreSQL the log is in ``front.shared_state`` if several fronts share one,
+the keepers do. Behind PostgreSQL the log is in ``front.shared_state`` if that is set,
 and the worker logs in through ``front.queue_door``, as any client does.
 """
 
@@ -45,7 +45,7 @@ def work_log(settings: FrontSettings) -> WorkLog:
 
 
 class FrontQueue:
-    """The log and the worker of one front process.
+    """The log and the worker of a front process.
 
     Attributes:
         log: of this front, or of several.
@@ -88,7 +88,7 @@ class FrontQueue:
         self._worker = asyncio.create_task(worker.run(), name="job-queue")
 
     async def stop(self) -> None:
-        """Let the job that runs go on elsewhere, and close the log."""
+        """Give the running job back to the queue, and close the log."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
@@ -136,7 +136,7 @@ class _EmbeddedSession:
 
 
 class PostgresDoor:
-    """Implements JobDoor through the SQL door of a front with PostgreSQL behind it.
+    """Implements JobDoor through the SQL door of a front over PostgreSQL.
 
     Attributes:
         user: as whom the DSN logs in; empty: as the user of each job.
@@ -215,7 +215,7 @@ async def _told(work: Awaitable[T]) -> T:
 
 
 def _lost_state(error: Exception) -> str:
-    """Return the state of an error from before the login's end, whose state psycopg leaves out."""
+    """Return the SQLSTATE of a failed login, left out by psycopg."""
     text = str(error)
     refused = ("password", "authentication", "no pg_hba.conf", "does not exist", "not permitted")
     return "28000" if any(each in text for each in refused) else "08006"

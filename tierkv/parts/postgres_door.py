@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from tierkv.dbfront.contracts import ClientInfo, TextGenerator
-from tierkv.dbfront.jobs.queued_job import JobQueue
 from tierkv.dbfront.postgres.attendant import AiAttendant
 from tierkv.dbfront.postgres.install import install
 from tierkv.dbfront.postgres.relay import Relay
@@ -18,6 +17,7 @@ from tierkv.dbfront.postgres.statements.ai_run import AiServices
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.views.admin import of_worker
 from tierkv.kvcore.clock import SystemClock
+from tierkv.parts.job_queue import FrontQueue
 from tierkv.parts.ray_jobs import ray_runner
 from tierkv.settings import FrontSettings
 from tierkv.sql.views import Row
@@ -27,7 +27,7 @@ async def relay_door(
     settings: FrontSettings,
     generator: TextGenerator,
     sql: DuckDbSqlServer,
-    queue: JobQueue | None = None,
+    queue: FrontQueue | None = None,
 ) -> RelayServer:
     """Install schema ``tierkv`` and create the door, which does not listen yet.
 
@@ -35,7 +35,7 @@ async def relay_door(
         settings: settings of the front.
         generator: answers AI calls.
         sql: provides the rows of the admin views; clients do not reach it.
-        queue: takes queued jobs; None: this front has no worker for them.
+        queue: takes queued jobs; None: this front has none.
 
     Raises:
         ConfigError: the server can't be reached, or the user may not install.
@@ -55,7 +55,7 @@ async def relay_door(
         change_cluster=sql.change_cluster,
         siblings=sql.siblings,
         run_parts=ray_runner(settings),
-        queue=queue,
+        queue=None if queue is None else queue.jobs,
     )
 
     async def tell_activity(details: dict[str, Any]) -> list[Row]:
