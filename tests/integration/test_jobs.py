@@ -178,6 +178,14 @@ REFUSED = {
     "CREATE AI JOB w AS INSERT INTO answers SELECT id, body FROM docs WITH (key = nix)": "42703",
     "CREATE AI JOB w AS INSERT INTO answers SELECT id, body FROM docs "
     "WITH (key = id, background = on)": "0A000",
+    "CREATE AI JOB w AS INSERT INTO answers SELECT id, body FROM docs "
+    "WITH (key = id, queued = on)": "0A000",
+    "CREATE AI JOB w AS INSERT INTO answers SELECT id, body FROM docs "
+    "WITH (key = id, queued = perhaps)": "22023",
+    "CREATE AI JOB w AS INSERT INTO answers SELECT id, body FROM docs "
+    "WITH (key = id, queue = on)": "42601",
+    "CREATE AI JOB w AS INSERT INTO answers SELECT id, body FROM docs "
+    "WITH (key = id, ticket = x)": "42601",
     "RESUME JOB nobody": "42704",
     "CALL tierkv.cancel_job('nobody')": "42704",
     "DROP AI JOB nobody": "42704",
