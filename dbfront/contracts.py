@@ -357,7 +357,8 @@ class TextGenerator(Protocol):
        tokens. Neither runs a model. Errors as of ``prepare``.
     9. ``encode_ahead`` begins to encode the prompts of calls in another thread. ``prepare`` gets
        what it returned for the call, and gives the same result without. It raises no error.
-    10. ``chat`` answers and stores the next message of a conversation, or raises an error.
+    10. ``chat`` answers the next message of a conversation, and stores both, or raises an error and
+       stores nothing. Turns of one conversation run one after the other.
     """
 
     @property
