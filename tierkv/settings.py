@@ -55,7 +55,7 @@ class ClusterSettings(Section):
         default="", description="host:port of the meta server; of several, separated by commas"
     )
     host: str = Field(
-        default="", description="name of this machine; nodes of one host share memory (L2)"
+        default="", description="this machine's name; nodes of a host share memory (L2)"
     )
     zone: str = Field(
         default="",
@@ -447,9 +447,7 @@ class EngineSettings(Section):
         "empty: TierKV's own",
     )
     url: str = Field(default="", description="the engine's address, such as http://127.0.0.1:8000")
-    api_key_file: str = Field(
-        default="", description="file with the engine's API key; empty: no key"
-    )
+    api_key_file: str = Field(default="", description="file of the engine's API key; empty: no key")
     model: str = Field(
         default="",
         description="folder of the engine's model files on this machine; empty: the path that the "
