@@ -130,7 +130,7 @@ async def test_json_is_neither_handed_over_nor_taken_over() -> None:
     async with wired(HEAD + TOKEN + end + USAGE + DONE) as (_, node):
         *_, last = await answers(node, request(handoff=True, guide='{"type": "null"}'))
         assert last.finish_reason is FinishReason.LENGTH and last.token_ids == (98, 2)
-        with pytest.raises(NodeLostError, match="can't continue JSON that another node began"):
+        with pytest.raises(NodeLostError, match="can't continue JSON, or an answer with penalties"):
             await answers(node, request(resumed_tokens=1, guide='{"type": "null"}'))
     async with wired(HEAD + TOKEN) as (_, node):
         with pytest.raises(NodeLostError, match="the stream ended early"):
