@@ -53,9 +53,7 @@ whatever its other limits.
 _SCHEMA_ERROR_CHARS = 300
 
 _LARGEST_EXACT = 1 << 53
-NUMERIC_KEYWORDS = (
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum",
-)  # fmt: skip
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 """Keywords whose numbers the compiler keeps as 64-bit floats. Beyond 2^53 it writes other numbers,
 and recurses until the process dies where two bounds become equal.
 """
@@ -130,8 +128,8 @@ def _check_numbers(schema: dict[str, Any]) -> None:
         if isinstance(number, (int, float)) and math.isfinite(number):
             digits = "".join(map(str, Decimal(str(number)).as_tuple().digits))
             multiples.add(max(1, int(digits)))
-        for keyword in NUMERIC_KEYWORDS:
-            if is_beyond_exact(part.get(keyword)):
+        for keyword in _BOUNDS:
+            if _is_beyond_exact(part.get(keyword)):
                 raise UdfArgumentError(
                     f"{keyword} in the JSON schema has a number beyond {_LARGEST_EXACT} in size",
                     hint="Leave it out, and check it after the answer.",
@@ -144,12 +142,9 @@ def _check_numbers(schema: dict[str, Any]) -> None:
         )
 
 
-def is_beyond_exact(value: object) -> bool:
-    """Return whether a value, or an item of a list, is a number beyond 2^53 in size."""
-    if isinstance(value, list):
-        return any(map(is_beyond_exact, value))
+def _is_beyond_exact(value: object) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and not -_LARGEST_EXACT <= value <= _LARGEST_EXACT  # type: ignore[operator]
+    return is_number and abs(value) > _LARGEST_EXACT  # type: ignore[arg-type]
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

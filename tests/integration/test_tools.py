@@ -135,7 +135,6 @@ async def test_numbers_that_kill_the_compiler_are_refused(tmp_path: Path) -> Non
     bounds = [
         {"type": "integer", "minimum": least, "maximum": least},
         {"type": "integer", "minimum": -(10**20), "maximum": -(10**20) + 3},
-        {"enum": [9007199254740993]},
         {"type": "number", "minimum": -1e308, "maximum": -1e307},
     ]
     async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:

@@ -112,7 +112,9 @@ def filled(message: Message, depth: int = 0) -> Message:
 def _fill(message: Message, field: FieldDescriptor, depth: int) -> None:
     inner = field.message_type
     if inner is not None and inner.GetOptions().map_entry:
-        getattr(message, field.name)[f"key-{field.number}"] = field.number
+        is_text = inner.fields_by_name["key"].type == FieldDescriptor.TYPE_STRING
+        key = f"key-{field.number}" if is_text else field.number
+        getattr(message, field.name)[key] = field.number
     elif inner is not None:
         if depth == _DEEPEST:
             return
