@@ -37,6 +37,7 @@ from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
 from tierkv.dbfront.http.endpoints.tokens import tokens_router
 from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
 from tierkv.dbfront.http.messages.answers import error_json
+from tierkv.dbfront.http.responses.background import BackgroundResponses, ResponseQueue
 from tierkv.dbfront.http.responses.conversations_router import conversations_router
 from tierkv.dbfront.http.responses.responses_router import responses_router
 from tierkv.dbfront.http.services import FieldError, ReadinessCheck, Services
@@ -156,10 +157,12 @@ def make_app(
     clock: Clock,
     keys: KeyRing,
     conversations: Conversations,
+    queue: ResponseQueue,
     cluster: ClusterSource | None = None,
-) -> tuple[FastAPI, Services]:
-    """Build the application and the services of its endpoints."""
+) -> tuple[FastAPI, Services, BackgroundResponses]:
+    """Build the application, the services of its endpoints, and its background responses."""
     services = Services(config, generator, metrics, checks, sql, clock, error_body)
+    background = BackgroundResponses(services, conversations, keys, queue)
 
     async def authenticate(request: Request) -> None:
         path, headers = request.scope["path"], request.headers
@@ -186,7 +189,8 @@ def make_app(
         *(models_router, health_router),
     ):
         app.include_router(router(services))
-    for kept in (responses_router, conversations_router, kv_router):
+    app.include_router(responses_router(services, conversations, background))
+    for kept in (conversations_router, kv_router):
         app.include_router(kept(services, conversations))
     if sql is not None:
         app.include_router(sql_router(services, sql))
@@ -202,7 +206,7 @@ def make_app(
         Exception,
     ):
         app.add_exception_handler(kind, _answer_error)
-    return app, services
+    return app, services, background
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

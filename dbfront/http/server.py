@@ -25,12 +25,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tierkv.dbfront.accepting import BACKLOG, Acceptor
+from tierkv.dbfront.accounts.statistic_tables import MEMORY
 from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.app import make_app
 from tierkv.dbfront.http.config import HttpConfig
 from tierkv.dbfront.http.endpoints.metrics import Family, Metrics
 from tierkv.dbfront.http.key_ring import KeyRing
+from tierkv.dbfront.http.responses.background import ResponseQueue
 from tierkv.dbfront.http.services import ReadinessCheck
+from tierkv.dbfront.queue.file_log import FileLog
 from tierkv.dbfront.sessions.conversations import Conversations
 from tierkv.dbfront.sessions.session_file import SessionFile
 from tierkv.dbfront.siblings import Siblings
@@ -207,10 +210,11 @@ class HttpServer:
         siblings: Siblings | None = None,
         cluster: ClusterSource | None = None,
         conversations: Conversations | None = None,
+        queue: ResponseQueue | None = None,
     ) -> None:
         """Create a server; the server does not listen yet.
 
-        Without ``conversations`` the server keeps its own, in memory.
+        Without ``conversations`` or ``queue`` the server keeps its own, in memory.
 
         Raises:
             ConfigError: the configuration is refused, for example a public address without keys.
@@ -222,7 +226,7 @@ class HttpServer:
         self._config = config
         self._clock = clock or SystemClock()
         self.app: FastAPI
-        self.app, self._services = make_app(
+        self.app, self._services, self._background = make_app(
             config,
             generator,
             metrics=self.metrics,
@@ -232,6 +236,7 @@ class HttpServer:
             keys=self.keys,
             cluster=cluster,
             conversations=conversations or Conversations(SessionFile(), self._clock),
+            queue=queue or ResponseQueue(FileLog(MEMORY, self._clock)),
         )
         if siblings is not None:
             self._services.siblings = siblings
@@ -257,6 +262,7 @@ class HttpServer:
         """
         listener = _listen(self._config)
         self.port = listener.getsockname()[1]
+        self._background.start()
         self._server = _Uvicorn(
             uvicorn.Config(
                 Edge(self.app, clock=self._clock),
@@ -295,7 +301,7 @@ class HttpServer:
         if self._config.reuse_port:
             for server in self._server.servers:
                 server.close()  # The kernel gives the clients to the other workers.
-        if running := {*self._server.server_state.tasks, *self._services.background}:
+        if running := {*self._server.server_state.tasks, *self._background.drain()}:
             await asyncio.wait(running, timeout=most_s)
         self._services.ended.set()
 
@@ -308,9 +314,7 @@ class HttpServer:
         await self._task
         # uvicorn cancels requests that did not end in time, but does not wait for their cleanup.
         await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
-        for task in self._services.background:
-            task.cancel()
-        await asyncio.gather(*self._services.background, return_exceptions=True)
+        await self._background.stop()
         self._server = self._task = None
 
 

@@ -52,7 +52,6 @@ class Services:
             probe is answered 503.
         ended: set when running requests must end, too.
         siblings: the other workers of the front.
-        background: tasks that answer while no client waits; each is named after its response.
     """
 
     config: HttpConfig
@@ -65,7 +64,6 @@ class Services:
     draining: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     siblings: Siblings = field(default_factory=Siblings)
-    background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def created(self) -> int:
         """Return the seconds since the epoch, by the wall clock."""

@@ -1,6 +1,6 @@
 """A job in the queue, as the text of an entry; and the interface of a front to the queue.
 
-JobCommands adds jobs to a JobQueue; queue_worker.py takes jobs out and runs each through a JobDoor.
+JobCommands adds jobs to a JobQueue; job_entries.py runs those of the queue, each through a JobDoor.
 """
 
 from __future__ import annotations

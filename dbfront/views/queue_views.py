@@ -5,9 +5,9 @@ dbfront/statement/server.py calls ``queue_rows`` for both SQL doors.
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
-from tierkv.dbfront.jobs.queued_job import QueuedJob
 from tierkv.dbfront.queue.work_log import QueueState, WorkLog
 from tierkv.kvcore import limits
 from tierkv.sql.views import Row, timestamp
@@ -86,5 +86,13 @@ async def _entries(log: WorkLog, state: QueueState) -> list[Row]:
 
 
 def _job(body: str) -> Row:
-    job = QueuedJob.from_json(body)
-    return {"job": None, "owner": None} if job is None else {"job": job.name, "owner": job.owner}
+    """Return what an entry is about: a job and its owner, or a response and its tenant."""
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = None
+    told = fields if isinstance(fields, dict) else {}
+    return {
+        "job": told.get("name", told.get("response_id")),
+        "owner": told.get("owner", told.get("tenant")),
+    }

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import openai
 import psycopg
 import pytest
 
@@ -41,13 +43,19 @@ class QueuedFronts(Roles):
     def __init__(self, folder: Path, postgres: PostgresServer, redis: RedisProcess) -> None:
         super().__init__(folder, environment={"PGPASSWORD": PASSWORD})
         self.redis = redis
+        self.url = f"postgresql://{USER}:{quote(PASSWORD)}@127.0.0.1:{postgres.port}/{DATABASE}"
         self.dsn = postgres.dsn.replace("dbname=app", f"dbname={DATABASE}")
         self.ports = {name: free_port() for name in FRONTS}
+        self.rest_ports = {name: free_port() for name in FRONTS}
 
     def _settings(self, name: str) -> Iterator[str]:
         yield from super()._settings(name)
         if name in FRONTS:
-            yield from (f"front.pg_port={self.ports[name]}", "front.http_port=0")
+            yield from (
+                f"front.pg_port={self.ports[name]}",
+                f"front.http_port={self.rest_ports[name]}",
+            )
+            yield f"front.sessions={self.url}"
             yield f"front.postgres={self.dsn}"
             yield f"front.shared_state={self.redis.url}"
             yield f"front.queue_door=host=127.0.0.1 port={self.ports[name]}"
@@ -119,7 +127,7 @@ def test_another_front_goes_on_with_the_batch_of_a_killed_one(fronts: QueuedFron
     fronts.check_done("work")
     ((calls, written),) = fronts.rows("SELECT calls, written FROM tierkv.jobs")
     assert written == ROWS and ROWS <= calls <= ROWS + BATCH, "at most a batch is asked again"
-    assert fronts.rows("SELECT waiting FROM tierkv.queues") == [(0,)]
+    assert fronts.rows("SELECT waiting FROM tierkv.queues WHERE queue = 'jobs'") == [(0,)]
     assert not fronts.rows("SELECT * FROM tierkv.queue_pending WHERE job = 'work'")
     fronts.start(dead)
     fronts.clear("work")
@@ -187,6 +195,39 @@ def test_a_refused_login_is_a_dead_letter_and_the_job_has_failed(fronts: QueuedF
     with psycopg.connect(fronts.dsn, autocommit=True) as direct:
         direct.execute("DROP OWNED BY eve")
         direct.execute("DROP ROLE eve")
+
+
+def test_background_responses_outlive_fronts(fronts: QueuedFronts) -> None:
+    clients = {
+        name: openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=2)
+        for name, port in fronts.rest_ports.items()
+    }
+    asked = {"temperature": 0, "max_output_tokens": 200, "extra_body": {"ignore_eos": True}}
+    first, second = (clients[name] for name in FRONTS)
+    expected = second.responses.create(input="A kettle.", **asked)  # type: ignore[call-overload]
+    told = [
+        first.responses.create(input="A kettle.", background=True, **asked)  # type: ignore[call-overload]
+        for _ in range(20)
+    ]
+    killed = wait_for(lambda: fronts.worker_of(told[-1].id), what="a front that has taken the last")
+    fronts.kill(killed)
+    (other,) = {*FRONTS} - {killed}
+    try:
+        for each in told:
+            ended = wait_for(lambda each=each: _ended(clients[other], each.id), what="an answer")  # type: ignore[misc]
+            assert ended.status == "incomplete"
+            assert ended.output_text == expected.output_text
+        left = "SELECT * FROM tierkv.queue_pending WHERE queue = 'responses'"
+        wait_for(lambda: not fronts.rows(left, other), what="the last ack")
+    finally:
+        fronts.start(killed)
+        for client in clients.values():
+            client.close()
+
+
+def _ended(client: openai.OpenAI, response_id: str) -> Any:
+    told = client.responses.retrieve(response_id)
+    return None if told.status in ("queued", "in_progress") else told
 
 
 def test_over_duckdb_a_job_waits_for_its_own_front(start_cluster: Callable[..., Cluster]) -> None:

@@ -465,7 +465,7 @@ async def test_an_expired_conversation_is_gone(door: Door) -> None:
 
 async def test_bounds(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_SESSION_ITEMS", 3)
-    monkeypatch.setattr(limits, "MAX_BACKGROUND_RESPONSES", 0)
+    monkeypatch.setattr(limits, "MAX_QUEUE_ENTRIES", 0)
     full = await door.client.conversations.create(items=[{"role": "user", "content": "x"}] * 2)
     ask = door.client.responses.create(input="x", conversation=full.id, **SHORT)
     assert (await refused(ask))[:2] == (400, "session_full")

@@ -260,6 +260,7 @@ class FrontPart:
         """
         from tierkv.dbfront.http.config import HttpConfig
         from tierkv.dbfront.http.endpoints.metrics import Metrics
+        from tierkv.dbfront.http.responses.background import ResponseQueue
         from tierkv.dbfront.http.server import HttpServer  # as above: FastAPI
 
         metrics = Metrics(self.dispatcher.snapshot, self.dispatcher.scale)
@@ -287,6 +288,12 @@ class FrontPart:
             siblings=self.siblings,
             cluster=self.source,
             conversations=self.generation.conversations,
+            queue=ResponseQueue(
+                self.queue.log,
+                self.queue.front,
+                settings.queue_claim_s,
+                alone=not (settings.postgres or self.siblings.shared),
+            ),
         )
         self.records.keys = self._http.keys
         with suppress(DirectoryUnavailableError):
@@ -306,6 +313,7 @@ class FrontPart:
             await self._pg.stop()
         if self._http is not None:
             await self._http.stop()
+        await self.queue.log.close()
         await self.siblings.stop()
         await self.sql.close()
         await self.records.stop()

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tierkv.dbfront.accounts.statistic_tables import MEMORY
-from tierkv.dbfront.jobs.queue_worker import QueueWorker
-from tierkv.dbfront.jobs.queued_job import QUEUE, DoorSession, JobDoor, JobQueue, QueuedJob
+from tierkv.dbfront.jobs.job_entries import JobEntries
+from tierkv.dbfront.jobs.queued_job import GROUP, QUEUE, DoorSession, JobDoor, JobQueue, QueuedJob
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.queue.file_log import FileLog
+from tierkv.dbfront.queue.queue_worker import QueueWorker
 from tierkv.dbfront.queue.work_log import WorkLog
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError, SqlError
@@ -48,7 +49,8 @@ class FrontQueue:
     """The log and the worker of a front process.
 
     Attributes:
-        log: of this front, or of several.
+        log: of this front, or of several; who stops the queue closes the log later.
+        front: names this process among all consumers.
         jobs: the queue as statements see it; None: no worker could run the jobs.
     """
 
@@ -63,6 +65,7 @@ class FrontQueue:
             ConfigError: ``front.queue_door`` is set without psycopg, or is no DSN.
         """
         self.log = work_log(settings)
+        self.front = f"{socket.gethostname()[:100]}:{os.getpid()}"
         self._settings = settings
         self._worker: asyncio.Task[None] | None = None
         self._door: JobDoor | None = None
@@ -80,20 +83,21 @@ class FrontQueue:
             return
         worker = QueueWorker(
             self.log,
-            self._door,
-            front=f"{socket.gethostname()[:100]}:{os.getpid()}",
+            JobEntries(self._door),
+            queue=QUEUE,
+            group=GROUP,
+            front=self.front,
             claim_s=self._settings.queue_claim_s,
             alone=not self._settings.postgres,
         )
         self._worker = asyncio.create_task(worker.run(), name="job-queue")
 
     async def stop(self) -> None:
-        """Give the running job back to the queue, and close the log."""
+        """Give the running job back to the queue."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
             self._worker = None
-        await self.log.close()
 
     async def _add(self, job: QueuedJob) -> None:
         await self.log.add(QUEUE, job.to_json())

@@ -1,106 +1,268 @@
-"""Responses that are answered while no client waits.
+"""Responses that are answered while no client waits: a queue, and the handler of its entries.
 
-A response begins as ``queued`` in the store, which every front can read. The front of the
-request answers the response, and gives a sign of life every few seconds; the same look shows
-whether any front has cancelled or deleted the response. Without signs of life for ``LOST_S`` the
-response counts as failed.
+A response begins as ``queued`` in the store of conversations, which every front can read, and as an
+entry of the queue (dbfront/queue). A front takes the entry, answers the response, and gives a
+sign of life every second; the same look shows whether any front has cancelled or deleted the
+response. If the front is killed or told to end, another front takes the entry, or the same one
+after its restart, and answers from the beginning. A response without signs of life counts as
+failed when every front has had time to take the entry.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
+from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.responses.response_run import ResponseRun
 from tierkv.dbfront.http.services import FieldError, Services
+from tierkv.dbfront.queue.queue_worker import QueueWorker, UnreadableEntryError
+from tierkv.dbfront.queue.work_log import WorkLog
 from tierkv.dbfront.sessions.conversations import Conversations
 from tierkv.dbfront.sessions.session_store import SessionTurn, TurnStatus
 from tierkv.dbfront.sessions.turn_form import unanswered
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import (
+    AuthenticationError,
     CallLimitError,
     OverloadedError,
     SessionStoreError,
+    SqlError,
     TierKVError,
     UserError,
 )
 
 log = logging.getLogger("tierkv.sessions")
 
-LOST_S: Final = 30.0
+QUEUE: Final = "responses"
+GROUP: Final = "fronts"
 _SIGN_S: Final = 1.0
+_CLAIMS: Final = 3
+"""Times ``claim_s`` without a sign of life after which no front will go on."""
+_LEAST_LOST_S: Final = 30.0
+_QUEUED_LOST_S: Final = 3_600.0
+"""Longest stay in the queue; then the log has lost the entry."""
 _LOST: Final = {
     "code": "server_error", "message": "the front that answered this response has ended",
 }  # fmt: skip
 
 
-async def begin(services: Services, run: ResponseRun) -> SessionTurn:
-    """Store a response as queued, and answer the response later.
+@dataclass(frozen=True, slots=True)
+class ResponseQueue:
+    """Where background responses wait.
 
-    Raises:
-        OverloadedError: the front already answers the maximum number of responses in the
-            background.
-        TierKVError: the call can't be asked.
+    Attributes:
+        log: has the entries.
+        front: begins the names of this front's consumers.
+        claim_s: idle time after which an entry counts as left by a dead front.
+        alone: no other process takes entries.
     """
-    if len(services.background) >= limits.MAX_BACKGROUND_RESPONSES:
-        raise OverloadedError(
-            f"{limits.MAX_BACKGROUND_RESPONSES} responses are answered in the background here",
-            hint="Wait until some have ended, or leave background out.",
+
+    log: WorkLog
+    front: str = "front"
+    claim_s: float = 30.0
+    alone: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedResponse:
+    """A response in the queue: whose, which, and the request.
+
+    Attributes:
+        tenant: on whose behalf.
+        key: name of the caller's key; empty for keys of the configuration.
+        response_id: the stored turn.
+        request: the body of the request, JSON.
+    """
+
+    tenant: str
+    key: str
+    response_id: str
+    request: str
+
+    def to_json(self) -> str:
+        """Return the text of an entry."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> QueuedResponse:
+        """Read an entry.
+
+        Raises:
+            UnreadableEntryError: no front has written the entry.
+        """
+        try:
+            fields = json.loads(text)
+            found = cls(**{name: fields[name] for name in cls.__dataclass_fields__})
+            if not all(isinstance(each, str) for each in asdict(found).values()):
+                raise TypeError
+        except (ValueError, TypeError, KeyError):
+            raise UnreadableEntryError("no front has written this entry") from None
+        return found
+
+
+class BackgroundResponses:
+    """Queues responses, and answers those of the queue. Implements EntryHandler."""
+
+    def __init__(
+        self, services: Services, conversations: Conversations, keys: KeyRing, queue: ResponseQueue
+    ) -> None:
+        """Note what to use; ``start`` begins to take entries."""
+        self._services = services
+        self._conversations = conversations
+        self._keys = keys
+        self._queue = queue
+        self._lost_s = max(_LEAST_LOST_S, _CLAIMS * queue.claim_s)
+        self._works: dict[str, asyncio.Future[None]] = {}
+        self._worker = QueueWorker(
+            queue.log,
+            self,
+            queue=QUEUE,
+            group=GROUP,
+            front=queue.front,
+            claim_s=queue.claim_s,
+            alone=queue.alone,
+            width=limits.MAX_BACKGROUND_RESPONSES,
         )
-    await run.prepare()
-    queued = run.asked.open(TurnStatus.QUEUED, run.conversations.clock.wall())
-    stored = await run.put(queued, run.asked.asked)
-    run.opened_before = True
-    task = asyncio.create_task(_answer(services, run), name=stored.response_id)
-    services.background.add(task)
-    task.add_done_callback(services.background.discard)
-    return stored
+        self._taking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to take entries."""
+        self._taking = asyncio.create_task(self._worker.run(), name="background-responses")
+
+    def drain(self) -> set[asyncio.Task[None]]:
+        """Take no more entries; return the tasks of those that are being answered."""
+        self._worker.close()
+        return self._worker.serving
+
+    async def stop(self) -> None:
+        """Give the entries that are being answered back to the queue."""
+        if self._taking is not None:
+            self._taking.cancel()
+            await asyncio.gather(self._taking, return_exceptions=True)
+            self._taking = None
+
+    async def begin(self, run: ResponseRun, request: str) -> SessionTurn:
+        """Store a response as queued, and let a front answer later.
+
+        Args:
+            run: the response, not opened.
+            request: the body of the request.
+
+        Raises:
+            TierKVError: the call can't be asked, or the queue is full or away.
+            FieldError: the request is too large for the queue.
+        """
+        await run.prepare()
+        queued = run.asked.open(TurnStatus.QUEUED, self._conversations.clock.wall())
+        caller = run.caller
+        entry = QueuedResponse(caller.tenant, caller.key, queued.response_id, request).to_json()
+        if (size := len(entry.encode())) > limits.MAX_QUEUE_BODY_BYTES:
+            reason = f"background: a request of {size} bytes can't wait in the queue"
+            hint = f"At most {limits.MAX_QUEUE_BODY_BYTES} can; leave background out."
+            raise FieldError("background", UserError(reason, hint=hint))
+        stored = await run.put(queued, run.asked.asked)
+        try:
+            await self._queue.log.add(QUEUE, entry)
+        except TierKVError as error:
+            store = self._conversations.store
+            with suppress(SessionStoreError):
+                await self._conversations.run(store.delete_turn, stored.tenant, stored.response_id)
+            if isinstance(error, SqlError):
+                hint = "Wait until some have ended, or leave background out."
+                raise OverloadedError(
+                    "the queue of background responses is full", hint=hint
+                ) from None
+            raise
+        return stored
+
+    def end(self, response_id: str) -> None:
+        """Stop answering a response that was cancelled or deleted, if this front answers it."""
+        if response_id in self._works:
+            self._works[response_id].cancel()
+
+    async def looked_after(self, turn: SessionTurn) -> SessionTurn:
+        """Return a turn; an open one fails if no front goes on with it."""
+        queued = turn.status is TurnStatus.QUEUED
+        return await without_front(
+            self._conversations, turn, _QUEUED_LOST_S if queued else self._lost_s
+        )
+
+    async def run(self, body: str) -> None:
+        """Answer the response of an entry, unless it has ended; see EntryHandler.
+
+        Raises:
+            SessionStoreError: the store is away.
+            AuthenticationError: the key of the request is revoked, or not known yet.
+        """
+        queued = QueuedResponse.from_json(body)
+        turn = await self._turn(queued)
+        if turn is None or not turn.status.is_open:
+            return
+        if queued.key and queued.key not in {key.name for key in self._keys.stored.values()}:
+            raise AuthenticationError("the API key of this response is not valid any more")
+        run = ResponseRun.of(
+            self._services,
+            self._conversations,
+            ResponseBody.model_validate_json(queued.request),
+            RestCaller(queued.tenant, queued.key),
+        )
+        run.go_on(turn)
+        error: BaseException | None = None
+        work, signs = asyncio.ensure_future(_work(run)), asyncio.ensure_future(_sign(run))
+        self._works[queued.response_id] = work
+        try:
+            await asyncio.wait({work, signs}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done() and not work.cancelled():
+                error = work.exception()
+        finally:
+            del self._works[queued.response_id]
+            for each in (work, signs):
+                each.cancel()
+            await asyncio.gather(work, signs, return_exceptions=True)
+        if isinstance(error, SessionStoreError):
+            raise error
+        if error is not None:
+            if not isinstance(error, TierKVError | FieldError):
+                log.error("a background response broke", exc_info=error)
+            await self._fail(turn, error_json(error))
+
+    async def give_up(self, body: str, reason: str) -> None:
+        """Let the response fail; see EntryHandler."""
+        turn = await self._turn(QueuedResponse.from_json(body))
+        if turn is not None and turn.status.is_open:
+            await self._fail(turn, {"code": "server_error", "message": reason})
+
+    async def _turn(self, queued: QueuedResponse) -> SessionTurn | None:
+        store, now_s = self._conversations.store, self._conversations.clock.wall()
+        return await self._conversations.run(store.turn, queued.tenant, queued.response_id, now_s)
+
+    async def _fail(self, turn: SessionTurn, error: Mapping[str, Any]) -> None:
+        store, now_s = self._conversations.store, self._conversations.clock.wall()
+        items = await self._conversations.run(store.turn_items, turn.tenant, turn.response_id)
+        await self._conversations.run(
+            store.put_turn, unanswered(turn, now_s, error), items, opened=True
+        )
 
 
-def end(services: Services, response_id: str) -> None:
-    """Stop answering a response, if this front does."""
-    for task in services.background:
-        if task.get_name() == response_id:
-            task.cancel()
-
-
-async def looked_after(conversations: Conversations, turn: SessionTurn) -> SessionTurn:
-    """Return a turn; an open one whose front has ended fails."""
-    now_s = conversations.clock.wall()
-    if not turn.status.is_open or turn.alive_s + LOST_S > now_s:
+async def without_front(
+    conversations: Conversations, turn: SessionTurn, lost_s: float
+) -> SessionTurn:
+    """Return a turn; an open one fails after ``lost_s`` seconds without a sign of life."""
+    store, now_s = conversations.store, conversations.clock.wall()
+    if not turn.status.is_open or turn.alive_s + lost_s > now_s:
         return turn
-    items = await conversations.run(conversations.store.turn_items, turn.tenant, turn.response_id)
+    items = await conversations.run(store.turn_items, turn.tenant, turn.response_id)
     failed = await conversations.run(
-        conversations.store.put_turn, unanswered(turn, now_s, _LOST), items, opened=True
+        store.put_turn, unanswered(turn, now_s, _LOST), items, opened=True
     )
     return failed or turn
-
-
-async def _answer(services: Services, run: ResponseRun) -> None:
-    work = asyncio.ensure_future(_work(run))
-    signs = asyncio.ensure_future(_sign(run))
-    error: BaseException | None = None
-    try:
-        await asyncio.wait({work, signs}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            error = work.exception()
-    except asyncio.CancelledError:
-        error = TierKVError("the front that answered this response is shutting down")
-    finally:
-        for each in (work, signs):
-            each.cancel()
-        await asyncio.gather(work, signs, return_exceptions=True)
-    if error is not None:
-        if not isinstance(error, TierKVError | FieldError):
-            log.error("a background response broke", exc_info=error)
-        now_s = run.conversations.clock.wall()
-        begun = run.asked.open(TurnStatus.IN_PROGRESS, now_s)
-        failed = unanswered(begun, now_s, error_json(error))
-        with suppress(SessionStoreError, TierKVError):
-            await run.put(failed, run.asked.asked)
 
 
 async def _work(run: ResponseRun) -> None:

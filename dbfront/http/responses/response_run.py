@@ -89,6 +89,11 @@ class ResponseRun:
         call = body.to_call(caller, services.config.default_temperature)
         return cls(services, conversations, body, caller, body.items(), call)
 
+    def go_on(self, turn: SessionTurn) -> None:
+        """Answer a turn that is stored already."""
+        self.response_id, self.opened_before = turn.response_id, True
+        self._created_s, self._new_session = turn.created_s, turn.session_id
+
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Wait for the turn's place in the conversation, and prepare the call.

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from tierkv.dbfront.contracts import TextEvent
-from tierkv.dbfront.http.responses import background
+from tierkv.dbfront.http.responses.background import BackgroundResponses, error_json
 from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.responses.response_run import ResponseRun
 from tierkv.dbfront.http.services import (
@@ -33,17 +33,26 @@ Order = Literal["asc", "desc"]
 Limit = Annotated[int, Query(ge=1, le=limits.MAX_ITEMS_AT_ONCE)]
 
 
-def responses_router(services: Services, conversations: Conversations) -> APIRouter:
+def responses_router(
+    services: Services, conversations: Conversations, background: BackgroundResponses
+) -> APIRouter:
     """Create the endpoints."""
     router = APIRouter()
     store = conversations.store
+
+    async def turn_of(request: Request, response_id: str) -> SessionTurn:
+        tenant, now_s = caller_of(request).tenant, conversations.clock.wall()
+        turn = await conversations.run(store.turn, tenant, response_id, now_s)
+        if turn is None:
+            raise unknown("Response", response_id)
+        return await background.looked_after(turn)
 
     @router.post("/v1/responses", summary="Items in, an answer out; the turn is kept")
     async def create(request: Request) -> Response:
         body = await read_body(request, ResponseBody)
         run = ResponseRun.of(services, conversations, body, caller_of(request))
         if body.background:
-            queued = await background.begin(services, run)
+            queued = await background.begin(run, (await request.body()).decode())
             return JSONResponse(response_json(queued, ()))
         if body.stream:
             writer = EventWriter()
@@ -54,20 +63,20 @@ def responses_router(services: Services, conversations: Conversations) -> APIRou
     async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:
         if stream:
             raise _refused("stream", "is not supported here; GET the response again to follow it")
-        turn = await _turn(conversations, request, response_id)
+        turn = await turn_of(request, response_id)
         return response_json(turn, await conversations.run(store.turn_items, *_key(turn)))
 
     @router.delete("/v1/responses/{response_id}", summary="Delete a kept response")
     async def delete(request: Request, response_id: str) -> dict[str, Any]:
-        turn = await _turn(conversations, request, response_id)
+        turn = await turn_of(request, response_id)
         if not await conversations.run(store.delete_turn, *_key(turn)):
             raise unknown("Response", response_id)
-        background.end(services, response_id)
+        background.end(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @router.post("/v1/responses/{response_id}/cancel", summary="Stop a background response")
     async def cancel(request: Request, response_id: str) -> dict[str, Any]:
-        turn = await _turn(conversations, request, response_id)
+        turn = await turn_of(request, response_id)
         if not turn.body["background"]:
             raise _refused("response_id", "names a response that is not a background response")
         items = await conversations.run(store.turn_items, *_key(turn))
@@ -77,7 +86,7 @@ def responses_router(services: Services, conversations: Conversations) -> APIRou
             if stored is None:
                 raise unknown("Response", response_id)
             turn = stored
-            background.end(services, response_id)
+            background.end(response_id)
         return response_json(turn, items)
 
     @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked with")
@@ -88,25 +97,12 @@ def responses_router(services: Services, conversations: Conversations) -> APIRou
         order: Order = "desc",
         after: str = "",
     ) -> dict[str, Any]:
-        turn = await _turn(conversations, request, response_id)
+        turn = await turn_of(request, response_id)
         items = await conversations.run(store.turn_items, *_key(turn))
         asked = [item for item in items if not item.is_output]
         return page_json(_after(asked[::-1] if order == "desc" else asked, after), limit)
 
     return router
-
-
-async def _turn(conversations: Conversations, request: Request, response_id: str) -> SessionTurn:
-    """Return a turn of the client's tenant.
-
-    Raises:
-        UnknownSessionError: the tenant has none of this id.
-    """
-    tenant, now_s = caller_of(request).tenant, conversations.clock.wall()
-    turn = await conversations.run(conversations.store.turn, tenant, response_id, now_s)
-    if turn is None:
-        raise unknown("Response", response_id)
-    return await background.looked_after(conversations, turn)
 
 
 def _key(turn: SessionTurn) -> tuple[str, str]:
@@ -160,7 +156,7 @@ async def _pieces(
             yield told
     except (TierKVError, FieldError) as error:
         now_s = run.conversations.clock.wall()
-        failed = unanswered(begun, now_s, background.error_json(error))
+        failed = unanswered(begun, now_s, error_json(error))
         yield writer.failed(response_json(failed, ()))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tierkv.dbfront.http.responses.background import LOST_S, looked_after
+from tierkv.dbfront.http.responses.background import without_front
 from tierkv.dbfront.sessions import conversations as module
 from tierkv.dbfront.sessions.conversations import LOCK_S, Conversations
 from tierkv.dbfront.sessions.session_file import SessionFile
@@ -119,13 +119,13 @@ async def test_a_turn_whose_front_shows_no_sign_of_life_has_failed(
     await one.create("a", session_id="s", is_list=False)
     opened = await one.run(one.store.put_turn, turn_of(clock, "s"), [])
     assert opened is not None
-    clock.advance(LOST_S - 1)
-    assert await looked_after(other, opened) == opened
+    clock.advance(29.0)
+    assert await without_front(other, opened, 30.0) == opened
     assert await one.run(one.store.sign, "a", opened.response_id, clock.wall())
-    clock.advance(LOST_S - 1)
+    clock.advance(29.0)
     alive = await other.run(other.store.turn, "a", opened.response_id, clock.wall())
-    assert alive is not None and (await looked_after(other, alive)).status.is_open
+    assert alive is not None and (await without_front(other, alive, 30.0)).status.is_open
     clock.advance(1)
-    failed = await looked_after(other, alive)
+    failed = await without_front(other, alive, 30.0)
     assert failed.status is TurnStatus.FAILED and failed.body["error"]["code"] == "server_error"
     assert not await one.run(one.store.sign, "a", opened.response_id, clock.wall())

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from tierkv.dbfront.accounts.statistic_tables import MEMORY
-from tierkv.dbfront.jobs.queue_worker import QueueWorker
+from tierkv.dbfront.jobs.job_entries import JobEntries
 from tierkv.dbfront.jobs.queued_job import GROUP, QUEUE, DoorSession, QueuedJob
 from tierkv.dbfront.queue.file_log import FileLog
+from tierkv.dbfront.queue.queue_worker import QueueWorker
 from tierkv.kvcore import limits
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import SqlError, TierKVError
@@ -74,7 +75,9 @@ async def log() -> AsyncIterator[FileLog]:
 
 
 def worker(log: FileLog, door: TwoPartDoor, claim_s: float = 1_000.0) -> QueueWorker:
-    return QueueWorker(log, door, front="front", claim_s=claim_s, alone=False)
+    return QueueWorker(
+        log, JobEntries(door), queue=QUEUE, group=GROUP, front="front", claim_s=claim_s
+    )
 
 
 async def until_ended(log: FileLog, *workers: QueueWorker) -> None:
