@@ -225,6 +225,21 @@ def test_background_responses_outlive_fronts(fronts: QueuedFronts) -> None:
             client.close()
 
 
+def test_a_front_alone_goes_on_with_its_responses(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster()
+    address = f"http://127.0.0.1:{cluster.http_port}/v1"
+    with openai.OpenAI(base_url=address, api_key="any", max_retries=8) as client:
+        told = client.responses.create(
+            input="A kettle.", background=True, max_output_tokens=1_000, temperature=0,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        view = "SELECT job FROM tierkv.queue_pending"
+        wait_for(lambda: cluster.query(view) == [(told.id,)], what="the begin")
+        cluster.kill("front")
+        ended = wait_for(lambda: _ended(client, told.id), what="the answer")
+    assert ended.status == "incomplete" and ended.output_text
+
+
 def _ended(client: openai.OpenAI, response_id: str) -> Any:
     told = client.responses.retrieve(response_id)
     return None if told.status in ("queued", "in_progress") else told

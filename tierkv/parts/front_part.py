@@ -293,6 +293,7 @@ class FrontPart:
                 self.queue.front,
                 settings.queue_claim_s,
                 alone=not (settings.postgres or self.siblings.shared),
+                lasts=self.queue.lasts,
             ),
         )
         self.records.keys = self._http.keys

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def work_log(settings: FrontSettings) -> WorkLog:
-    """Return the log of a front; it opens when first used."""
+def work_log(settings: FrontSettings) -> tuple[WorkLog, bool]:
+    """Return the log of a front, which opens when first used, and whether it outlives the front."""
     clock = SystemClock()
     if settings.postgres and settings.shared_state:
         from tierkv.dbfront.queue.valkey_log import ValkeyLog  # optional client
 
-        return ValkeyLog(settings.shared_state, clock)
+        return ValkeyLog(settings.shared_state, clock), True
     place = settings.stats_path if settings.postgres else settings.database
     if not place or place == IN_MEMORY:
-        return FileLog(MEMORY, clock)
-    return FileLog(f"{Path(place).expanduser()}.queue", clock)
+        return FileLog(MEMORY, clock), False
+    return FileLog(f"{Path(place).expanduser()}.queue", clock), True
 
 
 class FrontQueue:
@@ -50,6 +50,7 @@ class FrontQueue:
 
     Attributes:
         log: of this front, or of several; who stops the queue closes the log later.
+        lasts: the log outlives this process.
         front: names this process among all consumers.
         jobs: the queue as statements see it; None: no worker could run the jobs.
     """
@@ -64,7 +65,7 @@ class FrontQueue:
         Raises:
             ConfigError: ``front.queue_door`` is set without psycopg, or is no DSN.
         """
-        self.log = work_log(settings)
+        self.log, self.lasts = work_log(settings)
         self.front = f"{socket.gethostname()[:100]}:{os.getpid()}"
         self._settings = settings
         self._worker: asyncio.Task[None] | None = None

@@ -62,12 +62,21 @@ class ResponseQueue:
         front: begins the names of this front's consumers.
         claim_s: idle time after which an entry counts as left by a dead front.
         alone: no other process takes entries.
+        lasts: the entries outlive this process.
     """
 
     log: WorkLog
     front: str = "front"
     claim_s: float = 30.0
     alone: bool = True
+    lasts: bool = False
+
+    def lost_s(self, status: TurnStatus) -> float:
+        """Return the seconds without a sign of life after which no front will go on."""
+        if not self.lasts:
+            return _LEAST_LOST_S
+        queued = status is TurnStatus.QUEUED
+        return _QUEUED_LOST_S if queued else max(_LEAST_LOST_S, _CLAIMS * self.claim_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,6 @@ class BackgroundResponses:
         self._conversations = conversations
         self._keys = keys
         self._queue = queue
-        self._lost_s = max(_LEAST_LOST_S, _CLAIMS * queue.claim_s)
         self._works: dict[str, asyncio.Future[None]] = {}
         self._worker = QueueWorker(
             queue.log,
@@ -189,10 +197,7 @@ class BackgroundResponses:
 
     async def looked_after(self, turn: SessionTurn) -> SessionTurn:
         """Return a turn; an open one fails if no front goes on with it."""
-        queued = turn.status is TurnStatus.QUEUED
-        return await without_front(
-            self._conversations, turn, _QUEUED_LOST_S if queued else self._lost_s
-        )
+        return await without_front(self._conversations, turn, self._queue.lost_s(turn.status))
 
     async def run(self, body: str) -> None:
         """Answer the response of an entry, unless it has ended; see EntryHandler.
@@ -215,7 +220,8 @@ class BackgroundResponses:
         )
         run.go_on(turn)
         error: BaseException | None = None
-        work, signs = asyncio.ensure_future(_work(run)), asyncio.ensure_future(_sign(run))
+        work = asyncio.ensure_future(_work(run))
+        signs = asyncio.ensure_future(_sign(self._conversations, turn))
         self._works[queued.response_id] = work
         try:
             await asyncio.wait({work, signs}, return_when=asyncio.FIRST_COMPLETED)
@@ -276,16 +282,14 @@ async def _work(run: ResponseRun) -> None:
         await run.store()
 
 
-async def _sign(run: ResponseRun) -> None:
+async def _sign(conversations: Conversations, turn: SessionTurn) -> None:
     """Give signs of life until the response is cancelled or deleted."""
-    store, asked = run.conversations.store, run.asked
-    open_still = True
+    sign, open_still = conversations.store.sign, True
     while open_still:
         await asyncio.sleep(_SIGN_S)
         with suppress(SessionStoreError):
-            open_still = await run.conversations.run(
-                store.sign, asked.tenant, asked.response_id, run.conversations.clock.wall()
-            )
+            now_s = conversations.clock.wall()
+            open_still = await conversations.run(sign, turn.tenant, turn.response_id, now_s)
 
 
 def error_json(error: BaseException) -> Mapping[str, Any]:
