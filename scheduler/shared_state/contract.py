@@ -1,8 +1,7 @@
 """The contract of what several fronts share, and the values in it.
 
-Implemented by shared_state/embedded.py (one process) and shared_state/valkey.py (several). Shared
-state may be lost at any time: each front goes on with what it knows itself, and with the nodes'
-heartbeats.
+Implemented by shared_state/valkey.py. Shared state may be lost at any time: each front goes on with
+what it knows itself, and with the nodes' heartbeats.
 """
 
 from __future__ import annotations
