@@ -27,9 +27,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tierkv.dbfront.accepting import BACKLOG, Acceptor
 from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.app import make_app
-from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.config import HttpConfig, KeyRing
 from tierkv.dbfront.http.endpoints.metrics import Family, Metrics
-from tierkv.dbfront.http.key_ring import KeyRing
 from tierkv.dbfront.http.services import ReadinessCheck
 from tierkv.dbfront.sessions.conversations import Conversations
 from tierkv.dbfront.sessions.session_file import SessionFile

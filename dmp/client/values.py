@@ -17,13 +17,13 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.block import (
     NO_OUTLOOK,
     NO_OWNER,
+    ROOT_PARENT,
     BlockSpec,
     Expectation,
     Outlook,
     Owner,
     RangeShape,
 )
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NodeId
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tierkv.integrations.vllm.connector_plan import BlockSave
-from tierkv.kvcore.block_key import ROOT_PARENT, next_block_key
+from tierkv.kvcore.block import ROOT_PARENT, next_block_key
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 
 IDLE_WAIT_S: Final = 0.002

@@ -23,7 +23,7 @@ from tierkv.integrations.vllm.connector_scheduler import HANDOFF, SchedulerSide
 from tierkv.integrations.vllm.connector_settings import ALWAYS, LAYER_BY_LAYER, ConnectorSettings
 from tierkv.integrations.vllm.connector_worker import StepResults, WorkerSide
 from tierkv.integrations.vllm.kv_memory import StagedMemory, open_memory
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.clock import ManualClock, SystemClock
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 

@@ -27,9 +27,8 @@ from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState, slot_bytes_for
 from tierkv.dmp.slots.eviction import policy_for
 from tierkv.dmp.slots.slot_table import SlotTable
-from tierkv.kvcore.block import NO_OUTLOOK, Expectation
+from tierkv.kvcore.block import NO_OUTLOOK, ROOT_PARENT, Expectation
 from tierkv.kvcore.block_event import HoldOrder, LeaseId
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.select import PRODUCTION_POLICIES
 

@@ -29,7 +29,7 @@ from tierkv.scheduler.directory_client import DirectoryClient
 from tierkv.scheduler.limits.gate import CallGate
 
 if TYPE_CHECKING:
-    from tierkv.dbfront.http.key_ring import KeyRing  # `tierkv sql` opens no doors.
+    from tierkv.dbfront.http.config import KeyRing  # `tierkv sql` opens no doors.
     from tierkv.dbfront.pgwire.protocol.auth import Authenticator
 
 _log = logging.getLogger(__name__)

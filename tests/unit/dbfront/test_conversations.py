@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tierkv.dbfront.http.responses.background import LOST_S, looked_after
+from tierkv.dbfront.http.responses.responses_router import LOST_S, looked_after
 from tierkv.dbfront.sessions import conversations as module
 from tierkv.dbfront.sessions.conversations import LOCK_S, Conversations
 from tierkv.dbfront.sessions.session_file import SessionFile
