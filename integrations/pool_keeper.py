@@ -31,7 +31,7 @@ from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, TierKVError
 from tierkv.kvcore.ids import NodeId, ZoneId
-from tierkv.kvwire.tls import client_context
+from tierkv.kvwire.credentials import client_context
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Final
 
 from tierkv.dmp.pool_node import PathInfo, PoolNodeStats
-from tierkv.dmp.transfer_plan import Transport
+from tierkv.dmp.transport.select import Transport
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import (
     NO_OUTLOOK,

@@ -41,7 +41,7 @@ from tierkv.kvcore.errors import (
     SqlError,
     TierKVError,
 )
-from tierkv.kvwire.tls import ServerTls
+from tierkv.kvwire.credentials import ServerTls
 
 _LOG = logging.getLogger(__name__)
 _SECRET_BYTES: Final = 4  # fixed by protocol 3.0
