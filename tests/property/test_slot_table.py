@@ -84,7 +84,6 @@ class SlotTableMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.live: dict[BlockKey, Slot] = {}
         self.parents: dict[BlockKey, BlockKey] = {}
-        self.deadlines: dict[BlockKey, float] = {}
         self.holds: dict[BlockKey, tuple[Counter[str], float]] = {}
         self.pinned: list[Slot] = []
         self.dead: list[tuple[int, int]] = []
