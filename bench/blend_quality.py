@@ -19,8 +19,7 @@ from bench.blend_prompts import BlendPrompt, make_prompts
 from bench.codec_quality import Quality
 from bench.greedy import CPU, NEW_TOKENS, Greedy, Row, divergences
 from tierkv.compute.blend.passes import BlendOutcome, blend_steps
-from tierkv.compute.blend.plan import BlendPlan, ChunkUse
-from tierkv.compute.blend.selectors import CHECK_LAYER
+from tierkv.compute.blend.plan import CHECK_LAYER, BlendPlan, ChunkUse
 from tierkv.compute.model.batch import ChunkInput, RawTarget, build_batch
 from tierkv.dbfront.tokens.tokenizer import load_tokenizer
 from tierkv.kvcore.request import Blend, BlendSelector

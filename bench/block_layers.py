@@ -22,9 +22,8 @@ from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.select import connect_pool_node
 from tierkv.dmp.transport.tcp import TcpPoolNode
-from tierkv.kvcore.block import BlockSpec, Location, RangeShape
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, RangeShape
 from tierkv.kvcore.block_event import NullReporter
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 

@@ -17,11 +17,9 @@ from torch import Tensor
 
 from bench.codec_quality import MEASURED, Quality, measure
 from bench.report import Report, finish, make_parser, median_seconds
-from tierkv.compute.codec.calibration import make_calibration
-from tierkv.compute.codec.entropy import EntropyCodec
-from tierkv.compute.codec.frame import LEVELS
+from tierkv.commands.calibrate import STEPS_PER_SIGMA
+from tierkv.compute.codec.entropy import LEVELS, EntropyCodec, make_calibration
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES, make_codec
-from tierkv.compute.codec_calibration import STEPS_PER_SIGMA
 from tierkv.compute.demo_model.data import CHAT_TASKS, SINGLE_TASKS, make_probes
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype
 from tools.demo_model.tokenizer import FOLDER

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bench.greedy import NEW_TOKENS, Greedy, Row, divergences
-from tierkv.compute.codec.frame import LEVELS, CodecLevel
+from tierkv.compute.codec.entropy import LEVELS, CodecLevel
 from tierkv.compute.demo_model.data import Probe
 from tierkv.dbfront.contracts import Message
 from tierkv.dbfront.tokens.tokenizer import load_tokenizer

@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass
 
 from bench.compute_node import MODEL, ask, make_node, random_tokens
-from tierkv.compute.blend.selectors import CHECK_LAYER
+from tierkv.compute.blend.plan import CHECK_LAYER
 from tierkv.compute.node import ComputeNode
 from tierkv.kvcore.request import Blend
 

@@ -24,11 +24,9 @@ from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from tierkv.dmp.server.server import DmpServer
-from tierkv.dmp.transfer_plan import Transport
-from tierkv.dmp.transport.select import PathOptions, connect_pool_node
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
+from tierkv.dmp.transport.select import PathOptions, Transport, connect_pool_node
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Owner, RangeShape, block_keys
 from tierkv.kvcore.block_event import NullReporter
-from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.storage.l4 import L4Store

@@ -29,9 +29,8 @@ import numpy as np
 
 from bench.policies import tenants
 from bench.report import Report, finish, make_parser
-from tierkv.kvcore.block import BlockSpec, Location, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import BlockStored, EventBatch
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.block_owners import BlockOwners

@@ -20,8 +20,7 @@ from tierkv.dmp.segment.slots import slot_bytes_for
 from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.slots.eviction import policy_for
 from tierkv.dmp.slots.slot_table import SlotTable
-from tierkv.kvcore.block import BlockSpec, Outlook, Owner, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Outlook, Owner, RangeShape
 from tierkv.kvcore.ids import BlockKey, scope_of_version
 from tierkv.policies.select import NAMESPACE_POLICIES
 from tierkv.simulator.cache_replay import replay

@@ -18,7 +18,7 @@ from bench.report import Report, finish, make_parser
 from tierkv.kvcore.block import Expectation
 from tierkv.simulator.cache_replay import NO_HINT, Hint, Hints, Order, TraceHints, replay
 from tierkv.simulator.trace import Request, in_order, load_trace
-from tierkv.simulator.yardsticks.select import BLOCK_POLICIES
+from tierkv.simulator.yardsticks import BLOCK_POLICIES
 
 CAPACITIES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 QUICK_CAPACITIES = (0.02, 0.2)

@@ -24,8 +24,7 @@ import numpy as np
 from bench.pool_cell import BATCH, Cell, Operation, Round, Values, run_round, verify
 from bench.pool_peers import cache_folder
 from bench.pool_run import Plan, Results, say
-from tierkv.kvcore.block import BlockSpec, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, RangeShape
 from tierkv.kvcore.ids import BlockKey
 from tierkv.storage.block_store import BlockRead
 from tierkv.storage.disk.segment_store import SegmentStore

@@ -25,9 +25,8 @@ from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.transport.select import connect_pool_node
 from tierkv.dmp.transport.shm import ShmPoolNode
-from tierkv.kvcore.block import BlockSpec, RangeShape
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, RangeShape
 from tierkv.kvcore.block_event import NullReporter
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 from tierkv.kvcore.node import NodeInfo

@@ -18,9 +18,8 @@ from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.node.state import NodeState, shape_of
 from tierkv.dmp.segment.segment_file import open_segment, scan_segment
 from tierkv.dmp.wire.messages import Sealing
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Owner, RangeShape
 from tierkv.kvcore.block_event import NullReporter
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 

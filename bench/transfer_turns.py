@@ -37,8 +37,7 @@ from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.slots.accounts import Quota
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.tcp import TcpPoolNode
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Owner, RangeShape
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import CacheError
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId

@@ -16,8 +16,7 @@ from tierkv.kvcore.errors import TransportError
 from tierkv.kvcore.ids import BlockKey, RequestId
 from tierkv.kvcore.node import NodeInfo, NodeReport
 from tierkv.kvcore.request import GenerateEvent, GenerateRequest, PromptBlocks
-from tierkv.kvwire.tls import TlsFiles
-from tierkv.kvwire.token import ClusterToken
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles
 
 if TYPE_CHECKING:
     from tierkv.compute.node import ComputeNode  # Imports torch.

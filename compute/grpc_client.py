@@ -31,9 +31,8 @@ from tierkv.kvwire.convert_compute import (
     generate_request_to_proto,
     prompt_blocks_from_proto,
 )
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles
 from tierkv.kvwire.status import error_from_proto, error_from_rpc
-from tierkv.kvwire.tls import TlsFiles
-from tierkv.kvwire.token import ClusterToken
 from tierkv.kvwire.v1 import compute_pb2 as pb
 from tierkv.kvwire.v1 import compute_pb2_grpc
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tierkv.compute.blend.gate import check_model
-from tierkv.compute.codec.calibration import Calibration, load_calibration
+from tierkv.compute.codec.entropy import Calibration, load_calibration
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES
 from tierkv.compute.config import ComputeConfig, RandomModelSpec
 from tierkv.compute.model.architecture import Architecture, parse_architecture

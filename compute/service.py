@@ -44,9 +44,8 @@ from tierkv.kvwire.convert_compute import (
     generate_request_from_proto,
     prompt_blocks_to_proto,
 )
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles
 from tierkv.kvwire.status import answering, error_to_proto
-from tierkv.kvwire.tls import TlsFiles
-from tierkv.kvwire.token import ClusterToken
 from tierkv.kvwire.v1 import compute_pb2 as pb
 from tierkv.kvwire.v1 import compute_pb2_grpc
 

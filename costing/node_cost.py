@@ -202,11 +202,6 @@ def charged(
     return Charged(wait_s, service_s, harm_s, total_s)
 
 
-def has_computed(load: NodeLoad) -> bool:
-    """Return whether a node has measured its speed of computing."""
-    return told_cost(load) is not None
-
-
 def typical_load(loads: Sequence[NodeLoad]) -> NodeLoad | None:
     """Return the load of the node with the median computing speed; None without measurements."""
     measured = [(cost, load) for load in loads if (cost := told_cost(load)) is not None]

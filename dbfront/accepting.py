@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvwire.tls import ServerTls, TlsFiles
+from tierkv.kvwire.credentials import ServerTls, TlsFiles
 
 log = logging.getLogger("tierkv.accept")
 

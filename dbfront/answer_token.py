@@ -1,7 +1,8 @@
 """Tokens of an answer as clients see them, for calls that ask for log-probabilities.
 
-dbfront/tokens/token_report.py makes the values, dbfront/http/logprobs.py writes them as JSON. This
-module imports nothing: it is part of the contracts inside the front (dbfront/contracts.py).
+dbfront/tokens/detokenizer.py makes the values, dbfront/http/endpoints/openai.py writes them as
+JSON. This module imports nothing: it is part of the contracts inside the front
+(dbfront/contracts.py).
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from typing import Final
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import NO_ZONE, HostId, NodeId, ZoneId
-from tierkv.kvwire.tls import TlsFiles
-from tierkv.kvwire.token import ClusterToken
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles
 from tierkv.policies.select import PRODUCTION_POLICIES
 
 DEFAULT_SEGMENT_FOLDER: Final = "/dev/shm"

@@ -3,7 +3,7 @@
 The engine's compute node (integrations/remote) sends a tenant's key as the ``cache_salt`` of a
 request. The engine hashes the salt into its own block names, so tenants share nothing inside the
 engine. The engine also passes the salt to TierKV's classes in the engine's process, which can then
-name blocks as the scheduler does (kvcore/block_key.py). vLLM accepts at most 128 characters, none
+name blocks as the scheduler does (kvcore/block.py). vLLM accepts at most 128 characters, none
 of ``@``, ``/``, ``\\`` or NUL.
 
 With tensor parallelism each rank computes the KV of its own heads. A block of a one-rank engine has

@@ -19,13 +19,11 @@ from typing import Final, TypeVar
 from tierkv.dmp.client.pool import Pool
 from tierkv.integrations.engine_report import Complaints, engine_report
 from tierkv.integrations.identity import EngineIdentity, untested
-from tierkv.integrations.manifest import Manifest
-from tierkv.integrations.membership import EngineMembership
-from tierkv.integrations.pool_keeper import PoolKeeper
+from tierkv.integrations.membership import EngineMembership, Manifest
+from tierkv.integrations.pool_keeper import Call, PoolKeeper, WorkQueue
 from tierkv.integrations.settings import PoolAccess
-from tierkv.integrations.work_queue import Call, WorkQueue
 from tierkv.kvcore import limits
-from tierkv.kvcore.block_key import namespace_key
+from tierkv.kvcore.block import namespace_key
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.ids import NamespaceKey, NodeId
 from tierkv.kvcore.node import NodeReport

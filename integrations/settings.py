@@ -19,8 +19,7 @@ from tierkv.dmp.client.values import parse_addresses, to_transport
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import HostId
-from tierkv.kvwire.tls import TlsFiles
-from tierkv.kvwire.token import ClusterToken, TokenFile
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles, TokenFile
 
 _NUMBERS: Final = {
     "timeout_ms": (10, 600_000),
@@ -42,7 +41,7 @@ class PoolAccess:
             no meta server.
         token: the cluster token; empty if none is set.
         token_file: a file with the token, to keep the token out of command lines; read again when
-            it changes (kvwire/token.py).
+            it changes (kvwire/credentials.py).
         secret: keys the names of blocks without a meta server; engines that share blocks have the
             same secret.
         secret_file: a file with the secret.

@@ -3,7 +3,7 @@
 Pure values, and a front's book of the rights of now. The meta server keeps both as
 records, and every front obeys within a second (tierkv/parts/record_follower.py).
 
-Keys are made by ``tierkv key create`` and stored as hashes; dbfront/http/key_ring.py lets owners of
+Keys are made by ``tierkv key create`` and stored as hashes; dbfront/http/config.py lets owners of
 keys in. A key has 256 random bits, so a plain SHA-256 can't be tried backwards.
 
 GRANT and REVOKE change rights (dbfront/statement/rights_change.py). As in PostgreSQL, everybody may

@@ -7,7 +7,7 @@
     └── ProtocolError      a developer, or the peer                08P01 / 400 / INTERNAL
 
 Each leaf carries its codes as class attributes; each boundary has one translator (kvwire/status.py,
-dbfront/pgwire/protocol/errors.py, dbfront/http/app.py). CacheError is caught and counted only in
+dbfront/pgwire/protocol/replies.py, dbfront/http/app.py). CacheError is caught and counted only in
 compute/tiers/tiers.py, in scheduler/dispatcher.py with its helpers, and, for programs that use the
 pool alone, in dmp/client/node_link.py. docs/errors.md lists every leaf.
 """

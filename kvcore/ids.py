@@ -29,7 +29,7 @@ RequestId = NewType("RequestId", str)
 """Id of one generation request; appears in every log line about the request."""
 
 BlockKey = NewType("BlockKey", bytes)
-"""16 bytes that name a block and its whole prefix through the chain (kvcore/block_key.py)."""
+"""16 bytes that name a block and its whole prefix through the chain (kvcore/block.py)."""
 
 NamespaceKey = NewType("NamespaceKey", bytes)
 """32 bytes keying the block hash; equal only for equal tenant, model revision and layout."""

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from tierkv.kvcore import limits
 
 FRAME_HEAD_BYTES = 16
-"""Bytes of the header before the payload of an entropy-coded range (compute/codec/frame.py)."""
+"""Bytes of the header before the payload of an entropy-coded range (compute/codec/entropy.py)."""
 
 FRAME_ALIGNMENT = 64
 """Entropy-coded ranges are padded to a multiple of this."""

@@ -172,7 +172,7 @@ class TokenLogprobs:
 
 
 class BlendSelector(StrEnum):
-    """Selection of the reused chunk tokens to recompute (compute/blend/selectors.py).
+    """Selection of the reused chunk tokens to recompute (compute/blend/plan.py).
 
     ``hkvd``: tokens whose keys and values deviate most from fresh ones at the check layer
     (CacheBlend, arXiv 2405.16444). ``query``: tokens that the question attends to most (InfoFlow

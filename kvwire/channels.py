@@ -22,9 +22,8 @@ import grpc.aio
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import AuthenticationError, ConfigError
 from tierkv.kvwire.checksums import checked_handler
+from tierkv.kvwire.credentials import ChangedFiles, ClusterToken, TlsFiles, accepts, pem_of, shown
 from tierkv.kvwire.status import abort_with
-from tierkv.kvwire.tls import ChangedFiles, TlsFiles, pem_of
-from tierkv.kvwire.token import ClusterToken, accepts, shown
 
 log = logging.getLogger("tierkv.tls")
 _TLS: Final = "cluster"

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.request import ReusePolicy
-from tierkv.kvwire.tls import TlsFiles
-from tierkv.kvwire.token import ClusterToken
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields, replace
 
-from tierkv.kvcore import audit, block_key, limits
+from tierkv.kvcore import audit, block, limits
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, UserError
 from tierkv.kvcore.ids import scope_of_version, tenant_of
 from tierkv.kvcore.layout import KvCodec
@@ -114,7 +114,7 @@ class NamespaceStore:
         if policy.kv_codec is not None:  # Blocks of different codecs have different names.
             layout_fingerprint += policy.kv_codec.encode()
         return NamespaceGrant(
-            namespace_key=block_key.namespace_key(
+            namespace_key=block.namespace_key(
                 self._secret,
                 tenant=(_SHARED_DOMAIN.format(domain) if shared else tenant)
                 + (_VERSION.format(version) if version else ""),

@@ -27,8 +27,7 @@ from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, LocalProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport
-from tierkv.kvwire.tls import TlsFiles
-from tierkv.kvwire.token import ClusterToken
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles
 from tierkv.metaserver.block_owners import (
     BlockOwners,
     PartAnswer,

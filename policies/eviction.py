@@ -12,8 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tierkv.kvcore.block import NO_OUTLOOK, BlockSpec, Outlook
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import NO_OUTLOOK, ROOT_PARENT, BlockSpec, Outlook
 
 _SPARE_ENTRIES: Final = 64
 """Below this many stale entries the heap is not cleaned."""

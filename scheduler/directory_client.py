@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import block_keys, namespace_key
 from tierkv.kvcore.block_event import NO_LEASE, LeaseId
-from tierkv.kvcore.block_key import block_keys, namespace_key
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CacheError
 from tierkv.kvcore.ids import BlockKey

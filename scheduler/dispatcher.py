@@ -64,8 +64,7 @@ from tierkv.scheduler.routing_stats import (
     node_costs,
 )
 from tierkv.scheduler.scale_signals import ScaleSignals, scale_signals
-from tierkv.scheduler.shared_state.contract import FrontWork, SharedState
-from tierkv.scheduler.shared_state.exchange import WorkExchange
+from tierkv.scheduler.shared_state.contract import FrontWork, SharedState, WorkExchange
 
 log = logging.getLogger("tierkv.scheduler")
 

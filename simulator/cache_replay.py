@@ -17,7 +17,7 @@ from tierkv.kvcore.errors import UserError
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 from tierkv.simulator.trace import DEFAULT_BLOCK_TOKENS, Request
-from tierkv.simulator.yardsticks.select import BLOCK_POLICIES, belady_hits
+from tierkv.simulator.yardsticks import BLOCK_POLICIES, belady_hits
 
 Progress = Callable[[int, int], None]
 """Called from time to time with the finished and the total number of requests."""

@@ -16,8 +16,7 @@ from tierkv.costing.service_time import pipeline_ends
 from tierkv.policies.select import make_policy
 from tierkv.simulator.nodes.job import NOWHERE, AheadLoad, Lookup, SimulatedRequest, look_up
 from tierkv.simulator.nodes.node import LoadGate, Noise, SimNode
-from tierkv.simulator.nodes.pool import PoolLink, SimPool, Write
-from tierkv.simulator.nodes.prefix_cache import PrefixCache
+from tierkv.simulator.nodes.prefix_cache import PoolLink, PrefixCache, SimPool, Write
 from tierkv.simulator.nodes.serving_model import Constants, ServingModel
 from tierkv.simulator.options import GB, ClusterOptions, RouterName
 from tierkv.simulator.results import ResultLedger

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tierkv.simulator.nodes.job import SimulatedRequest
 from tierkv.simulator.nodes.node import SimNode
-from tierkv.simulator.nodes.pool import SimPool
+from tierkv.simulator.nodes.prefix_cache import SimPool
 
 
 @dataclass(slots=True)

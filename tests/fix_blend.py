@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fix_model import answer, make_request
 from tierkv.compute.node import ComputeNode
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.request import Blend, BlendSelector, GenerateEvent, GenerateRequest
 

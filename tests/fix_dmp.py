@@ -16,9 +16,8 @@ from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
 from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.slots.slot_table import SlotTable
-from tierkv.kvcore.block import BlockSpec, Location, Outlook, Owner, RangeShape
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, Outlook, Owner, RangeShape
 from tierkv.kvcore.block_event import BlockEvent
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import Clock, ManualClock, SystemClock
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 

@@ -15,9 +15,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from tests.fix_scheduler import LAYOUT, make_info
-from tierkv.kvcore.block import BlockSpec, Location, Owner, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, Owner, Tier, block_keys
 from tierkv.kvcore.block_event import BlockStored, EventBatch, HoldOrder
-from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import DirectoryUnavailableError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from tests.fix_pool import MemoryPoolNode
-from tierkv.compute.codec.calibration import save_calibration
-from tierkv.compute.codec_calibration import measure_prompts, tables_from
+from tierkv.commands.calibrate import measure_prompts, tables_from
+from tierkv.compute.codec.entropy import save_calibration
 from tierkv.compute.config import ComputeConfig, LoadPolicy, RandomModelSpec
 from tierkv.compute.loading import load_model
 from tierkv.compute.node import ComputeNode

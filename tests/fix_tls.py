@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.credentials import TlsFiles
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from tierkv.config import LoadedConfig
 from tierkv.dbapi import Connection
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dmp.config import DmpConfig
-from tierkv.dmp.segment.memory_room import check_room
+from tierkv.dmp.segment.segment_place import check_room
 from tierkv.kvcore.errors import ConfigError, NoNodeError
 from tierkv.kvcore.ids import HostId, NodeId
 from tierkv.kvcore.node import NodeRole

@@ -23,8 +23,7 @@ from tierkv.compute.batching.reuse_facts import end_of, prompt_blocks
 from tierkv.compute.batching.sequence import Sequence
 from tierkv.compute.l1.page_pool import PagePool
 from tierkv.compute.l1.part_index import Item, KnownBlocks, Part, PartIndex, scope_of
-from tierkv.kvcore.block import Tier
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, Tier
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.eviction import NO_FACTS
 

@@ -1,7 +1,9 @@
 """From logits to tokens: greedy, or a draw from the distribution that a request shapes.
 
 Called once per step by the engine. A sampled token depends on the request's seed and on the number
-of tokens generated before, never on batch mates, preemption or the computing node.
+of tokens generated before, never on batch mates, preemption or the computing node. Rows that ask
+get log-probabilities, which come from the logits before anything changes them: softmax over the
+whole vocabulary at temperature 1, whatever form, bias or penalty the request has.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tierkv.compute.batching.logit_edits import Int64Array, RowEdits
-from tierkv.kvcore.request import GenerateRequest
+from tierkv.kvcore.request import GenerateRequest, TokenLogprobs
 
 _SEEDS = 1 << 63
 
@@ -166,3 +168,30 @@ def _penalised(values: Tensor, edits: Sequence[RowEdits]) -> Tensor:
     presence = each([edit.sampling.presence_penalty for edit in edits])
     values = torch.where(values > 0, values / repetition, values * repetition)
     return values - frequency * counts - presence * (counts > 0)
+
+
+def logprobs_of(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprobs]:
+    """Describe each row's chosen token.
+
+    Args:
+        logits: ``[rows, vocab]``, finite.
+        tokens: the chosen token of each row.
+        tops: alternatives to report for each row; at most the vocabulary is reported.
+
+    Returns:
+        entries: one per row; alternatives of equal probability in the order of their ids.
+    """
+    scores = torch.log_softmax(logits.float(), dim=-1)
+    chosen = torch.tensor(tokens, device=scores.device)
+    own: list[float] = scores.gather(1, chosen[:, None])[:, 0].tolist()
+    most = min(max(tops), scores.shape[1])
+    if not most:
+        return [TokenLogprobs(logprob) for logprob in own]
+    best = scores.topk(most, dim=-1)
+    entries = []
+    for logprob, ids, values, top in zip(
+        own, best.indices.tolist(), best.values.tolist(), tops, strict=True
+    ):
+        ranked = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+        entries.append(TokenLogprobs(logprob, tuple(ranked[:top])))
+    return entries

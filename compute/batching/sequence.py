@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from tierkv.compute.batching.logit_edits import LogitEdits
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import Tier
-from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, next_block_key, tail_key
+from tierkv.kvcore.block import ROOT_PARENT, Tier, block_keys, next_block_key, tail_key
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.request import Blend, FinishReason, GenerateRequest, HitTokens, TokenLogprobs
 

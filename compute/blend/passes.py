@@ -16,8 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from tierkv.compute.blend.plan import BlendPlan, PlanRows, lay_out
-from tierkv.compute.blend.selectors import CHECK_LAYER, Selector, deviation, highest, make_selector
+from tierkv.compute.blend.plan import (
+    CHECK_LAYER,
+    BlendPlan,
+    PlanRows,
+    Selector,
+    deviation,
+    highest,
+    lay_out,
+    make_selector,
+)
 from tierkv.compute.model.batch import Int64Array
 from tierkv.compute.model.decoder import Decoder, Outputs, rotate, rotation
 

@@ -14,8 +14,7 @@ import numpy as np
 from tierkv.compute.batching.batch_plan import Chunk, LoadOrder
 from tierkv.compute.batching.sequence import BlendedTokens
 from tierkv.compute.blend.passes import BlendOutcome, blend_steps
-from tierkv.compute.blend.plan import BlendPlan, ChunkUse
-from tierkv.compute.blend.selectors import first_read
+from tierkv.compute.blend.plan import BlendPlan, ChunkUse, first_read
 from tierkv.compute.model.decoder import Decoder
 from tierkv.compute.tiers.chunk_lookup import PromptChunk
 from tierkv.compute.tiers.loader import LoadJob

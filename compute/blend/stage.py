@@ -19,8 +19,8 @@ from tierkv.compute.batching.sequence import Phase
 from tierkv.compute.batching.sequence import Sequence as EngineSequence
 from tierkv.compute.blend.isolation import Isolation
 from tierkv.compute.blend.passes import BlendOutcome
+from tierkv.compute.blend.plan import CHECK_LAYER
 from tierkv.compute.blend.run import BlendRun, ChunkLoad
-from tierkv.compute.blend.selectors import CHECK_LAYER
 from tierkv.compute.model.decoder import Decoder
 from tierkv.compute.tiers.chunk_lookup import FoundChunks, PromptChunk, prompt_chunks
 from tierkv.compute.tiers.finder import Source

@@ -6,24 +6,195 @@ values without a code in [-127, 127], and values that are not finite, are append
 ``[k|v][tokens][heads][dim]``. Source: CacheGen, arXiv 2310.07240, without its deltas between
 tokens: on measured KV the deltas cost more than they save. Huffman coding inside zstandard is
 within 0.1 bit of arithmetic coding.
+
+The tables (means and quantisation steps) are measured once per model by ``tierkv calibrate``,
+stored next to the model's weights and read when a node starts. Writer and reader must have equal
+tables, so each frame carries their number. A frame holds a layer of a block, so layers still move
+alone. Every fault in the head of a frame is a LayoutError, which means "miss".
 """
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import torch
 import zstandard
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
-from tierkv.compute.codec.calibration import STEP_LEVELS, Calibration
-from tierkv.compute.codec.frame import CodecLevel, FrameHead, read_head
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES
-from tierkv.kvcore.errors import ChecksumError, LayoutError
-from tierkv.kvcore.layout import FRAME_HEAD_BYTES, BlockLayout, framed_bytes
+from tierkv.kvcore.errors import ChecksumError, ConfigError, LayoutError
+from tierkv.kvcore.layout import FRAME_HEAD_BYTES, BlockLayout, KvCodec, framed_bytes
+
+_MAGIC = b"KQ"
+_VERSION = 1
+_HEAD = struct.Struct("<2sBBIII")
+assert _HEAD.size == FRAME_HEAD_BYTES
+
+
+class CodecLevel(IntEnum):
+    """Coarseness of the values of a frame; the enum value is the byte in the frame's head."""
+
+    FINE = 0
+    MEDIUM = 1
+    COARSE = 2
+    RAW = 255
+    """Unencoded values: coding would have made the range longer."""
+
+
+LEVELS = {
+    KvCodec.ENTROPY_FINE: CodecLevel.FINE,
+    KvCodec.ENTROPY_MEDIUM: CodecLevel.MEDIUM,
+    KvCodec.ENTROPY_COARSE: CodecLevel.COARSE,
+}
+"""The level of each codec with a single level; ``adaptive`` has two (compute/tiers/block_puts.py).
+"""
+
+
+def coarsest_of(codec: KvCodec) -> CodecLevel:
+    """Return the coarsest level that a reader with the codec accepts."""
+    return LEVELS.get(codec, CodecLevel.COARSE)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHead:
+    """Contents of a frame's head.
+
+    Attributes:
+        level: coarseness of the values.
+        calibration: number of the tables behind the frame (Calibration.number).
+        payload_bytes: bytes after the head; the rest of the range is zeros.
+        escapes: count of values without a code, which are stored unencoded.
+    """
+
+    level: CodecLevel
+    calibration: int
+    payload_bytes: int
+    escapes: int = 0
+
+    def pack(self) -> bytes:
+        """Return the head's bytes."""
+        return _HEAD.pack(
+            _MAGIC, _VERSION, self.level, self.calibration, self.payload_bytes, self.escapes
+        )
+
+
+def read_head(
+    frame: memoryview, *, calibration: int, numbers: int, coarsest: CodecLevel = CodecLevel.COARSE
+) -> FrameHead:
+    """Read and check a frame's head.
+
+    Args:
+        frame: the whole range.
+        calibration: number of this node's tables; other tables can't decode here.
+        numbers: count of values that the frame must hold, which bounds the escapes.
+        coarsest: coarsest level that the reader's codec allows.
+
+    Raises:
+        LayoutError: the range is not a frame, uses other tables, is too coarse, or has impossible
+            lengths.
+    """
+    if len(frame) < FRAME_HEAD_BYTES:
+        raise LayoutError(f"a range of {len(frame)} bytes is too short for a frame")
+    magic, version, level, tables, payload, escapes = _HEAD.unpack_from(frame)
+    if magic != _MAGIC or version != _VERSION or level not in set(CodecLevel):
+        raise LayoutError("a range is no entropy-coded frame of this version")
+    if tables != calibration:
+        raise LayoutError(
+            f"a frame was made with calibration {tables:08x}, this node has {calibration:08x}"
+        )
+    if coarsest < level != CodecLevel.RAW:
+        raise LayoutError(f"a frame of level {level} is coarser than {coarsest.name}")
+    if payload > len(frame) - FRAME_HEAD_BYTES or escapes > numbers:
+        raise LayoutError(f"a frame of {len(frame)} bytes can't hold {payload} and {escapes}")
+    return FrameHead(CodecLevel(level), tables, payload, escapes)
+
+
+STEP_LEVELS = (CodecLevel.FINE, CodecLevel.MEDIUM, CodecLevel.COARSE)
+"""Order of the first axis of ``steps``."""
+
+_FORMAT = "tierkv-kv-calibration-1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """Means and steps of one model.
+
+    Attributes:
+        mean: ``[layers, 2, kv_heads, head_dim]`` float32, exact in bfloat16, the stored dtype.
+        steps: ``[3, layers, 2]`` float32, positive; one per level, layer and k or v.
+        number: identifies the tables in frames; equal for equal tables.
+    """
+
+    mean: Tensor
+    steps: Tensor
+    number: int
+
+
+def make_calibration(mean: Tensor, steps: Tensor) -> Calibration:
+    """Round the means, check the steps and number the tables."""
+    mean = mean.to(torch.bfloat16).float().contiguous()
+    steps = steps.float().contiguous()
+    if mean.ndim != 4 or steps.shape != (len(STEP_LEVELS), *mean.shape[:2]):
+        raise ValueError(f"tables of shapes {tuple(mean.shape)} and {tuple(steps.shape)}")
+    if not (mean.isfinite().all() and steps.isfinite().all() and (steps > 0).all()):
+        raise ValueError("means must be finite, steps finite and positive")
+    digest = blake2b(digest_size=4, person=b"tierkv-calibr")
+    for table in (mean, steps):
+        digest.update(str(tuple(table.shape)).encode() + table.numpy().tobytes())
+    return Calibration(mean, steps, int.from_bytes(digest.digest(), "little"))
+
+
+def save_calibration(calibration: Calibration, file: Path, *, revision: str) -> None:
+    """Write the tables of the model with the given revision.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    about = {"format": _FORMAT, "model_revision": revision}
+    tables = {"mean": calibration.mean.to(torch.bfloat16), "steps": calibration.steps}
+    file.write_bytes(save(tables, metadata={"tierkv": json.dumps(about)}))
+
+
+def load_calibration(file: Path, layout: BlockLayout, *, revision: str) -> Calibration:
+    """Read the tables and check the model's layout and revision.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, or belongs to another model; the hint says how
+            to make the tables.
+    """
+    if not file.is_file():
+        raise _refused(file, "there are no tables")
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            about = json.loads((tensors.metadata() or {}).get("tierkv", "{}"))
+            calibration = make_calibration(tensors.get_tensor("mean"), tensors.get_tensor("steps"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _refused(file, f"it can't be read: {error}") from error
+    if not isinstance(about, dict) or about.get("format") != _FORMAT:
+        raise _refused(file, "it is no calibration of this version")
+    shape = (layout.layers, 2, layout.kv_heads, layout.head_dim)
+    if about.get("model_revision") != revision or tuple(calibration.mean.shape) != shape:
+        raise _refused(file, "it was made for another model")
+    return calibration
+
+
+def _refused(file: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"entropy-coded KV needs {file}: {reason}",
+        hint="Run `tierkv calibrate --model FOLDER`.",
+    )
+
 
 _LARGEST = 127
 _ESCAPE = 255

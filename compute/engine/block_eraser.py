@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from tierkv.compute.engine.engine import Engine
 from tierkv.compute.l1.part_index import TOKEN_BYTES, scope_of
 from tierkv.compute.tiers.chunk_lookup import prompt_chunks
-from tierkv.kvcore.block import Erased
-from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, coarse_key
+from tierkv.kvcore.block import ROOT_PARENT, Erased, block_keys, coarse_key
 from tierkv.kvcore.errors import CacheError, TransportError
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.request import GenerateRequest, PromptBlocks

@@ -12,8 +12,7 @@ import numpy as np
 
 from tierkv.compute.batching.answers import draw_for, read_out
 from tierkv.compute.batching.batch_plan import Chunk, PageCopy
-from tierkv.compute.batching.logprobs import logprobs_of
-from tierkv.compute.batching.sampler import Sampler
+from tierkv.compute.batching.sampler import Sampler, logprobs_of
 from tierkv.compute.blend.run import BlendRun
 from tierkv.compute.engine.drafts import verified
 from tierkv.compute.engine.requests import LiveRequests

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from tierkv.compute.l1.part_index import PartIndex
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Expectation, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Expectation, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, HoldOrder
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.eviction import NO_FACTS, BlockFacts, EvictionPolicy, LeafLru, whole_seconds
 from tierkv.policies.holds import Holds

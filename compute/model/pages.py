@@ -16,9 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tierkv.compute.codec.calibration import Calibration
-from tierkv.compute.codec.entropy import EntropyCodec
-from tierkv.compute.codec.frame import CodecLevel, coarsest_of
+from tierkv.compute.codec.entropy import Calibration, CodecLevel, EntropyCodec, coarsest_of
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES, LayerCodec, make_codec
 from tierkv.kvcore.layout import BlockLayout, KvCodec
 

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from tierkv.compute.codec.frame import LEVELS, CodecLevel
+from tierkv.compute.codec.entropy import LEVELS, CodecLevel
 from tierkv.compute.l1.page_pool import FullBlock
 from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.finder import Absorb, BlockFinder
 from tierkv.dmp.pool_node import PoolNode, PutGrant, RangeWrite
-from tierkv.kvcore.block import BlockSpec, Expectation, shared_ranges
-from tierkv.kvcore.block_key import ROOT_PARENT, coarse_key
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Expectation, coarse_key, shared_ranges
 from tierkv.kvcore.ids import BlockKey, NodeId
 from tierkv.kvcore.layout import BlockLayout, KvCodec
 

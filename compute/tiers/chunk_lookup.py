@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from tierkv.compute.tiers.finder import Source
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Owner
-from tierkv.kvcore.block_key import ROOT_PARENT, ChunkNamer
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, ChunkNamer, Owner
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.request import GenerateRequest
 

@@ -34,8 +34,7 @@ from tierkv.costing.load_controller import (
 )
 from tierkv.costing.service_time import StepCost, causal_pairs
 from tierkv.dmp.pool_node import RangeRead
-from tierkv.kvcore.block import Location, Tier
-from tierkv.kvcore.block_key import coarse_key
+from tierkv.kvcore.block import Location, Tier, coarse_key
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.ids import BlockKey
 from tierkv.kvcore.layout import BlockLayout, KvCodec

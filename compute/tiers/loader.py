@@ -240,7 +240,7 @@ class Loader:
     def _readable(self, copies: tuple[Source, ...], codec: KvCodec) -> tuple[Source, ...]:
         """Leave out copies that rest, or that can't be KV of this layout, whatever their key says.
 
-        Keys of different layouts differ (kvcore/block_key.py); this check is for a writer with a
+        Keys of different layouts differ (kvcore/block.py); this check is for a writer with a
         wrong key. Copies of an entropy-coded block are read into room for one size, the size of the
         best copy.
         """

@@ -1,6 +1,6 @@
 """A question to the tiers about one prompt, and the search for a partly matching block.
 
-The engine's side (compute/transfers/prompt_lookups.py) builds a lookup from a sequence; worker
+The engine's side (compute/transfers/prefetch.py) builds a lookup from a sequence; worker
 threads of the tiers read the lookup. No value here changes or refers to a sequence: a worker thread
 never sees a sequence in the middle of a change.
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tierkv.compute.l1.part_index import TOKEN_BYTES, KnownBlocks, scope_of
 from tierkv.compute.tiers.finder import Source
 from tierkv.compute.tiers.load_figures import LoadFigures
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 from tierkv.kvcore.layout import KvCodec
 

@@ -24,7 +24,7 @@ from tierkv.compute.tiers.load_log import LoadRecord
 from tierkv.compute.tiers.loader import LoadJob
 from tierkv.compute.tiers.prompt_lookup import PoolPart
 from tierkv.compute.tiers.tiers import Tiers
-from tierkv.compute.transfers.prompt_lookups import lookup_of, part_wanted
+from tierkv.compute.transfers.prefetch import lookup_of, part_wanted
 from tierkv.compute.transfers.saves import NOTHING_SAVED, PassSave
 from tierkv.costing.blend_controller import BlendDecision
 from tierkv.costing.correction import Beside

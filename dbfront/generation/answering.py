@@ -18,8 +18,7 @@ from tierkv.dbfront.answer_token import AnswerToken
 from tierkv.dbfront.contracts import PreparedCall, TextCall, TextEvent
 from tierkv.dbfront.generation.labels import Labels
 from tierkv.dbfront.generation.readouts import Submit, read_label, read_out, walk_labels
-from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings
-from tierkv.dbfront.tokens.token_report import TokenReport, TokenSpelling
+from tierkv.dbfront.tokens.detokenizer import Detokenizer, StopStrings, TokenReport, TokenSpelling
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer
 from tierkv.dbfront.tool_calls.call_format import CallFormat
 from tierkv.dbfront.tool_calls.reader import CallReader, Reading

@@ -27,8 +27,7 @@ from tierkv.dbfront.tokens.chunked_prompt import (
     encode_text,
 )
 from tierkv.dbfront.tokens.tokenizer import TextTokenizer
-from tierkv.dbfront.tool_calls.call_format import CallFormat
-from tierkv.dbfront.tool_calls.grammar import arguments_schema, call_grammar
+from tierkv.dbfront.tool_calls.call_format import CallFormat, arguments_schema, call_grammar
 from tierkv.dbfront.tool_calls.tool import Tool, ToolChoice, ToolUse
 from tierkv.integrations.remote.text_tokens import folder_here, text_folder
 from tierkv.kvcore import limits

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from tierkv.dbfront.contracts import PreparedCall, TextCall, TextEvent
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.call_options import KvAction
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (

@@ -24,19 +24,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tierkv.dbfront.contracts import TextGenerator
-from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.config import HttpConfig, KeyRing, RestCaller
 from tierkv.dbfront.http.endpoints.admin import admin_router
 from tierkv.dbfront.http.endpoints.api_docs import docs_router
 from tierkv.dbfront.http.endpoints.embeddings import embeddings_router
 from tierkv.dbfront.http.endpoints.health import PROBES, health_router
 from tierkv.dbfront.http.endpoints.kv import kv_router
-from tierkv.dbfront.http.endpoints.messages import messages_router
 from tierkv.dbfront.http.endpoints.metrics import Metrics
 from tierkv.dbfront.http.endpoints.openai import chat_router, completions_router, models_router
 from tierkv.dbfront.http.endpoints.sql import StatementError, sql_router
 from tierkv.dbfront.http.endpoints.tokens import tokens_router
-from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
-from tierkv.dbfront.http.messages.answers import error_json
+from tierkv.dbfront.http.messages.messages_router import error_json, messages_router
 from tierkv.dbfront.http.responses.background import BackgroundResponses, ResponseQueue
 from tierkv.dbfront.http.responses.conversations_router import conversations_router
 from tierkv.dbfront.http.responses.responses_router import responses_router

@@ -7,19 +7,21 @@ dbfront/http/schema.py. An answer may have several choices, JSON of a form, and 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field, StrictBool
 
-from tierkv.dbfront.contracts import TextCall
-from tierkv.dbfront.http.choices import check_choices
-from tierkv.dbfront.http.key_ring import RestCaller
+from tierkv.dbfront.contracts import PreparedCall, TextCall
+from tierkv.dbfront.http.config import RestCaller
 from tierkv.dbfront.http.schema import CallBody, ChatMessage
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.http.tool_fields import ToolField, tool_use, tools_of
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
+from tierkv.kvcore.ids import new_request_id
 
 ANY_OBJECT: Final = '{"type":"object"}'
 """JSON Schema of any JSON object."""
@@ -196,3 +198,34 @@ def _schema_of(response_format: dict[str, Any] | None) -> str:
         hint = 'Write {"type": "json_schema", "json_schema": {"name": "a", "schema": {...}}}.'
         raise FieldError("response_format", UserError(message, hint=hint))
     return json.dumps(schema, ensure_ascii=False)
+
+
+_SEEDS = 1 << 63
+
+
+def check_choices(prompts: int, n: int) -> None:
+    """Refuse more answers than one request may ask for.
+
+    Raises:
+        FieldError: names ``prompt`` or ``n``, whichever has to be smaller.
+    """
+    if prompts > limits.MAX_HTTP_PROMPTS:
+        message = f"{prompts} prompts, at most {limits.MAX_HTTP_PROMPTS} are allowed"
+        raise FieldError("prompt", UserError(message))
+    if prompts * n > limits.MAX_HTTP_PROMPTS:
+        message = f"{prompts} prompts with n = {n} ask for {prompts * n} answers"
+        hint = f"At most {limits.MAX_HTTP_PROMPTS} are allowed: lower n, or send fewer prompts."
+        raise FieldError("n", UserError(message, hint=hint))
+
+
+def choices_of(prepared: Sequence[PreparedCall], n: int) -> list[PreparedCall]:
+    """Return ``n`` calls for each call; the first of each is the call itself."""
+    return [call if not i else _choice(call, i) for call in prepared for i in range(n)]
+
+
+def _choice(call: PreparedCall, number: int) -> PreparedCall:
+    sampling = call.request.sampling
+    if sampling.seed is not None:
+        sampling = replace(sampling, seed=(sampling.seed + number) % _SEEDS)
+    request = replace(call.request, request_id=new_request_id(), sampling=sampling)
+    return replace(call, request=request)

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from tierkv.dbfront.contracts import Message, TextAnswer, TextEvent
-from tierkv.dbfront.http.choices import of_one_prompt
-from tierkv.dbfront.http.key_ring import RestCaller
+from tierkv.dbfront.http.config import RestCaller
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.http.tool_fields import CallField
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import OPTIONS, CallOptions, OptionSpec
 from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
-from tierkv.kvcore.request import ReuseHint
+from tierkv.kvcore.request import HitTokens, ReuseHint
 from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Text, Texts, TokenBias, Whole
 
 _NAME = re.compile(limits.NAME_PATTERN)
@@ -316,3 +316,26 @@ def _as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def of_one_prompt(
+    answers: Sequence[TextAnswer | TextEvent], n: int
+) -> list[TextAnswer | TextEvent]:
+    """Return the answers with the usage of a prompt counted once, at its first choice.
+
+    Later choices reuse that prompt, so their hits say nothing about the cache.
+    """
+    return [answer if at % n == 0 else _without_prompt(answer) for at, answer in enumerate(answers)]
+
+
+def _without_prompt(answer: TextAnswer | TextEvent) -> TextAnswer | TextEvent:
+    if answer.usage is None:
+        return answer
+    usage = replace(
+        answer.usage,
+        prompt_tokens=0,
+        hit_tokens=HitTokens(),
+        blended_tokens=0,
+        recomputed_tokens=0,
+    )
+    return replace(answer, usage=usage)

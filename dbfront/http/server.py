@@ -28,9 +28,8 @@ from tierkv.dbfront.accepting import BACKLOG, Acceptor
 from tierkv.dbfront.accounts.statistic_tables import MEMORY
 from tierkv.dbfront.contracts import TextGenerator
 from tierkv.dbfront.http.app import make_app
-from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.config import HttpConfig, KeyRing
 from tierkv.dbfront.http.endpoints.metrics import Family, Metrics
-from tierkv.dbfront.http.key_ring import KeyRing
 from tierkv.dbfront.http.responses.background import ResponseQueue
 from tierkv.dbfront.http.services import ReadinessCheck
 from tierkv.dbfront.queue.file_log import FileLog

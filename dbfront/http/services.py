@@ -15,9 +15,8 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from tierkv.dbfront.contracts import TextGenerator
-from tierkv.dbfront.http.config import HttpConfig
+from tierkv.dbfront.http.config import HttpConfig, RestCaller
 from tierkv.dbfront.http.endpoints.metrics import Metrics
-from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock

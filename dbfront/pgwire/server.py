@@ -22,7 +22,7 @@ from tierkv.dbfront.pgwire.config import PgWireConfig
 from tierkv.dbfront.pgwire.conversation.handler import ClientHandler, Lobby
 from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol.auth import Authenticator
-from tierkv.dbfront.pgwire.protocol.errors import ADMIN_SHUTDOWN, AdminShutdownError
+from tierkv.dbfront.pgwire.protocol.replies import ADMIN_SHUTDOWN, AdminShutdownError
 from tierkv.dbfront.pgwire.protocol.stream import PgStream
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.siblings import Siblings

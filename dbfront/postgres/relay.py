@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from tierkv.dbfront.pgwire.protocol import replies
-from tierkv.dbfront.pgwire.protocol.errors import error_fields
+from tierkv.dbfront.pgwire.protocol.replies import error_fields
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.conversation import ClientFrames, Conversation
 from tierkv.dbfront.postgres.wire.endpoint import HIGH_WATER_BYTES, Endpoint

@@ -26,7 +26,7 @@ from tierkv.dbfront.accepting import (
 from tierkv.dbfront.pgwire.config import is_loopback
 from tierkv.dbfront.pgwire.protocol import messages as frontend
 from tierkv.dbfront.pgwire.protocol import replies
-from tierkv.dbfront.pgwire.protocol.errors import (
+from tierkv.dbfront.pgwire.protocol.replies import (
     ADMIN_SHUTDOWN,
     AdminShutdownError,
     TooManyConnectionsError,

@@ -16,10 +16,9 @@ from dataclasses import replace
 from typing import Final
 
 from tierkv.dmp.pool_node import PathInfo, PutGrant
-from tierkv.dmp.transfer_plan import Ends
 from tierkv.dmp.transport.connection import Peer, PeerConnection, RefusedError
 from tierkv.dmp.transport.control import NodeControl
-from tierkv.dmp.transport.select import PathOptions, open_path, why_no_rdma
+from tierkv.dmp.transport.select import Ends, PathOptions, open_path, why_no_rdma
 from tierkv.dmp.wire.messages import About, Welcome
 from tierkv.dmp.wire.range_codec import DescribedBlock
 from tierkv.kvcore.block import BlockSpec

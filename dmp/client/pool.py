@@ -36,8 +36,7 @@ from tierkv.dmp.transport.select import PathOptions
 from tierkv.dmp.transport.shm import ShmPoolNode
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.ids import BlockKey, NodeId
-from tierkv.kvwire.tls import TlsFiles, client_context
-from tierkv.kvwire.token import ClusterToken
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles, client_context
 
 KEEP_INTERVAL_S: Final = 1.0
 """Interval between attempts to reach nodes that are down."""

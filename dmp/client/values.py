@@ -12,18 +12,18 @@ from hashlib import blake2b
 from typing import Final
 
 from tierkv.dmp.pool_node import PathInfo, PoolNodeStats
-from tierkv.dmp.transfer_plan import Transport
+from tierkv.dmp.transport.select import Transport
 from tierkv.kvcore import limits
 from tierkv.kvcore.block import (
     NO_OUTLOOK,
     NO_OWNER,
+    ROOT_PARENT,
     BlockSpec,
     Expectation,
     Outlook,
     Owner,
     RangeShape,
 )
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, BlockKey, NodeId
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from tierkv.dmp.config import MIN_SLOT_BYTES, SLOT_ALIGN
-from tierkv.dmp.segment.segment_head import FILE_MAGIC, PAGE
+from tierkv.dmp.segment.segment_place import FILE_MAGIC, PAGE
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError
 

@@ -21,8 +21,8 @@ import numpy as np
 from tierkv.dmp.segment import geometry as g
 from tierkv.dmp.segment.geometry import Geometry
 from tierkv.dmp.segment.restored import Column
-from tierkv.dmp.segment.segment_head import OWNER_AT, pack_owner
 from tierkv.dmp.segment.segment_memory import SegmentMemory
+from tierkv.dmp.segment.segment_place import OWNER_AT, pack_owner
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.kvcore.errors import ConfigError
 

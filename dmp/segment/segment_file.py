@@ -21,10 +21,9 @@ import numpy as np
 from tierkv.dmp.config import MIN_SLOT_BYTES, SLOT_ALIGN
 from tierkv.dmp.segment import geometry as g
 from tierkv.dmp.segment.geometry import Geometry
-from tierkv.dmp.segment.memory_room import check_room
 from tierkv.dmp.segment.restored import Column, RestoredSlots
 from tierkv.dmp.segment.segment import Segment
-from tierkv.dmp.segment.segment_head import FILE_MAGIC
+from tierkv.dmp.segment.segment_place import FILE_MAGIC, check_room
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError

@@ -37,7 +37,7 @@ from tierkv.kvcore.errors import (
     TierKVError,
     TransportError,
 )
-from tierkv.kvwire.token import accepts
+from tierkv.kvwire.credentials import accepts
 
 log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S: Final = 0.2

@@ -19,7 +19,7 @@ from tierkv.dmp.server.client_connection import Clients, Session
 from tierkv.dmp.server.rdma_door import RdmaDoor
 from tierkv.dmp.wire.socket_io import TlsWire, Wire
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvwire.tls import ServerTls
+from tierkv.kvwire.credentials import ServerTls
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S: Final = 5.0

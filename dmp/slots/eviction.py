@@ -240,7 +240,7 @@ class Evictor:
         """Return the next leaf of a lane to evict.
 
         With a lower tier, a block without a copy is evicted only if the oldest leaf has no copy
-        either: blocks that were copied ahead of time go first (dmp/slots/clean_slots.py), and
+        either: blocks that were copied ahead of time go first (dmp/slots/leaf_queue.py), and
         nothing is lost.
         """
         leaf = self._order.next(lane, self._store, now)

@@ -14,8 +14,7 @@ import numpy as np
 
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import ExtentTable, Slot, SlotState
-from tierkv.dmp.slots.clean_slots import CleanSlots
-from tierkv.dmp.slots.leaf_queue import LeafQueue
+from tierkv.dmp.slots.leaf_queue import CleanSlots, LeafQueue
 from tierkv.kvcore.block import BlockSpec
 from tierkv.kvcore.ids import BlockKey
 

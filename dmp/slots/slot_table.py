@@ -16,7 +16,6 @@ from typing import Final
 from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import ExtentTable, Reserved, Slot, SlotState, slot_bytes_for
 from tierkv.dmp.slots.accounts import EVERYONE, Accounts
-from tierkv.dmp.slots.clean_slots import CleanSlots
 from tierkv.dmp.slots.eviction import (
     SAME_USE_S,
     Admission,
@@ -25,6 +24,7 @@ from tierkv.dmp.slots.eviction import (
     MakePolicy,
 )
 from tierkv.dmp.slots.holds import Deadlines, Owners, SlotLeases
+from tierkv.dmp.slots.leaf_queue import CleanSlots
 from tierkv.dmp.slots.quotas import Quotas
 from tierkv.dmp.slots.slot_store import SlotStore, TableRestore
 from tierkv.kvcore.block import BlockSpec

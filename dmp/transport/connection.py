@@ -32,9 +32,8 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import NodeId
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles, client_context, shown
 from tierkv.kvwire.frames import HEADER_BYTES
-from tierkv.kvwire.tls import TlsFiles, client_context
-from tierkv.kvwire.token import ClusterToken, shown
 
 _BY_CODE: Final[dict[str, type[CacheError]]] = {
     kind.code: kind

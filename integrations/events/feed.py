@@ -19,8 +19,8 @@ from tierkv.integrations.events.following import Forget, Hide, Instruction, Show
 from tierkv.integrations.events.listener import EventEndpoint, RankListener
 from tierkv.integrations.events.own_blocks import OwnBlocks
 from tierkv.kvcore import limits
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.block_event import BlockEvent, BlockReporter, BlockStored
-from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.ids import NamespaceKey
 from tierkv.kvcore.node import ModelInfo, PathReport

@@ -24,9 +24,8 @@ from tierkv.integrations.events.messages import (
 )
 from tierkv.integrations.keys import identity_digest, parse_salt
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Owner, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Owner, Tier, next_block_key
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored
-from tierkv.kvcore.block_key import ROOT_PARENT, next_block_key
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 from tierkv.kvcore.node import ModelInfo
 

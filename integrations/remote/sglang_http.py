@@ -19,7 +19,7 @@ from tierkv.integrations.remote.door import (
     EngineRequest,
 )
 from tierkv.integrations.remote.http import EngineHttp, refusal
-from tierkv.integrations.remote.replies import MetricsPage, listed_model, token_ids, whole
+from tierkv.integrations.remote.openai_http import MetricsPage, listed_model, token_ids, whole
 from tierkv.kvcore.errors import ConfigError, RemoteProtocolError, UserError
 from tierkv.kvcore.request import OPTIONAL_FIELDS, HitTokens
 

@@ -21,7 +21,7 @@ from tierkv.integrations.remote.door import (
     EngineRequest,
 )
 from tierkv.integrations.remote.http import EngineHttp
-from tierkv.integrations.remote.replies import (
+from tierkv.integrations.remote.openai_http import (
     MetricsPage,
     counts_of,
     listed_model,

@@ -26,10 +26,16 @@ from sglang.version import __version__ as sglang_version
 
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.settings import PoolAccess
-from tierkv.integrations.sglang.host_pages import HostPages, page_memory
+from tierkv.integrations.sglang.host_pages import (
+    HostPages,
+    SidePool,
+    TransferBook,
+    leading,
+    page_memory,
+    prefix_hit,
+)
 from tierkv.integrations.sglang.page_names import KV, identity_of, part_of
 from tierkv.integrations.sglang.page_store import Component, PageStore
-from tierkv.integrations.sglang.pages import SidePool, TransferBook, leading, prefix_hit
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import ConfigError
 

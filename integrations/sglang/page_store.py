@@ -19,8 +19,7 @@ from tierkv.dmp.client.values import PutNotes
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.sglang.host_pages import HostPages, page_memory
 from tierkv.integrations.sglang.page_names import KV, Generations, PageNames
-from tierkv.kvcore.block import Outlook, Owner
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, Outlook, Owner
 from tierkv.kvcore.ids import BlockKey
 
 

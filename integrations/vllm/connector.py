@@ -27,7 +27,7 @@ from vllm.version import __version__ as vllm_version
 
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.settings import PoolAccess
-from tierkv.integrations.vllm.connector_plan import StepPlan, StepReport
+from tierkv.integrations.vllm.connector_book import StepPlan, StepReport
 from tierkv.integrations.vllm.connector_scheduler import SchedulerSide
 from tierkv.integrations.vllm.connector_settings import (
     BETWEEN_STEPS,

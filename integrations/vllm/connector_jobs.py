@@ -17,7 +17,7 @@ from typing import Final
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.values import PutNotes
 from tierkv.dmp.client.writes import OpenPut
-from tierkv.integrations.vllm.connector_plan import BlockLoad, BlockSave
+from tierkv.integrations.vllm.connector_book import BlockLoad, BlockSave
 from tierkv.integrations.vllm.kv_memory import KvMemory, Window
 from tierkv.kvcore.ids import BlockKey
 

@@ -14,9 +14,15 @@ from typing import Any, Final
 from tierkv.costing.load_worth import TimedWorth
 from tierkv.integrations.keys import identity_digest, is_uncached, parse_salt, user_namespace
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.integrations.vllm.connector_book import RequestBook, RequestStory
+from tierkv.integrations.vllm.connector_book import (
+    IDLE_WAIT_S,
+    BlockLoad,
+    RequestBook,
+    RequestStory,
+    StepPlan,
+    StepReport,
+)
 from tierkv.integrations.vllm.connector_lookups import Lookups
-from tierkv.integrations.vllm.connector_plan import IDLE_WAIT_S, BlockLoad, StepPlan, StepReport
 from tierkv.integrations.vllm.connector_settings import ConnectorSettings
 from tierkv.kvcore import limits
 from tierkv.kvcore.ids import BlockKey, NamespaceKey

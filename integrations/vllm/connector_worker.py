@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from tierkv.dmp.client.values import PutNotes
 from tierkv.integrations.keys import rank_key
 from tierkv.integrations.pool_door import PoolDoor
+from tierkv.integrations.vllm.connector_book import IDLE_WAIT_S, BlockSave, StepPlan, StepReport
 from tierkv.integrations.vllm.connector_jobs import BlockReadJob, JobPatience, Saved, SaveJob
-from tierkv.integrations.vllm.connector_plan import IDLE_WAIT_S, BlockSave, StepPlan, StepReport
 from tierkv.integrations.vllm.connector_settings import ConnectorSettings
 from tierkv.integrations.vllm.kv_memory import KvMemory
-from tierkv.kvcore.block import Outlook, Owner
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, Outlook, Owner
 from tierkv.kvcore.ids import BlockKey
 
 

@@ -31,10 +31,9 @@ from tierkv.kvwire import convert
 from tierkv.kvwire.channels import PeerChannel
 from tierkv.kvwire.checksums import checked, intact
 from tierkv.kvwire.codec import split_keys
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles
 from tierkv.kvwire.event_records import pack_events
 from tierkv.kvwire.status import error_from_rpc
-from tierkv.kvwire.tls import TlsFiles
-from tierkv.kvwire.token import ClusterToken
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.kvwire.v1 import meta_pb2_grpc as rpc
 from tierkv.metaserver.client import (

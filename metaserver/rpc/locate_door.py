@@ -16,9 +16,8 @@ from typing import Final
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError, RemoteProtocolError, TierKVError
 from tierkv.kvcore.ids import BLOCK_KEY_BYTES, HostId
+from tierkv.kvwire.credentials import LOOK_S, ClusterToken, ServerTls, accepts
 from tierkv.kvwire.frames import FrameConnection
-from tierkv.kvwire.tls import LOOK_S, ServerTls
-from tierkv.kvwire.token import ClusterToken, accepts
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.metaserver.directory.locate_reply import checked_question
 from tierkv.metaserver.local import LocalMeta

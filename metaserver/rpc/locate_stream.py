@@ -31,9 +31,8 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import ConfigError, RemoteProtocolError
 from tierkv.kvwire.channels import split_address
 from tierkv.kvwire.checksums import sealed, unsealed
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles, client_context, shown
 from tierkv.kvwire.frames import FrameConnection, FrameFormat, FrameHeader
-from tierkv.kvwire.tls import TlsFiles, client_context
-from tierkv.kvwire.token import ClusterToken, shown
 from tierkv.kvwire.v1 import meta_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvwire import convert
 from tierkv.kvwire.channels import BoundServer, bind_server, split_address
 from tierkv.kvwire.codec import checked_name, split_keys
+from tierkv.kvwire.credentials import ServerTls
 from tierkv.kvwire.status import answering
-from tierkv.kvwire.tls import ServerTls
 from tierkv.kvwire.v1 import meta_pb2 as pb
 from tierkv.kvwire.v1 import meta_pb2_grpc as rpc
 from tierkv.metaserver.config import MetaConfig

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.ids import BlockKey, NodeId
 from tierkv.kvcore.node import ModelInfo, PreferredNode
 from tierkv.kvcore.request import GenerateRequest, ReuseHint

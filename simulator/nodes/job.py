@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tierkv.simulator.nodes.pool import Transfer
+from tierkv.simulator.nodes.prefix_cache import Transfer
 from tierkv.simulator.workload import WorkloadPrompt
 
 NOWHERE = -1

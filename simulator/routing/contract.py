@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tierkv.simulator.nodes.job import Lookup, SimulatedRequest
 from tierkv.simulator.nodes.node import Noise, SimNode
-from tierkv.simulator.nodes.pool import SimPool
+from tierkv.simulator.nodes.prefix_cache import SimPool
 from tierkv.simulator.nodes.serving_model import Constants, ServingModel
 from tierkv.simulator.options import ClusterOptions
 

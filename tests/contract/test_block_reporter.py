@@ -12,9 +12,8 @@ import pytest
 
 from tests.fix_dmp import Journal
 from tests.fix_engine_events import Claimed
-from tierkv.kvcore.block import BlockSpec, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Tier
 from tierkv.kvcore.block_event import BlockRemoved, BlockReporter, BlockStored, NullReporter
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
 from tierkv.metaserver.reporter import MetaReporter
 

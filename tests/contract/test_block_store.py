@@ -14,8 +14,7 @@ import pytest
 from tests.fix_dmp import block_key, make_range
 from tests.fix_s3 import S3Server
 from tests.memory_store import MemoryBlockStore
-from tierkv.kvcore.block import BlockSpec, Outlook, Owner, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Outlook, Owner, RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, PoolFullError, TransportError
 from tierkv.storage.archive import ObjectArchive, _path
 from tierkv.storage.block_store import BlockStore

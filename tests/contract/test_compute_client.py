@@ -19,8 +19,7 @@ from tierkv.compute.client import ComputeClient, LocalComputeClient, connect_com
 from tierkv.compute.service import ComputeServicer, serve_node
 from tierkv.integrations.remote.door import EngineKind, EngineLook
 from tierkv.integrations.remote.node import Life, RemoteNode
-from tierkv.kvcore.block import Erased
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import Erased, block_keys
 from tierkv.kvcore.errors import FeatureNotSupportedError, TransportError, UserError
 from tierkv.kvcore.ids import BlockKey, Incarnation, RequestId
 from tierkv.kvcore.request import FinishReason, GenerateEvent, GenerateRequest, SamplingParams

@@ -15,7 +15,7 @@ import pytest
 
 from tests.fix_meta import BreakableMeta
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Location, Owner, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, Owner, Tier
 from tierkv.kvcore.block_event import (
     NO_LEASE,
     BlockRemoved,
@@ -24,7 +24,6 @@ from tierkv.kvcore.block_event import (
     HoldOrder,
     LeaseId,
 )
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import (
     DirectoryUnavailableError,

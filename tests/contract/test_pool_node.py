@@ -35,7 +35,7 @@ from tierkv.kvcore.errors import (
     TransportError,
 )
 from tierkv.kvcore.ids import HostId
-from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.credentials import TlsFiles
 
 TRANSPORTS = ("inproc", "shm", "tcp", "tcp+tls")
 

@@ -1,4 +1,4 @@
-"""What every Selector does, numbered as in compute/blend/selectors.py."""
+"""What every Selector does, numbered as in compute/blend/plan.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from tests.fix_kitchen import Kitchen, Prompt, blend_of, make_prompt
 from tests.fix_model import node_config
-from tierkv.compute.blend.plan import BlendPlan, ChunkUse, PlanRows, lay_out
-from tierkv.compute.blend.selectors import Selector, first_read, make_selector
+from tierkv.compute.blend.plan import (
+    BlendPlan,
+    ChunkUse,
+    PlanRows,
+    Selector,
+    first_read,
+    lay_out,
+    make_selector,
+)
 from tierkv.compute.loading import load_model
 from tierkv.kvcore.request import BlendSelector
 

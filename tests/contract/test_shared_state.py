@@ -1,4 +1,4 @@
-"""The SharedState contract: in memory, in Valkey, and in Debian's older Redis."""
+"""The SharedState contract: in Valkey, and in Debian's older Redis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from valkey import Valkey
 
 from tests.fix_cluster import free_port
 from tests.fix_valkey import redis_server, valkey_server
-from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import NodeId
 from tierkv.scheduler.shared_state.contract import (
@@ -19,7 +18,6 @@ from tierkv.scheduler.shared_state.contract import (
     SharedState,
     SharedStateLostError,
 )
-from tierkv.scheduler.shared_state.embedded import EmbeddedState
 from tierkv.scheduler.shared_state.valkey import ValkeyState
 
 A, B = NodeId("compute-0"), NodeId("compute-1")
@@ -45,12 +43,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield {"valkey": valkey, "redis": redis}
 
 
-@pytest.fixture(params=["embedded", "valkey", "redis"])
+@pytest.fixture(params=["valkey", "redis"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    if request.param == "embedded":
-        clock = ManualClock()
-        yield Place(EmbeddedState(clock), lambda: clock.advance(KEPT_S))
-        return
     url = request.getfixturevalue("servers")[request.param]
     with Valkey.from_url(url) as client:
         client.flushall()

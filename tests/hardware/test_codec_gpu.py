@@ -6,8 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tierkv.compute.codec.calibration import make_calibration  # noqa: E402
-from tierkv.compute.codec.frame import LEVELS, CodecLevel  # noqa: E402
+from tierkv.compute.codec.entropy import (  # noqa: E402
+    LEVELS,
+    CodecLevel,
+    make_calibration,
+)
 from tierkv.compute.model.pages import L1Pages  # noqa: E402
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 

@@ -20,7 +20,7 @@ CODE = [
 ]
 MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 70
-MEDIAN_FILE_LINES = 230  # A file is one thing of 80 to 350 lines, not a function each.
+MEDIAN_FILE_LINES = 240  # One thing of 80 to 350 lines; fewer files of the same code are larger.
 
 
 def test_no_file_is_too_long() -> None:

@@ -1,4 +1,4 @@
-"""Docstrings of modules name files that exist, and callers that really import the module."""
+"""Docstrings and docs name files that exist, and docstrings callers that import the module."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MODULES = sorted(
     if "_pb2" not in path.name
 )
 FILE = re.compile(r"(?<![\w./*<-])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)\b")
+FOLDER = re.compile(rf"(?<![\w./])((?:{'|'.join(ROOMS)}|tierkv)/[a-z_/0-9]*)(?=`)")
 CLAIM = re.compile(r"\b(?:[Cc]alled|[Uu]sed) (?:only )?by ([^.;:]*(?:\.py\b[^.;:]*)*)")
 
 
@@ -66,3 +67,14 @@ def test_callers_that_docstrings_name_import_the_module() -> None:
         if not any(_dotted(path) in _imports(caller) for caller in _found(name, path))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_files_and_folders_that_docs_name_exist() -> None:
+    missing = [
+        f"{page.name}: {name}"
+        for page in (*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+        for quoted in re.findall(r"`[^`\n]+`", page.read_text())
+        for name in (*FILE.findall(quoted), *FOLDER.findall(quoted))
+        if not any(ROOT.glob(name) if "/" in name else ROOT.glob(f"*/**/{name}"))
+    ]
+    assert not missing, "\n".join(missing)

@@ -22,11 +22,11 @@ def test_a_room_has_few_floors() -> None:
 
 
 def test_modules_are_whole() -> None:
-    assert shape.lines_per_module() >= 225  # It was 175 when the house was surveyed.
+    assert shape.lines_per_module() >= 240  # It was 175 when the house was surveyed.
 
 
 def test_fragments_stay_with_their_object() -> None:
-    assert len(shape.lone_fragments()) <= 77  # Aim: 60.
+    assert len(shape.lone_fragments()) <= 74  # Aim: 60.
 
 
 def test_a_class_name_means_one_thing() -> None:
@@ -42,4 +42,4 @@ def test_a_hop_adds_something() -> None:
 
 
 def test_sentences_name_their_nouns() -> None:
-    assert shape.pronoun_share() <= 0.04
+    assert shape.pronoun_share() <= 0.0395

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.bench,
-    pytest.mark.slow,
-    pytest.mark.timeout(200),
-]
-ROOT = Path(__file__).parents[2]
+from tests.fix_bench import quick_metrics
+
+mark = pytest.mark
+pytestmark = [mark.integration, mark.bench, mark.slow, mark.timeout(200)]
 
 
 def test_shares_and_waits_are_reported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.batch", "--quick", "--format", "json", "--nodes", "2"],
-        cwd=ROOT, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("batch --nodes 2", timeout=180)
     for question in (1, 2, 3):
         assert 1 <= metrics[f"2_nodes_question_{question}_most_of_mean"] <= 2
     assert 0 <= metrics["2_nodes_question_2_rows_to_their_kv"] <= 1

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from bench.engines_chats import Plan
 from bench.engines_table import text
+from tests.fix_bench import quick_metrics, run_bench
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.bench,
-    pytest.mark.slow,
-    pytest.mark.timeout(120),
-]
-ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench.engines", "--quick", "--format", "json", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
+mark = pytest.mark
+pytestmark = [mark.integration, mark.bench, mark.slow, mark.timeout(120)]
 
 
 def test_a_round_fits_while_all_chats_lie_in_the_cache() -> None:
@@ -48,9 +32,7 @@ def test_aims_are_met_or_missed() -> None:
 
 
 def test_every_phase_of_our_own_engine_is_told() -> None:
-    done = run("--without", "vllm", "vllm_tierkv", "vllm_example")
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("engines --without vllm vllm_tierkv vllm_example", timeout=110)
     for phase in ("cold", "fits", "exceeds", "restart"):
         assert metrics[f"tiny_{phase}_tierkv_ttft_ms"] > 0
     assert metrics["tiny_fits_tierkv_cached_share"] > 0
@@ -59,19 +41,14 @@ def test_every_phase_of_our_own_engine_is_told() -> None:
 
 
 def test_without_vllm_it_says_how_to_get_it(tmp_path) -> None:
-    done = run("--venv", str(tmp_path))
+    done = run_bench(f"engines --quick --venv {tmp_path}", timeout=110)
     assert done.returncode == 1
     assert "make test-engines" in done.stderr
 
 
 def test_our_engine_is_timed_alone() -> None:
     """Prefill and decoding without vLLM: real servers, and a speed for each case."""
-    command = [sys.executable, "-m", "bench.engines_speed", "--quick", "--without-vllm"]
-    done = subprocess.run(
-        [*command, "--format", "json"], capture_output=True, text=True, check=False, timeout=110
-    )
-    assert done.returncode == 0, done.stderr
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("engines_speed --without-vllm", timeout=110)
     names = [f"tiny_1_threads_decode_{batch}_tierkv_tokens_per_s" for batch in (1, 8, 32)]
     names.append("tiny_1_threads_prefill_512_tierkv_tokens_per_s")
     assert all(metrics[name] > 0 for name in names), metrics

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.bench,
-    pytest.mark.slow,
-    pytest.mark.timeout(200),
-]
-ROOT = Path(__file__).parents[2]
+from tests.fix_bench import quick_metrics
+
+mark = pytest.mark
+pytestmark = [mark.integration, mark.bench, mark.slow, mark.timeout(200)]
 
 
 def test_jobs_are_measured_and_a_kill_costs_less_than_a_batch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.jobs", "--quick", "--rows", "200", "--format", "json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("jobs --rows 200", timeout=180)
     assert metrics["rows"] == 200 and metrics["batch_rows"] == 20
     # A question is a token longer or shorter than another.
     assert metrics["calls_asked_again_after_a_kill"] <= 1.05 * metrics["batch_rows"]
@@ -32,11 +19,6 @@ def test_jobs_are_measured_and_a_kill_costs_less_than_a_batch() -> None:
 
 
 def test_the_first_question_about_an_indexed_document_is_measured() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.kv_index", "--quick", "--documents", "8", "--format", "json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("kv_index --documents 8", timeout=180)
     assert metrics["documents"] == 8 and metrics["document_tokens"] > 500
     assert metrics["first_token_speedup"] > 1 and metrics["pool_mib_per_document"] > 0

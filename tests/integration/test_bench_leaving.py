@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.bench,
-    pytest.mark.slow,
-    pytest.mark.timeout(240),
-]
-ROOT = Path(__file__).parents[2]
+from tests.fix_bench import quick_metrics
+
+mark = pytest.mark
+pytestmark = [mark.integration, mark.bench, mark.slow, mark.timeout(240)]
 
 
 def test_no_call_fails_when_a_process_is_lost() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.leaving", "--quick", "--format", "json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("leaving", timeout=230)
     assert metrics["failed"] == 0 and metrics["answers"] > 100
     for role in ("meta", "front", "dmp", "compute"):
         assert metrics[f"{role}_hit_share_before"] > 0

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.fix_bench import quick_metrics
+
 pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.timeout(240)]
-ROOT = Path(__file__).parents[2]
 
 
 def test_losses_cost_no_block_and_shares_are_even() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.many", "--quick", "--format", "json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("many", timeout=230)
     assert (metrics["1_servers_reported_of_blocks"], metrics["3_servers_reported_of_blocks"]) == (
         1, 2,
     )  # fmt: skip

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from bench.meta_load import HOSTS, SHARED, Load, inventories, nodes
+from tests.fix_bench import quick_metrics
 from tierkv.kvcore.block import Tier
 from tierkv.metaserver.client import NodeCoverage
 from tierkv.metaserver.local import LocalMeta
@@ -45,11 +41,6 @@ async def test_the_load_is_what_it_says() -> None:
 
 @pytest.mark.bench
 def test_it_runs_and_says_its_numbers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.meta", "--quick", "--blocks", "20000", "--format", "json"],
-        capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2], check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("meta --blocks 20000", timeout=100)
     assert metrics["0.02M_copies_per_block"] == 1.4
     assert metrics["0.02M_events_per_s"] > 0 and metrics["0.02M_restart_until_right_s"] > 0

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.bench,
-    pytest.mark.slow,
-    pytest.mark.timeout(120),
-]
-ROOT = Path(__file__).parents[2]
+from tests.fix_bench import quick_metrics
+
+mark = pytest.mark
+pytestmark = [mark.integration, mark.bench, mark.slow, mark.timeout(120)]
 
 
 def test_every_ratio_has_both_ways_beside_the_formula() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.pipeline", "--quick", "--format", "json",
-         "--history", "128", "--new", "8", "--rounds", "1"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("pipeline --history 128 --new 8 --rounds 1", timeout=100)
     for ratio in ("0.5", "1", "2"):
         for way in ("layers", "whole"):
             for beside in ("compute", "formula"):
@@ -35,13 +21,7 @@ def test_every_ratio_has_both_ways_beside_the_formula() -> None:
 
 
 def test_every_size_of_blocks_reuses_what_the_prefix_tree_has() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.block_size", "--quick", "--format", "json",
-         "--prompts", "4"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("block_size --prompts 4", timeout=100)
     for size in (16, 64):
         assert metrics[f"rows_{size}_l1_hit_share"] >= 0.98 * metrics["rows_tree_share"]
         assert metrics[f"rows_{size}_pool_hit_share"] >= 0.98 * metrics["rows_tree_share"]

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.fix_bench import quick_metrics
+
 pytestmark = [pytest.mark.integration, pytest.mark.bench, pytest.mark.timeout(120)]
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_server_knows_all_nodes_and_costs_are_summed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.scale", "--quick", "--format", "json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("scale", timeout=110)
     for nodes in (10, 50):
         cores = metrics[f"{nodes}_nodes_server_cores"]
         beats = nodes * metrics[f"{nodes}_nodes_cpu_us_per_heartbeat"] / 1e6

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.bench,
-    pytest.mark.slow,
-    pytest.mark.timeout(120),
-]
-ROOT = Path(__file__).parents[2]
+from tests.fix_bench import quick_metrics
+
+mark = pytest.mark
+pytestmark = [mark.integration, mark.bench, mark.slow, mark.timeout(120)]
 
 
 def test_every_way_is_measured() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.split", "--quick", "--format", "json",
-         "--tokens", "128", "--rounds", "1"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("split --tokens 128 --rounds 1", timeout=100)
     for way in ("with_tail", "without_tail", "one_node"):
         assert metrics[f"second_token_{way}_ms"] > 0
     for speed in ("memory", "line"):

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.bench,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-]
-ROOT = Path(__file__).parents[2]
+from tests.fix_bench import quick_metrics
+
+mark = pytest.mark
+pytestmark = [mark.integration, mark.bench, mark.slow, mark.timeout(400)]
 
 
 def test_every_workload_is_measured() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.sql", "--quick", "--relay", "--format", "json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=380, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("sql --relay", timeout=380)
     for workload in ("filter", "join", "questions"):
         assert metrics[f"{workload}_cache_off_hit_ratio"] == 0
         for way in ("written", "sorted", "planned"):

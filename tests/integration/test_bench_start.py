@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.bench,
-    pytest.mark.slow,
-    pytest.mark.timeout(180),
-]
+from tests.fix_bench import quick_metrics
+
+mark = pytest.mark
+pytestmark = [mark.integration, mark.bench, mark.slow, mark.timeout(180)]
 
 
 def test_it_runs_and_shows_floors_and_ratios() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.start_time", "--quick", "--format", "json"],
-        capture_output=True, text=True, timeout=170, cwd=Path(__file__).parents[2], check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    metrics = json.loads(done.stdout)
+    metrics = quick_metrics("start_time", timeout=170)
     floors = {"duckdb": ("first_row", "tierkv_help"), "import_torch": ("first_answer", "up_ready")}
     for floor, names in floors.items():
         for name in names:

@@ -14,7 +14,7 @@ from tests.fix_model import answer, make_request, running_node
 from tierkv.compute.config import LoadPolicy
 from tierkv.compute.node import ComputeNode
 from tierkv.dmp.transport.select import connect_pool_node
-from tierkv.kvcore.block_key import ChunkNamer
+from tierkv.kvcore.block import ChunkNamer
 from tierkv.kvcore.ids import HostId
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector

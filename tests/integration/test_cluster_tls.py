@@ -19,8 +19,7 @@ from tests.integration.test_cluster import make_prompts
 from tierkv.compute.client import connect_compute
 from tierkv.dmp.client.pool import Pool
 from tierkv.kvcore.errors import TierKVError
-from tierkv.kvwire.tls import TlsFiles, client_context
-from tierkv.kvwire.token import TokenFile
+from tierkv.kvwire.credentials import TlsFiles, TokenFile, client_context
 from tierkv.metaserver.several_meta import connect_meta
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

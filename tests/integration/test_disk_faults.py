@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import hashlib, logging, os, sys
 from pathlib import Path
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import CacheError
 from tierkv.kvcore.block import BlockSpec, Owner, RangeShape

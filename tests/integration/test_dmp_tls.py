@@ -15,7 +15,7 @@ from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.tcp import TcpPoolNode
 from tierkv.kvcore.block import BlockSpec, RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, ConfigError, TransportError
-from tierkv.kvwire.tls import TlsFiles, client_context, server_context
+from tierkv.kvwire.credentials import TlsFiles, client_context, server_context
 
 pytestmark = pytest.mark.integration
 MakeRig = Callable[..., Rig]

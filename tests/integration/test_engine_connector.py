@@ -18,12 +18,12 @@ from tests.fix_serve_dmp import Alone
 from tierkv.integrations.keys import TenantSalt, identity_digest, rank_key, user_namespace
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.settings import PoolAccess
-from tierkv.integrations.vllm.connector_plan import BlockLoad, BlockSave, StepPlan, StepReport
+from tierkv.integrations.vllm.connector_book import BlockLoad, BlockSave, StepPlan, StepReport
 from tierkv.integrations.vllm.connector_scheduler import HANDOFF, SchedulerSide
 from tierkv.integrations.vllm.connector_settings import ALWAYS, LAYER_BY_LAYER, ConnectorSettings
 from tierkv.integrations.vllm.connector_worker import StepResults, WorkerSide
 from tierkv.integrations.vllm.kv_memory import StagedMemory, open_memory
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.clock import ManualClock, SystemClock
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 

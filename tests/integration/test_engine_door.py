@@ -16,7 +16,7 @@ from tests.fix_door import IDENTITY, LAYOUT, MakeDoor
 from tests.fix_serve_dmp import StartNode
 from tierkv.dmp.client.pool import Pool
 from tierkv.integrations.engine_report import Complaints
-from tierkv.integrations.manifest import LOOK_INTERVAL_S, PERIOD_S, SLOTS, Manifest
+from tierkv.integrations.membership import MANIFEST_LOOK_S, PERIOD_S, SLOTS, Manifest
 from tierkv.integrations.pool_door import PoolDoor
 from tierkv.integrations.settings import PoolAccess
 from tierkv.kvcore import limits
@@ -242,12 +242,12 @@ def test_a_manifest_is_forgotten_after_two_periods(start_node: StartNode) -> Non
         new.look(pool)
         (note,) = complaints.notes()
         assert "(old) keeps tiny" in note and "revision abc here, old there" in note
-        clock.advance(2 * PERIOD_S + LOOK_INTERVAL_S)
+        clock.advance(2 * PERIOD_S + MANIFEST_LOOK_S)
         new.look(pool)
         assert complaints.notes() == ()
-        clock.advance(LOOK_INTERVAL_S)
+        clock.advance(MANIFEST_LOOK_S)
         old.look(pool)
-        clock.advance(LOOK_INTERVAL_S)
+        clock.advance(MANIFEST_LOOK_S)
         new.look(pool)
         assert complaints.notes() == (note.replace("(1)", "(2)"),)
 

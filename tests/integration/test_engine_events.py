@@ -26,7 +26,7 @@ from tests.fix_engine_events import (
 from tierkv.integrations.events.feed import EngineEvents
 from tierkv.integrations.events.following import Take
 from tierkv.integrations.events.listener import EventEndpoint
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.node import PathReport
 from tierkv.kvwire.convert import PATH_REPORT
 

@@ -17,7 +17,7 @@ from tests.fix_serve_dmp import Alone
 from tests.fix_serve_meta import MetaAlone
 from tierkv.integrations.identity import revision_of
 from tierkv.integrations.pool_door import PoolDoor
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.node import NodeRole
 from tierkv.metaserver.client import DirectoryNode, LocateReply, NamespaceGrant
 from tierkv.metaserver.rpc.grpc_client import GrpcMeta

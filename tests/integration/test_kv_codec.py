@@ -12,7 +12,7 @@ from tests.fix_dmp import Rig, make_rig  # noqa: F401 - a fixture
 from tests.fix_model import answer, make_request, running_node, write_calibration
 from tierkv.compute.node import ComputeNode
 from tierkv.dmp.transport.select import connect_pool_node
-from tierkv.kvcore.block_key import namespace_key
+from tierkv.kvcore.block import namespace_key
 from tierkv.kvcore.ids import HostId, NamespaceKey
 from tierkv.kvcore.layout import KvCodec
 

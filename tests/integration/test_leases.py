@@ -13,8 +13,8 @@ from tests.fix_model import answer, make_request, node_config
 from tierkv.compute.node import ComputeNode
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.transport.inproc import InprocPoolNode
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.block_event import NO_LEASE
-from tierkv.kvcore.block_key import block_keys
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import BlockKey, HostId, NamespaceKey, NodeId
 from tierkv.metaserver.client import MetaClient

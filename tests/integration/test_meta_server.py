@@ -12,9 +12,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tierkv.kvcore.block import BlockSpec, Location, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import BlockRemoved, BlockStored
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeLoad, NodeReport, NodeRole

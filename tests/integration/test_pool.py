@@ -24,7 +24,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError
 from tierkv.kvcore.ids import HostId, NodeId
-from tierkv.kvwire.tls import TlsFiles
+from tierkv.kvwire.credentials import TlsFiles
 
 pytestmark = pytest.mark.integration
 

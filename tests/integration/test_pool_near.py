@@ -14,9 +14,8 @@ from tierkv.dmp.client.node_link import NodeLink
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.ring import Ring, reach_nodes
 from tierkv.dmp.client.values import PutNotes, to_block_key
-from tierkv.dmp.transfer_plan import Transport
 from tierkv.dmp.transport.connection import Peer
-from tierkv.dmp.transport.select import PathOptions
+from tierkv.dmp.transport.select import PathOptions, Transport
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import BlockKey, HostId, NodeId
 

@@ -11,8 +11,7 @@ from tests.fix_model import answer, make_request, running_node
 from tierkv.compute.node import ComputeNode
 from tierkv.dmp.segment.slots import SlotState
 from tierkv.dmp.transport.inproc import InprocPoolNode
-from tierkv.kvcore.block import BlockSpec, Expectation
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import BlockSpec, Expectation, block_keys
 from tierkv.kvcore.ids import NamespaceKey
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import ReuseHint

@@ -15,9 +15,8 @@ from tests.fix_roles import Roles
 from tests.integration.test_cluster import make_prompts
 from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.client.ring import reach_nodes
-from tierkv.dmp.transfer_plan import Transport
 from tierkv.dmp.transport.connection import Peer
-from tierkv.dmp.transport.select import PathOptions
+from tierkv.dmp.transport.select import PathOptions, Transport
 from tierkv.dmp.zone_traffic import ZoneTraffic
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import NodeId, ZoneId

@@ -8,8 +8,7 @@ import pytest
 
 from tests.fix_model import answer, make_request, running_node
 from tests.memory_store import MemoryBlockStore
-from tierkv.kvcore.block import BlockSpec, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, RangeShape, block_keys
 from tierkv.kvcore.errors import TransportError, UserError
 from tierkv.kvcore.layout import KvDtype
 from tierkv.kvcore.request import Blend

@@ -10,8 +10,7 @@ import torch
 
 from tests.fix_kitchen import Kitchen, Prompt, blend_of, make_prompt
 from tests.fix_logits import BLOCK, CASES, Pair, close
-from tierkv.compute.blend.plan import BlendPlan, ChunkUse, lay_out
-from tierkv.compute.blend.selectors import deviation, make_selector
+from tierkv.compute.blend.plan import BlendPlan, ChunkUse, deviation, lay_out, make_selector
 from tierkv.kvcore.layout import KvDtype
 from tierkv.kvcore.request import BlendSelector
 

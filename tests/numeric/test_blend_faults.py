@@ -18,8 +18,7 @@ from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.blend.passes import blend_steps
 from tierkv.compute.blend.run import BlendRun
 from tierkv.compute.node import ComputeNode
-from tierkv.kvcore.block import Location
-from tierkv.kvcore.block_key import ChunkNamer
+from tierkv.kvcore.block import ChunkNamer, Location
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, TransportError
 from tierkv.kvcore.request import BlendSelector, FinishReason
 

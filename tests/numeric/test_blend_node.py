@@ -16,8 +16,7 @@ from tests.fix_pool import MemoryPoolNode
 from tests.memory_store import MemoryBlockStore
 from tierkv.compute.config import RandomModelSpec
 from tierkv.costing.blend_controller import BlendDecision
-from tierkv.kvcore.block import BlockSpec, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, RangeShape
 from tierkv.kvcore.errors import TierKVError, UserError
 from tierkv.kvcore.ids import NamespaceKey
 from tierkv.kvcore.request import Blend, BlendSelector, FinishReason

@@ -20,11 +20,11 @@ from tests.fix_model import (  # noqa: E402
     write_calibration,
 )
 from tests.fix_pool import MemoryPoolNode  # noqa: E402
-from tierkv.compute.codec.frame import CodecLevel  # noqa: E402
+from tierkv.compute.codec.entropy import CodecLevel  # noqa: E402
 from tierkv.compute.config import RandomModelSpec  # noqa: E402
 from tierkv.compute.node import ComputeNode  # noqa: E402
 from tierkv.dmp.pool_node import RangeRead  # noqa: E402
-from tierkv.kvcore.block_key import block_keys, coarse_key  # noqa: E402
+from tierkv.kvcore.block import block_keys, coarse_key  # noqa: E402
 from tierkv.kvcore.errors import ConfigError  # noqa: E402
 from tierkv.kvcore.ids import NamespaceKey  # noqa: E402
 from tierkv.kvcore.layout import BlockLayout, KvCodec  # noqa: E402

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 
 from tests.fix_model import answer, make_request, running_node, write_calibration  # noqa: E402
 from tests.fix_pool import CorruptingPoolNode, MemoryPoolNode  # noqa: E402
-from tierkv.compute.codec.frame import LEVELS, CodecLevel, coarsest_of  # noqa: E402
+from tierkv.compute.codec.entropy import LEVELS, CodecLevel, coarsest_of  # noqa: E402
 from tierkv.compute.model.pages import L1Pages  # noqa: E402
-from tierkv.kvcore.block_key import namespace_key  # noqa: E402
+from tierkv.kvcore.block import namespace_key  # noqa: E402
 from tierkv.kvcore.ids import NamespaceKey  # noqa: E402
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402
 

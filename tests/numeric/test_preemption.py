@@ -9,7 +9,7 @@ import pytest
 from tests.fix_model import answer, make_request, running_node
 from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.config import LoadPolicy
-from tierkv.kvcore.block_key import ROOT_PARENT, block_keys, tail_key
+from tierkv.kvcore.block import ROOT_PARENT, block_keys, tail_key
 
 BLOCK = 8
 PROMPTS = [

@@ -12,8 +12,7 @@ from tests.fix_pool import CorruptingPoolNode, DyingPoolNode, MemoryPoolNode
 from tests.memory_store import MemoryBlockStore
 from tierkv.compute.config import LoadPolicy, RandomModelSpec
 from tierkv.compute.loading import load_model
-from tierkv.kvcore.block import BlockSpec, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT, namespace_key
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, RangeShape, namespace_key
 
 PREFIX = random.Random(5).choices(range(128), k=45)
 

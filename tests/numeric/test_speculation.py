@@ -14,7 +14,7 @@ from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.config import RandomModelSpec
 from tierkv.compute.demo_model.data import make_probes
 from tierkv.compute.node import ComputeNode
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.request import FinishReason, GenerateRequest
 from tools.demo_model.evaluate import Answerer
 from tools.demo_model.tokenizer import FOLDER

@@ -19,7 +19,7 @@ from tierkv.compute.batching.batcher import Batcher
 from tierkv.compute.batching.sequence import Phase, Sequence, make_sequence
 from tierkv.compute.engine.drafts import Drafts
 from tierkv.compute.l1.page_pool import PagePool
-from tierkv.compute.transfers.prompt_lookups import part_wanted
+from tierkv.compute.transfers.prefetch import part_wanted
 from tierkv.kvcore.block import Tier
 from tierkv.kvcore.ids import NamespaceKey, RequestId
 from tierkv.kvcore.request import Blend, FinishReason, GenerateRequest, SamplingParams

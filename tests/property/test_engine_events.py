@@ -38,7 +38,7 @@ from tierkv.integrations.events.following import (
 )
 from tierkv.integrations.events.messages import EngineBatch, decode_batch
 from tierkv.integrations.events.own_blocks import OwnBlocks
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.ids import BlockKey
 
 PROMPTS = [

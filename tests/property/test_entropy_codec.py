@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from tierkv.compute.codec.calibration import make_calibration  # noqa: E402
-from tierkv.compute.codec.entropy import EntropyCodec  # noqa: E402
-from tierkv.compute.codec.frame import CodecLevel  # noqa: E402
+from tierkv.compute.codec.entropy import (  # noqa: E402
+    CodecLevel,
+    EntropyCodec,
+    make_calibration,
+)
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES  # noqa: E402
 from tierkv.kvcore.errors import CacheError  # noqa: E402
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype  # noqa: E402

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from tierkv.kvcore.block import Expectation, Outlook
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy
 from tierkv.policies.select import PRODUCTION_POLICIES
-from tierkv.simulator.yardsticks.select import BLOCK_POLICIES
+from tierkv.simulator.yardsticks import BLOCK_POLICIES
 
 CAPACITY = 6
 POLICIES = PRODUCTION_POLICIES | BLOCK_POLICIES

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tierkv.policies.select import PRODUCTION_POLICIES
 from tierkv.simulator.cache_replay import replay
 from tierkv.simulator.trace import Request
-from tierkv.simulator.yardsticks.select import BLOCK_POLICIES
+from tierkv.simulator.yardsticks import BLOCK_POLICIES
 
 Chain = tuple[int, ...]
 

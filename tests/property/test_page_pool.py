@@ -19,9 +19,8 @@ from hypothesis.stateful import (
 )
 
 from tierkv.compute.l1.page_pool import PagePool
-from tierkv.kvcore.block import BlockSpec, Expectation, Outlook
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Expectation, Outlook
 from tierkv.kvcore.block_event import BlockStored, HoldOrder, LeaseId
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.eviction import BlockFacts
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy

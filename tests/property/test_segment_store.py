@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.fix_dmp import block_key, make_range
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Owner, RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, CacheError, ConfigError
 from tierkv.storage.disk.segment_folder import segment_path
 from tierkv.storage.disk.segment_format import (

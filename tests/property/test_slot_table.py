@@ -27,9 +27,8 @@ from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState, slot_bytes_for
 from tierkv.dmp.slots.eviction import policy_for
 from tierkv.dmp.slots.slot_table import SlotTable
-from tierkv.kvcore.block import NO_OUTLOOK, Expectation
+from tierkv.kvcore.block import NO_OUTLOOK, ROOT_PARENT, Expectation
 from tierkv.kvcore.block_event import HoldOrder, LeaseId
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.select import PRODUCTION_POLICIES
 
@@ -85,7 +84,6 @@ class SlotTableMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.live: dict[BlockKey, Slot] = {}
         self.parents: dict[BlockKey, BlockKey] = {}
-        self.deadlines: dict[BlockKey, float] = {}
         self.holds: dict[BlockKey, tuple[Counter[str], float]] = {}
         self.pinned: list[Slot] = []
         self.dead: list[tuple[int, int]] = []

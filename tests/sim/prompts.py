@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from tests.fix_scheduler import LAYOUT, NAMESPACE
-from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
+from tierkv.kvcore.block import ROOT_PARENT, block_keys
 from tierkv.kvcore.ids import BlockKey
 
 BLOCK_TOKENS = LAYOUT.block_tokens

@@ -19,9 +19,8 @@ from tests.sim.network import PEACE, Faults, Network, Process
 from tests.sim.pool_server import PoolServer, SegmentFile
 from tests.sim.prompts import MAX_BLOCKS, draw_prompt, expected_kv
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Location, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import BlockStored, EventBatch
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeRole
 from tierkv.metaserver.block_owners import BlockOwners

@@ -65,8 +65,13 @@ def write_files(
         ConfigError: settings that can't work, or a folder that can't be written.
         UserError: an unknown role.
     """
-    from tierkv.deployment.files import ROLES, write_compose, write_helm, write_systemd
-    from tierkv.deployment.plan import plan_deployment
+    from tierkv.deployment.files import (
+        ROLES,
+        plan_deployment,
+        write_compose,
+        write_helm,
+        write_systemd,
+    )
 
     roles = roles or ROLES
     if unknown := sorted(set(roles) - set(ROLES)):

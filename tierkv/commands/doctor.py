@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from tierkv.config import LoadedConfig, name_list
-from tierkv.dmp.segment.memory_room import is_memory, memory_available
+from tierkv.dmp.segment.segment_place import is_memory, memory_available
 from tierkv.kvcore.errors import ConfigError, ModelFolderError
 from tierkv.processes.cluster_files import CURE, orphans_text, segment_prefix
 from tierkv.processes.own_process import raise_descriptor_limit

@@ -300,7 +300,7 @@ async def _start_front(
     config: LoadedConfig, name: NodeId, stack: AsyncExitStack, others: Siblings | None = None
 ) -> dict[str, str]:
     from tierkv.parts.front_part import FrontPart  # DuckDB, FastAPI: only this role
-    from tierkv.parts.known_nodes import NodeFile  # protobuf: only this role too
+    from tierkv.parts.record_follower import NodeFile  # protobuf: only this role too
 
     meta = _meta(config, name, stack)
     cluster = config.settings.cluster

@@ -27,7 +27,7 @@ import typer
 
 from tierkv.config import LoadedConfig, dump_toml
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvwire.token import shown
+from tierkv.kvwire.credentials import shown
 from tierkv.parts.access import cluster_access, token_or_new
 from tierkv.parts.served_models import (
     model_folder,

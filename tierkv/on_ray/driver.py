@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 
 from tierkv.config import LoadedConfig, dump_toml
 from tierkv.kvcore.errors import ConfigError, NoNodeError
-from tierkv.kvwire.token import shown
+from tierkv.kvwire.credentials import shown
 from tierkv.on_ray.controller import CONTROLLER, NAMESPACE, Controller, RoleReport
 from tierkv.on_ray.placement import SCALABLE
 from tierkv.on_ray.role_actor import front_bind

@@ -1,6 +1,6 @@
 """Hands the partitions of an AI job to tasks of a Ray: ``python -m tierkv.on_ray.job_driver``.
 
-tierkv/parts/ray_jobs.py starts this program for a job with ``runner = 'ray'`` and writes a request
+tierkv/parts/job_queue.py starts this program for a job with ``runner = 'ray'`` and writes a request
 as JSON to standard input. Each task logs in at a front's SQL door, as any client does, and runs
 ``RUN AI JOB ... PARTITION ...`` there. The machines of Ray need psycopg, but not TierKV. A task
 with a lost machine, front or connection starts again elsewhere and goes on behind the last

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tierkv.kvcore.errors import ConfigError
-from tierkv.kvwire.tls import TlsFiles, client_context, pem_of
-from tierkv.kvwire.token import ClusterToken, TokenFile
+from tierkv.kvwire.credentials import ClusterToken, TlsFiles, TokenFile, client_context, pem_of
 from tierkv.settings import ClusterSettings, Settings
 
 

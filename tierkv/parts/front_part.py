@@ -34,8 +34,7 @@ from tierkv.kvcore.node import NodeInfo
 from tierkv.metaserver.client import MetaClient
 from tierkv.parts.access import cluster_access
 from tierkv.parts.front_source import MetaSource, front_checks
-from tierkv.parts.job_queue import FrontQueue
-from tierkv.parts.ray_jobs import ray_runner
+from tierkv.parts.job_queue import FrontQueue, ray_runner
 from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.config import SchedulerConfig
 from tierkv.scheduler.dispatcher import Dispatcher

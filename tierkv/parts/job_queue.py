@@ -3,19 +3,28 @@
 Over an embedded database the log is a file beside the database, and the worker opens sessions as
 the keepers do. Behind PostgreSQL the log is in ``front.shared_state`` if that is set,
 and the worker logs in through ``front.queue_door``, as any client does.
+
+``ray_runner`` runs jobs with ``runner = 'ray'``: a driver program hands the parts to a Ray that
+runs already. tierkv/on_ray/job_driver.py is a process of its own, because Ray's client library
+starts threads and signal handlers, which don't belong into a front. Killing the driver ends its
+tasks, and with the tasks their sessions at the fronts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tierkv.dbfront.accounts.statistic_tables import MEMORY
+from tierkv.dbfront.jobs.job import AiJob
+from tierkv.dbfront.jobs.job_commands import RunParts
 from tierkv.dbfront.jobs.job_entries import JobEntries
 from tierkv.dbfront.jobs.queued_job import GROUP, QUEUE, DoorSession, JobDoor, JobQueue, QueuedJob
 from tierkv.dbfront.postgres_dialect.server import DialectServer
@@ -224,3 +233,65 @@ def _lost_state(error: Exception) -> str:
     text = str(error)
     refused = ("password", "authentication", "no pg_hba.conf", "does not exist", "not permitted")
     return "28000" if any(each in text for each in refused) else "08006"
+
+
+_CPUS_PER_TASK: Final = 0.1
+"""A task waits for a front most of the time."""
+
+_MOST_SHOWN: Final = 2_000
+
+
+def ray_runner(settings: FrontSettings) -> RunParts | None:
+    """Return the runner of jobs on Ray; None without ``front.ray_address``."""
+    if not settings.ray_address or not settings.ray_door:
+        return None
+
+    async def run_parts(job: AiJob, look: Callable[[], Awaitable[None]]) -> None:
+        retries = " WITH (retry_failed = true)" if job.options.retry_failed else ""
+        request = {
+            "address": settings.ray_address,
+            "door": settings.ray_door,
+            "cpus": _CPUS_PER_TASK,
+            "statements": [
+                f'RUN AI JOB "{job.name}" PARTITION {part.number}{retries}' for part in job.parts
+            ],
+        }
+        await _run_driver(json.dumps(request).encode(), look)
+
+    return run_parts
+
+
+async def _run_driver(request: bytes, look: Callable[[], Awaitable[None]]) -> None:
+    """Run the driver to its end.
+
+    Raises:
+        SqlError: the error of a partition; 58000, Ray is not there.
+    """
+    driver = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tierkv.on_ray.job_driver",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    ending = asyncio.create_task(driver.communicate(request))
+    try:
+        while not ending.done():
+            await look()
+        told, trouble = ending.result()
+    finally:
+        ending.cancel()
+        if driver.returncode is None:
+            driver.kill()
+            await driver.wait()
+    if driver.returncode == 0:
+        return
+    try:
+        sqlstate, _, message = json.loads(told or b"")["error"].partition(" ")
+    except ValueError:
+        lines = trouble.decode("utf-8", "replace").strip().splitlines()
+        raise SqlError(
+            "jobs can't be run on Ray",
+            sqlstate="58000",
+            detail=lines[-1][:_MOST_SHOWN] if lines else "",
+            hint="Check front.ray_address, and that tierkv[ray] is installed here.",
+        ) from None
+    raise SqlError(message[:_MOST_SHOWN], sqlstate=sqlstate)

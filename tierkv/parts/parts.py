@@ -21,8 +21,7 @@ from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PoolNode
 from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.slots.accounts import Quota
-from tierkv.dmp.transfer_plan import Transport
-from tierkv.dmp.transport.select import PathOptions, connect_pool_node
+from tierkv.dmp.transport.select import PathOptions, Transport, connect_pool_node
 from tierkv.dmp.zone_traffic import ZoneTraffic
 from tierkv.kvcore import limits
 from tierkv.kvcore.block_event import BlockEvent, BlockReporter, NullReporter
@@ -30,7 +29,7 @@ from tierkv.kvcore.clock import Clock, SystemClock
 from tierkv.kvcore.errors import ConfigError, DirectoryUnavailableError, TransportError
 from tierkv.kvcore.ids import HostId, Incarnation, NodeId, ZoneId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole, PathReport
-from tierkv.kvwire.token import ClusterToken
+from tierkv.kvwire.credentials import ClusterToken
 from tierkv.metaserver.agent import NodeAgent
 from tierkv.metaserver.client import DirectoryNode, KvLimits, MetaClient, Namespace
 from tierkv.metaserver.reporter import MetaReporter

@@ -17,8 +17,7 @@ from tierkv.dbfront.postgres.statements.ai_run import AiServices
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.views.admin import of_worker
 from tierkv.kvcore.clock import SystemClock
-from tierkv.parts.job_queue import FrontQueue
-from tierkv.parts.ray_jobs import ray_runner
+from tierkv.parts.job_queue import FrontQueue, ray_runner
 from tierkv.settings import FrontSettings
 from tierkv.sql.views import Row
 

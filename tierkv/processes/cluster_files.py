@@ -27,8 +27,7 @@ from typing import Final
 
 import typer
 
-from tierkv.dmp.segment.memory_room import is_memory, memory_available
-from tierkv.dmp.segment.segment_head import read_owner
+from tierkv.dmp.segment.segment_place import is_memory, memory_available, read_owner
 from tierkv.kvcore.errors import ConfigError
 from tierkv.settings import Settings
 

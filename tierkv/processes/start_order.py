@@ -25,7 +25,11 @@ LOOK_EVERY_S: Final = 0.02
 _PARTS: Final = {
     "meta": ("tierkv.metaserver.rpc.server",),
     "dmp": (),
-    "front": ("tierkv.parts.front_part", "tierkv.parts.known_nodes", "tierkv.dbfront.http.server"),
+    "front": (
+        "tierkv.parts.front_part",
+        "tierkv.parts.record_follower",
+        "tierkv.dbfront.http.server",
+    ),
 }
 _COMPUTE: Final = ("tierkv.parts.compute_part",)
 _ENGINE: Final = ("tierkv.parts.engine_part",)

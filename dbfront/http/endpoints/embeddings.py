@@ -17,8 +17,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from tierkv.dbfront.contracts import TextAnswer, TextCall
+from tierkv.dbfront.http.config import RestCaller
 from tierkv.dbfront.http.endpoints.openai import answer_all
-from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.services import (
     FieldError,
     Services,

@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from tierkv.dbfront.contracts import Message, TextCall
+from tierkv.dbfront.http.config import RestCaller
 from tierkv.dbfront.http.endpoints.openai import answer_all
-from tierkv.dbfront.http.key_ring import RestCaller
 from tierkv.dbfront.http.schema import ChatMessage
 from tierkv.dbfront.http.services import (
     FieldError,

@@ -3,7 +3,9 @@
 The format follows openai-python: the finish reason has a separate chunk, and so has the usage, if
 the client asked for the usage. Each prompt, and each of its ``n`` choices, is a separate call. A
 stream merges the calls and marks each chunk with the choice's index. ``max_model_len`` of a model
-is an addition of vLLM, which gateways read.
+is an addition of vLLM, which gateways read. Log-probabilities are an object per token in chats and
+columns in completions; bytes that are no whole character show as U+FFFD in texts, and the ``bytes``
+of a chat are exact.
 """
 
 from __future__ import annotations
@@ -11,16 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from tierkv.dbfront.answer_token import AnswerToken
+from tierkv.dbfront.answer_token import AnswerToken, SpelledToken
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextEvent
-from tierkv.dbfront.http.choices import choices_of
-from tierkv.dbfront.http.completion_bodies import ChatBody, CompletionBody
-from tierkv.dbfront.http.logprobs import chat_logprobs, completion_logprobs
+from tierkv.dbfront.http.completion_bodies import ChatBody, CompletionBody, choices_of
 from tierkv.dbfront.http.schema import usage_json
 from tierkv.dbfront.http.services import Services, caller_of, read_body, until_disconnect
 from tierkv.dbfront.http.sse import open_stream
@@ -285,3 +285,49 @@ def _delta_choice(
         "logprobs": chat_logprobs(tokens) if tokens else None,
         "finish_reason": finish_reason,
     }
+
+
+_LEAST: Final = -9_999.0
+"""Stands for smaller numbers, as in OpenAI's API and in vLLM."""
+
+
+def chat_logprobs(tokens: Sequence[AnswerToken]) -> dict[str, Any]:
+    """Return ``choices[].logprobs`` of a chat, or of a part of it."""
+    content = [
+        _token(token) | {"top_logprobs": [_token(one) for one in token.top]} for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: AnswerToken | SpelledToken) -> dict[str, Any]:
+    return {
+        "token": _text(token),
+        "logprob": max(token.logprob, _LEAST),
+        "bytes": list(token.spelled),
+    }
+
+
+def completion_logprobs(tokens: Sequence[AnswerToken]) -> dict[str, Any]:
+    """Return ``choices[].logprobs`` of a completion, or of a part of it.
+
+    ``top_logprobs`` has the chosen token too, as OpenAI's API does. Of several tokens with equal
+    texts, the most likely one is shown.
+    """
+    return {
+        "tokens": [_text(token) for token in tokens],
+        "token_logprobs": [max(token.logprob, _LEAST) for token in tokens],
+        "top_logprobs": [_alternatives(token) for token in tokens],
+        "text_offset": [token.start for token in tokens],
+    }
+
+
+def _alternatives(token: AnswerToken) -> dict[str, float]:
+    told: dict[str, float] = {}
+    for one in token.top:
+        told.setdefault(_text(one), max(one.logprob, _LEAST))
+    told.setdefault(_text(token), max(token.logprob, _LEAST))
+    return told
+
+
+def _text(token: AnswerToken | SpelledToken) -> str:
+    return token.spelled.decode(errors="replace")

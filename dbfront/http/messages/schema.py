@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tierkv.dbfront.contracts import Message, TextCall
-from tierkv.dbfront.http.key_ring import RestCaller
+from tierkv.dbfront.http.config import RestCaller
 from tierkv.dbfront.http.schema import session_name
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.http.tool_fields import FunctionName, check_parameters, tool_use

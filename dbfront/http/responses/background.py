@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
+from tierkv.dbfront.http.config import KeyRing, RestCaller
 from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.responses.response_run import ResponseRun
 from tierkv.dbfront.http.services import FieldError, Services

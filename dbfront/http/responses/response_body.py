@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.http.completion_bodies import ANY_OBJECT
-from tierkv.dbfront.http.key_ring import RestCaller
+from tierkv.dbfront.http.config import RestCaller
 from tierkv.dbfront.http.schema import CallBody
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.http.tool_fields import FUNCTION_NAME, FunctionField, tool_use

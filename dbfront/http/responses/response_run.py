@@ -1,8 +1,8 @@
 """One response: history, prompt, answer, and the stored turn.
 
-The endpoints (dbfront/http/responses/responses_router.py) answer directly, stream, or leave a run
-to dbfront/http/responses/background.py. A run asks the generator exactly as chat does. A turn is
-stored when the answer is complete: a client that disconnects earlier leaves nothing behind.
+The endpoints (dbfront/http/responses/responses_router.py) answer directly, stream, or run in the
+background. A run asks the generator exactly as chat does. A turn is stored when the answer is
+complete: a client that disconnects earlier leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextCall, TextEvent
-from tierkv.dbfront.http.key_ring import RestCaller
+from tierkv.dbfront.http.config import RestCaller
 from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.services import FieldError, Services
 from tierkv.dbfront.sessions.conversations import Conversations, unknown

@@ -16,7 +16,7 @@ from tierkv.dbfront.copying.text_rows import CopyReader, CopyWriter, Row, text_c
 from tierkv.dbfront.pgwire.conversation.exchange import Exchange, ImplicitTransaction
 from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
-from tierkv.dbfront.pgwire.protocol.errors import too_long
+from tierkv.dbfront.pgwire.protocol.replies import too_long
 from tierkv.dbfront.postgres_dialect.inference.column_names import with_names
 from tierkv.dbfront.postgres_values.types import pg_type
 from tierkv.dbfront.statement_results import Column

@@ -20,8 +20,12 @@ from tierkv.dbfront.accounts.statistics import StatementProgress
 from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.connection import ConnectionPhase, PgConnection
-from tierkv.dbfront.pgwire.protocol.errors import IdleTimeoutError, error_fields, notice_fields
-from tierkv.dbfront.pgwire.protocol.replies import Field
+from tierkv.dbfront.pgwire.protocol.replies import (
+    Field,
+    IdleTimeoutError,
+    error_fields,
+    notice_fields,
+)
 from tierkv.dbfront.pgwire.protocol.stream import WRITE_HIGH_BYTES, PgStream
 from tierkv.dbfront.postgres_dialect.session.session import DialectSession
 from tierkv.dbfront.postgres_values.binary_format import Encoder, binary_encoder

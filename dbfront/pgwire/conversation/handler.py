@@ -22,15 +22,14 @@ from tierkv.dbfront.pgwire.protocol import messages as m
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.auth import MECHANISM, Authenticator
 from tierkv.dbfront.pgwire.protocol.connection import PgConnection
-from tierkv.dbfront.pgwire.protocol.errors import (
+from tierkv.dbfront.pgwire.protocol.replies import (
     ADMIN_SHUTDOWN,
     AdminShutdownError,
     TooManyConnectionsError,
     error_fields,
     too_long,
 )
-from tierkv.dbfront.pgwire.protocol.startup import StartupExchange
-from tierkv.dbfront.pgwire.protocol.stream import PgStream
+from tierkv.dbfront.pgwire.protocol.stream import PgStream, StartupExchange
 from tierkv.dbfront.postgres_dialect.catalog.table_numbers import TableNumbers
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.postgres_dialect.session.session import WireNeeds
@@ -42,7 +41,7 @@ from tierkv.kvcore.errors import (
     SqlError,
     TierKVError,
 )
-from tierkv.kvwire.tls import ServerTls
+from tierkv.kvwire.credentials import ServerTls
 
 _LOG = logging.getLogger(__name__)
 _SECRET_BYTES: Final = 4  # fixed by protocol 3.0

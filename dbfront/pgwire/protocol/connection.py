@@ -1,6 +1,6 @@
 """The sans-I/O half of a PostgreSQL session: bytes in, messages out, and the protocol rules.
 
-exchange.py and startup.py pass the received bytes in and ask for the next message. Replies that
+exchange.py and stream.py pass the received bytes in and ask for the next message. Replies that
 change the phase are made by ``send_*`` methods. The module never touches a socket, a clock or SQL.
 
     STARTUP ──StartupMessage──▶ AUTH ──ready──▶ READY ◀──────────────┐

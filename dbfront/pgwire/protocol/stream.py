@@ -1,18 +1,22 @@
-"""One client's socket: an asyncio Protocol with bounded buffers, TLS upgrade and hang-up notice.
+"""One client's socket, and the messages before login.
 
 asyncio's StreamReader would treat bytes sent before a TLS handshake as encrypted bytes, and does
 not report a client that leaves during its statement. ``PgStream`` refuses the former and reports
-the latter. Only the server, handler.py and exchange.py use the class.
+the latter: an asyncio Protocol with bounded buffers, for the server, handler.py and exchange.py.
+``StartupExchange`` reads requests for encryption, a cancel and the StartupMessage; both listeners
+of the SQL port begin so, each with its own type of stream. The client is not authenticated yet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
 
-from tierkv.kvcore.errors import RemoteProtocolError
+from tierkv.dbfront.pgwire.protocol import messages as m
+from tierkv.dbfront.pgwire.protocol.connection import PgConnection
+from tierkv.kvcore.errors import AuthenticationError, RemoteProtocolError
 
 READ_HIGH_BYTES: Final = 256 << 10
 """Number of unread bytes at which reading from the socket pauses."""
@@ -169,3 +173,92 @@ class PgStream(asyncio.Protocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+
+
+_MAX_NEGOTIATIONS: Final = 4  # one SSLRequest, one GSSENCRequest, and some slack
+
+
+class ClientStream(Protocol):
+    """Bytes from and to a client; ``read`` returns empty bytes at the end."""
+
+    async def read(self) -> bytes: ...
+
+    def write(self, data: bytes) -> None: ...
+
+
+class StartupExchange:
+    """The beginning of one connection.
+
+    Attributes:
+        encrypted: TLS is on.
+    """
+
+    def __init__(
+        self,
+        connection: PgConnection,
+        stream: ClientStream,
+        *,
+        tls: ssl.SSLContext | None,
+        require_tls: bool,
+        start_tls: Callable[[ssl.SSLContext], Awaitable[None]],
+        on_cancel: Callable[[m.CancelRequest], Awaitable[None]],
+    ) -> None:
+        """Handle a connection up to its StartupMessage.
+
+        Args:
+            connection: turns bytes into messages.
+            stream: the stream of the client.
+            tls: None refuses encryption.
+            require_tls: refuse clients without TLS.
+            start_tls: accepts the TLS request and encrypts the stream.
+            on_cancel: handles a CancelRequest.
+        """
+        self.encrypted = False
+        self._connection = connection
+        self._stream = stream
+        self._tls = tls
+        self._require_tls = require_tls
+        self._start_tls = start_tls
+        self._on_cancel = on_cancel
+
+    async def next_message(self) -> m.FrontendMessage | m.StartupMessage | None:
+        """Return the client's next message, or None if the client left."""
+        while (message := self._connection.next_message()) is None:
+            data = await self._stream.read()
+            if not data:
+                return None
+            self._connection.receive_data(data)
+        return message
+
+    async def run(self) -> m.Startup | None:
+        """Answer encryption requests until the StartupMessage; None ends the connection.
+
+        Raises:
+            AuthenticationError: TLS is required and not on.
+            RemoteProtocolError: too many requests, or bytes before the TLS handshake.
+        """
+        for _ in range(_MAX_NEGOTIATIONS):
+            match await self.next_message():
+                case m.SslRequest():
+                    await self._encrypt()
+                case m.GssEncRequest():
+                    self._stream.write(b"N")
+                case m.CancelRequest() as request:
+                    await self._on_cancel(request)
+                    return None
+                case m.Startup() as startup:
+                    if self._require_tls and not self.encrypted:
+                        raise AuthenticationError("this server accepts TLS connections only")
+                    return startup
+                case _:
+                    return None
+        raise RemoteProtocolError("too many encryption requests")
+
+    async def _encrypt(self) -> None:
+        if self._connection.buffered_bytes or self.encrypted:
+            raise RemoteProtocolError("received unencrypted data after SSL request")
+        if self._tls is None:
+            self._stream.write(b"N")
+            return
+        await self._start_tls(self._tls)
+        self.encrypted = True

@@ -20,7 +20,7 @@ from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.plan import Analysis, Explanation
 from tierkv.dbfront.jobs.job_commands import RunParts
 from tierkv.dbfront.jobs.queued_job import JobQueue
-from tierkv.dbfront.pgwire.protocol.errors import notice_fields
+from tierkv.dbfront.pgwire.protocol.replies import notice_fields
 from tierkv.dbfront.postgres.relay import hinted
 from tierkv.dbfront.postgres.statements.ai_rounds import (
     PostgresError,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dbfront.pgwire.protocol import replies
-from tierkv.dbfront.pgwire.protocol.errors import error_fields
+from tierkv.dbfront.pgwire.protocol.replies import error_fields
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
 from tierkv.dbfront.postgres.statements.ai_run import AiRun, error_frame

@@ -13,7 +13,7 @@ from typing import Final
 
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.jobs.job_errors import cancelled_by_client, pause_unless
-from tierkv.dbfront.pgwire.protocol.errors import notice_fields
+from tierkv.dbfront.pgwire.protocol.replies import notice_fields
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
 from tierkv.dbfront.postgres.statements.ai_run import AiRun

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from tierkv.dbfront.pgwire.protocol import replies
-from tierkv.dbfront.pgwire.protocol.errors import error_fields
+from tierkv.dbfront.pgwire.protocol.replies import error_fields
 from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
 from tierkv.dbfront.postgres.statements.ai_run import AiRun, error_frame
 from tierkv.dbfront.postgres.statements.block import Block

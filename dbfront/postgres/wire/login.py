@@ -19,7 +19,7 @@ from tierkv.dbfront.pgwire.config import is_loopback
 from tierkv.dbfront.pgwire.protocol import messages as frontend
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.pgwire.protocol.connection import PgConnection
-from tierkv.dbfront.pgwire.protocol.startup import StartupExchange
+from tierkv.dbfront.pgwire.protocol.stream import StartupExchange
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.conversation import LENGTH
 from tierkv.dbfront.postgres.wire.endpoint import Endpoint

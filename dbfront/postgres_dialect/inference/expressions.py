@@ -11,8 +11,12 @@ from typing import Final
 
 from sqlglot import exp
 
-from tierkv.dbfront.postgres_dialect.inference.parsing import cast_kind, parameter_number
-from tierkv.dbfront.postgres_dialect.inference.scope import Columns, Scope
+from tierkv.dbfront.postgres_dialect.inference.parsing import (
+    Columns,
+    Scope,
+    cast_kind,
+    parameter_number,
+)
 from tierkv.dbfront.postgres_dialect.inference.signatures import (
     UNKNOWN,
     Signature,

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tierkv.dbfront.postgres_dialect.inference.parsing import parsed
-from tierkv.dbfront.postgres_dialect.inference.scope import TableColumns, tables_sql
+from tierkv.dbfront.postgres_dialect.inference.parsing import TableColumns, parsed, tables_sql
 from tierkv.dbfront.postgres_dialect.inference.statements import parameter_types
 from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, tokens
 from tierkv.dbfront.postgres_values.types import PgType, by_name, pg_type

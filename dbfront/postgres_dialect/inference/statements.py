@@ -12,8 +12,12 @@ from collections.abc import Sequence
 from sqlglot import exp
 
 from tierkv.dbfront.postgres_dialect.inference.expressions import ExpressionTyper
-from tierkv.dbfront.postgres_dialect.inference.parsing import parameter_number
-from tierkv.dbfront.postgres_dialect.inference.scope import Columns, Scope, TableColumns
+from tierkv.dbfront.postgres_dialect.inference.parsing import (
+    Columns,
+    Scope,
+    TableColumns,
+    parameter_number,
+)
 from tierkv.dbfront.postgres_dialect.inference.signatures import UNKNOWN, TypeName, signatures
 
 

@@ -3,13 +3,19 @@
 DuckDB's Python values would make months 30 days each, so a query with intervals among its columns
 is run once more with the intervals as text. A query has no effects except on sequences, so a second
 run is safe. session/engine_statements.py calls this module after the rewriting of a statement.
+
+``StatementTimer`` holds ``statement_timeout``. session/session.py starts the timer with each
+statement. The wire starts the timer earlier and stops the timer later, so sending rows counts as
+well. An outer start covers the inner starts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from tierkv.dbfront.copying.statement import quote_name
@@ -17,8 +23,18 @@ from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE
 from tierkv.dbfront.postgres_values.sql_tokens import SqlToken, first_word, tokens
 from tierkv.dbfront.postgres_values.types import FUNCTION_COLUMNS
 from tierkv.dbfront.sql_session import SqlSession
-from tierkv.dbfront.statement_results import Column, StatementDescription, StatementResult
-from tierkv.kvcore.errors import FeatureNotSupportedError, SqlSyntaxError
+from tierkv.dbfront.statement_results import (
+    Column,
+    RowStream,
+    StatementDescription,
+    StatementResult,
+)
+from tierkv.kvcore.errors import (
+    CancelledByUserError,
+    DeadlineError,
+    FeatureNotSupportedError,
+    SqlSyntaxError,
+)
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.text.lexer import tokenize
 from tierkv.sql.text.statement import StatementKind, classify, main_verb
@@ -174,3 +190,69 @@ async def _run_returning(inner: SqlSession, sql: str, params: Params) -> Stateme
     with_text = _query_with_text if selects else _returning_with_text
     result = await inner.execute(with_text(sql, columns), params)
     return replace(result, columns=columns)
+
+
+@dataclass(slots=True)
+class TimeLeft:
+    """Remaining seconds of a statement; 0 at the start means no limit."""
+
+    seconds: float
+
+
+class StatementTimer:
+    """The timer of one session."""
+
+    def __init__(self, cancel: Callable[[], Awaitable[None]]) -> None:
+        """Create the timer; ``cancel`` stops the session's statement."""
+        self._cancel = cancel
+        self._counts = False
+
+    @contextmanager
+    def running(self, left: TimeLeft) -> Iterator[None]:
+        """Cancel the enclosed work at the time limit; reduce ``left`` by the time used.
+
+        Raises:
+            DeadlineError: the time limit cancelled the statement.
+        """
+        if self._counts or not left.seconds:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        cancels: list[asyncio.Future[None]] = []
+
+        def expire() -> None:
+            cancels.append(asyncio.ensure_future(self._cancel()))
+
+        started_s, timer = loop.time(), loop.call_later(left.seconds, expire)
+        self._counts = True
+        try:
+            yield
+        except CancelledByUserError:
+            if not cancels:
+                raise
+            raise DeadlineError("canceling statement due to statement timeout") from None
+        finally:
+            self._counts = False
+            timer.cancel()
+            left.seconds = max(left.seconds - (loop.time() - started_s), 1e-3)
+
+
+class NamedRows:
+    """A RowStream with PostgreSQL's column names and within the statement's time limit."""
+
+    def __init__(
+        self, rows: RowStream, columns: tuple[Column, ...], timer: StatementTimer, left: TimeLeft
+    ) -> None:
+        self.columns = columns
+        self.close = rows.close
+        self._rows = rows
+        self._timer = timer
+        self._left = left
+
+    @property
+    def result(self) -> StatementResult | None:
+        return self._rows.result
+
+    async def next_rows(self) -> Sequence[tuple[Any, ...]]:
+        with self._timer.running(self._left):
+            return await self._rows.next_rows()

@@ -20,15 +20,15 @@ from tierkv.dbfront.postgres_dialect.session import queries
 from tierkv.dbfront.postgres_dialect.session.cursors import Cursors, parse_declare
 from tierkv.dbfront.postgres_dialect.session.engine_statements import EngineStatements
 from tierkv.dbfront.postgres_dialect.session.preparation import Preparation
+from tierkv.dbfront.postgres_dialect.session.queries import NamedRows, StatementTimer, TimeLeft
 from tierkv.dbfront.postgres_dialect.session.setting_commands import (
     SET_CONFIG_COLUMN,
     PgSettingCommand,
     SettingCommands,
+    Transactions,
     parse_setting_command,
 )
 from tierkv.dbfront.postgres_dialect.session.settings import PgSettings
-from tierkv.dbfront.postgres_dialect.session.timing import NamedRows, StatementTimer, TimeLeft
-from tierkv.dbfront.postgres_dialect.session.transactions import Transactions
 from tierkv.dbfront.postgres_values.sql_tokens import first_word, tokens
 from tierkv.dbfront.sql_session import SqlSession
 from tierkv.dbfront.statement_results import (

@@ -23,14 +23,14 @@ from typing import Final
 
 import numpy as np
 
-from tierkv.dmp.transport.verbs.affinity import (
+from tierkv.dmp.transport.verbs.device import Access, Device, RdmaPort, Region, discover
+from tierkv.dmp.transport.verbs.rails import (
     NumaPlace,
     device_place,
     distance,
     memory_place,
     pci_place,
 )
-from tierkv.dmp.transport.verbs.device import Access, Device, RdmaPort, Region, discover
 from tierkv.kvcore.errors import TransportError
 
 _DRIVER: Final = "libcuda.so.1"

@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from tierkv.dmp.transport.inproc import copy_bytes
-from tierkv.dmp.transport.verbs.affinity import NumaPlace
 from tierkv.dmp.transport.verbs.device import Op
 from tierkv.dmp.transport.verbs.fabric import Bounce
 from tierkv.dmp.transport.verbs.link import (
@@ -28,7 +27,7 @@ from tierkv.dmp.transport.verbs.link import (
     run_jobs,
 )
 from tierkv.dmp.transport.verbs.rail_board import NoRailError, Rail, RailBoard
-from tierkv.dmp.transport.verbs.rails import Piece, cut, join, share_out
+from tierkv.dmp.transport.verbs.rails import NumaPlace, Piece, cut, join, share_out
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CacheError, StaleEpochError, TransportError
 from tierkv.kvcore.ids import Incarnation

@@ -16,7 +16,7 @@ import xxhash
 from tierkv.dmp.pool_node import PathInfo, PoolNodeStats, PutGrant, RangeRead, RangeWrite
 from tierkv.dmp.segment import geometry as g
 from tierkv.dmp.segment.segment import STAMP_BYTES, parse_stamp
-from tierkv.dmp.segment.segment_head import PAGE
+from tierkv.dmp.segment.segment_place import PAGE
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.pending import as_bytes
 from tierkv.dmp.transport.remote_slots import RangeSpan, ReadLog, check_stamp, range_span, ranges_in

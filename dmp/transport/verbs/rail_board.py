@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dmp.transport.connection import Peer
-from tierkv.dmp.transport.verbs.affinity import NumaPlace
 from tierkv.dmp.transport.verbs.fabric import Fabric
 from tierkv.dmp.transport.verbs.link import ask_offer
-from tierkv.dmp.transport.verbs.rails import RailHealth, nearest, pair_ports
+from tierkv.dmp.transport.verbs.rails import NumaPlace, RailHealth, nearest, pair_ports
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CacheError, TransportError
 

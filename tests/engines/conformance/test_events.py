@@ -35,7 +35,7 @@ from tierkv.integrations.events.messages import (
     decode_batch,
     token_numbers,
 )
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 
 MODULES = {
     "vllm": "vllm.distributed.kv_events",

@@ -15,7 +15,7 @@ import xxhash
 from tests.fix_dmp import RANGE_BYTES, Rig, block_key, fetch, make_put, make_range, store
 from tests.fix_rdma import CABLES, RDMA, SERVED, SMALL, USED, OpenVerbs
 from tierkv.dmp.pool_node import RangeRead, RangeWrite
-from tierkv.dmp.segment.segment_head import PAGE
+from tierkv.dmp.segment.segment_place import PAGE
 from tierkv.dmp.transport.connection import Peer
 from tierkv.dmp.transport.verbs.device import Op
 from tierkv.dmp.transport.verbs.fabric import Bounce, address_of, local_fabric

@@ -9,8 +9,7 @@ from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.tiers.chunk_lookup import MOST_MISSES, PromptChunk, find_chunks, prompt_chunks
 from tierkv.compute.tiers.finder import Source
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import Tier
-from tierkv.kvcore.block_key import ROOT_PARENT, ChunkNamer
+from tierkv.kvcore.block import ROOT_PARENT, ChunkNamer, Tier
 from tierkv.kvcore.request import Blend
 
 POOL = MemoryPoolNode()

@@ -9,9 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 zstandard = pytest.importorskip("zstandard")
 
-from tierkv.compute.codec.calibration import make_calibration  # noqa: E402
-from tierkv.compute.codec.entropy import EntropyCodec  # noqa: E402
-from tierkv.compute.codec.frame import CodecLevel, FrameHead, coarsest_of, read_head  # noqa: E402
+from tierkv.compute.codec.entropy import (  # noqa: E402
+    CodecLevel,
+    EntropyCodec,
+    FrameHead,
+    coarsest_of,
+    make_calibration,
+    read_head,
+)
 from tierkv.compute.codec.layer_codec import TORCH_DTYPES  # noqa: E402
 from tierkv.compute.model.pages import Codecs  # noqa: E402
 from tierkv.kvcore.errors import ChecksumError, LayoutError  # noqa: E402

@@ -7,9 +7,6 @@ import numpy as np
 from tests.fix_pool import MemoryPoolNode
 from tierkv.compute.tiers.host_memory import HostMemory
 from tierkv.kvcore.block import Location
-from tierkv.kvcore.ids import Incarnation, NodeId
-
-PLACE = Location(NodeId("pool"), Incarnation(1), 0, 0, 1, 64)
 
 
 class MappedNode(MemoryPoolNode):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fix_model import make_request
 from tierkv.compute.batching.logit_edits import LogitEdits
-from tierkv.compute.batching.logprobs import logprobs_of
-from tierkv.compute.batching.sampler import Draw, Sampler, apply_edits
+from tierkv.compute.batching.sampler import Draw, Sampler, apply_edits, logprobs_of
 from tierkv.kvcore.request import GenerateRequest, SamplingParams
 
 VOCAB = 12

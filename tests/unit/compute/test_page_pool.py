@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tierkv.compute.l1.page_pool import PagePool
-from tierkv.kvcore.block import BlockSpec, Expectation, Outlook
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Expectation, Outlook
 from tierkv.kvcore.block_event import BlockRemoved, HoldOrder, LeaseId
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey
 from tierkv.policies.eviction import LeafLru
 

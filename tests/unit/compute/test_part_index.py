@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierkv.compute.l1.part_index import PartIndex, scope_of
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
 TOKENS = st.lists(st.sampled_from([0, 1, 256, 70_000]), max_size=5)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.fix_model import make_request
 from tierkv.compute.batching.sequence import Sequence, make_sequence
 from tierkv.compute.tiers.prompt_lookup import PromptLookup
-from tierkv.compute.transfers.prompt_lookups import lookup_of, part_wanted
+from tierkv.compute.transfers.prefetch import lookup_of, part_wanted
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import Blend
 

@@ -17,8 +17,7 @@ from tierkv.compute.model.pages import L1Pages
 from tierkv.compute.tiers.block_puts import PublishJob
 from tierkv.compute.tiers.finder import Attempt, BlockFinder
 from tierkv.compute.tiers.publisher import Publisher
-from tierkv.kvcore.block import BlockSpec
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import HostId
 from tierkv.kvcore.layout import BlockLayout, KvCodec, KvDtype

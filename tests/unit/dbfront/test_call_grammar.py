@@ -13,8 +13,7 @@ from tests.fix_text import byte_tokenizer
 from tests.tool_templates import LEARNED, template
 from tierkv.compute.engine.guides import GRAMMAR_HEAD, check_guide, parser_limits
 from tierkv.dbfront.tokens.tool_conversation import written_calls
-from tierkv.dbfront.tool_calls.call_format import CallFormat
-from tierkv.dbfront.tool_calls.grammar import call_grammar
+from tierkv.dbfront.tool_calls.call_format import CallFormat, call_grammar
 from tierkv.dbfront.tool_calls.tool import Tool, ToolCall, ToolChoice, ToolUse
 
 MARKS = ["[TOOL_CALLS]", "<|calls|>", "<|call|>", "<|end|>", "<tool_call>"]

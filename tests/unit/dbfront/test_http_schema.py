@@ -19,11 +19,9 @@ from tests.fix_text import text_call
 from tierkv.dbfront.contracts import Message, PreparedCall, TextAnswer
 from tierkv.dbfront.generation.call_checks import salted_tenant
 from tierkv.dbfront.http.app import _answer_error, admit
-from tierkv.dbfront.http.choices import choices_of
-from tierkv.dbfront.http.completion_bodies import ChatBody, CompletionBody
-from tierkv.dbfront.http.config import HttpConfig, is_loopback
+from tierkv.dbfront.http.completion_bodies import ChatBody, CompletionBody, choices_of
+from tierkv.dbfront.http.config import HttpConfig, KeyRing, RestCaller, is_loopback
 from tierkv.dbfront.http.endpoints.sql import StatementError
-from tierkv.dbfront.http.key_ring import KeyRing, RestCaller
 from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.schema import usage_json
 from tierkv.dbfront.http.services import FieldError

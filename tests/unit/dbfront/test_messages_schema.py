@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tierkv.dbfront.contracts import Message, TextAnswer, TextCall, TextEvent
-from tierkv.dbfront.http.key_ring import RestCaller
-from tierkv.dbfront.http.messages.answers import (
+from tierkv.dbfront.http.config import RestCaller
+from tierkv.dbfront.http.messages.messages_router import (
     MessageEvents,
     encode_named,
     error_json,

@@ -25,8 +25,6 @@ from tierkv.kvcore.errors import (
     SqlError,
 )
 
-BODIES = {i: None if i % 10 == 7 else f"body {i % 30}" for i in range(60)}
-
 
 async def rows(session: DuckDbSession, sql: str) -> list[tuple[object, ...]]:
     return list((await session.execute(sql)).rows)

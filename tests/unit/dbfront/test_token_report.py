@@ -21,8 +21,8 @@ from tests.fix_text import (
 from tierkv.compute import demo_model
 from tierkv.dbfront.answer_token import AnswerToken, SpelledToken
 from tierkv.dbfront.contracts import TextAnswer
-from tierkv.dbfront.http.logprobs import chat_logprobs, completion_logprobs
-from tierkv.dbfront.tokens.token_report import TokenReport, TokenSpelling, byte_of
+from tierkv.dbfront.http.endpoints.openai import chat_logprobs, completion_logprobs
+from tierkv.dbfront.tokens.detokenizer import TokenReport, TokenSpelling, byte_of
 from tierkv.kvcore.node import NodeRole
 from tierkv.kvcore.request import FinishReason, TokenLogprobs
 

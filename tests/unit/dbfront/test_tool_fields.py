@@ -8,7 +8,7 @@ import pytest
 
 from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.http.completion_bodies import ChatBody
-from tierkv.dbfront.http.key_ring import RestCaller
+from tierkv.dbfront.http.config import RestCaller
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.http.tool_fields import call_json, delta_json, finish_reason
 from tierkv.dbfront.tool_calls.tool import CallDelta, ToolCall, ToolChoice, joined_calls

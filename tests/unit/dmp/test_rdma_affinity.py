@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tierkv.dmp.transport.verbs.affinity import (
+from tierkv.dmp.transport.verbs.rails import (
     NumaPlace,
     device_place,
     distance,

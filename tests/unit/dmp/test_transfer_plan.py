@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tierkv.dmp.pool_node import PathInfo
-from tierkv.dmp.transfer_plan import Ends, Transport, plan_transfer, settle
+from tierkv.dmp.transport.select import Ends, Transport, plan_transfer, settle
 from tierkv.kvcore.ids import HostId
 
 NONE = "no RDMA device here"

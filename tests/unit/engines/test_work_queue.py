@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from tierkv.integrations.work_queue import Call, WorkQueue
+from tierkv.integrations.pool_keeper import Call, WorkQueue
 
 
 class Gate:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierkv.kvcore.block_key import (
+from tierkv.kvcore.block import (
     ROOT_PARENT,
     ChunkNamer,
     block_keys,
@@ -66,7 +66,7 @@ def test_chunk_keys_are_golden(vector: dict[str, Any]) -> None:
 def test_another_process_with_another_hash_seed_agrees() -> None:
     vector = VECTORS["chains"][3]
     code = (
-        "from tierkv.kvcore.block_key import block_keys;"
+        "from tierkv.kvcore.block import block_keys;"
         f"print([k.hex() for k in block_keys({KEYS[0]!r}, {vector['token_ids']}, block_tokens=4)])"
     )
     run = subprocess.run(

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.block import BlockSpec, Location, Owner, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, Owner, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import RemoteProtocolError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation, NodeId, ZoneId
 from tierkv.kvcore.node import NodeInfo, NodeRole

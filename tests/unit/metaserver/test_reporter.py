@@ -6,9 +6,8 @@ import threading
 
 import pytest
 
-from tierkv.kvcore.block import BlockSpec, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Tier
 from tierkv.kvcore.block_event import BlockEvent, BlockRemoved, BlockStored, EventBatch
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.errors import TransportError
 from tierkv.kvcore.ids import BlockKey, Incarnation, NodeId
 from tierkv.metaserver.client import ReportReply

@@ -11,9 +11,8 @@ import pytest
 
 from tests.fix_meta import BreakableMeta
 from tests.fix_scheduler import LAYOUT, make_info
-from tierkv.kvcore.block import BlockSpec, Location, Tier
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, Tier
 from tierkv.kvcore.block_event import NO_LEASE, BlockRemoved, BlockStored, EventBatch
-from tierkv.kvcore.block_key import ROOT_PARENT
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, StaleEpochError
 from tierkv.kvcore.ids import BlockKey, HostId, Incarnation

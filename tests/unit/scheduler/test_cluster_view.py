@@ -13,7 +13,7 @@ from tierkv.kvcore.errors import DirectoryUnavailableError, TransportError
 from tierkv.kvcore.ids import Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.metaserver.client import DirectoryNode
-from tierkv.parts.known_nodes import NodeFile
+from tierkv.parts.record_follower import NodeFile
 from tierkv.scheduler.nodes.cluster_view import FORGET_AFTER_LOOKS, ClusterView
 
 C1 = NodeId("c1")

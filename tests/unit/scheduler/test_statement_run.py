@@ -18,8 +18,7 @@ from tests.fix_scheduler import (
     make_request,
 )
 from tierkv.dbfront.contracts import PreparedCall, TextCall
-from tierkv.kvcore.block import Tier
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import Tier, block_keys
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.ids import NodeId
 from tierkv.kvcore.request import GenerateRequest, ReuseHint

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tierkv.kvcore.errors import ConfigError
 from tierkv.policies.select import PRODUCTION_POLICIES, make_policy
 from tierkv.simulator.nodes.job import look_up
-from tierkv.simulator.nodes.pool import PoolLink
-from tierkv.simulator.nodes.prefix_cache import PrefixCache
+from tierkv.simulator.nodes.prefix_cache import PoolLink, PrefixCache
 from tierkv.simulator.nodes.serving_model import load_constants
 from tierkv.simulator.results import quantile
 from tierkv.simulator.sizing import load_prices

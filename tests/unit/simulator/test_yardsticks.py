@@ -5,7 +5,7 @@ from __future__ import annotations
 from tierkv.kvcore.block import Outlook
 from tierkv.policies.classic import Arc, Fifo, Lfu, Lru, Ttl
 from tierkv.policies.eviction import BlockFacts, EvictionPolicy, LeafLru
-from tierkv.simulator.yardsticks.published import Lhd, S3Fifo
+from tierkv.simulator.yardsticks import Lhd, S3Fifo
 
 
 class Cache:

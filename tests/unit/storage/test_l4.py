@@ -8,8 +8,7 @@ import pytest
 from tests.fix_dmp import block_key, make_range
 from tests.fix_s3 import S3Server, make_s3_server
 from tierkv.dmp.node.lower_tier import LowerTier
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Owner, RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, TransportError
 from tierkv.kvcore.ids import BlockKey
 from tierkv.storage.archive import ObjectArchive, _path

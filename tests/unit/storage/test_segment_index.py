@@ -3,8 +3,7 @@ from __future__ import annotations
 import errno
 
 from tests.fix_dmp import block_key
-from tierkv.kvcore.block import BlockSpec, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, RangeShape
 from tierkv.storage.disk.segment_format import PAGE, Record
 from tierkv.storage.disk.segment_index import FileRole, IndexEntry, SegmentIndex
 from tierkv.storage.disk.store_health import RETRY_S, MediumHealth

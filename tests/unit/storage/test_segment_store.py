@@ -12,8 +12,7 @@ import pytest
 import xxhash
 
 from tests.fix_dmp import block_key, make_range
-from tierkv.kvcore.block import BlockSpec, Owner, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Owner, RangeShape
 from tierkv.kvcore.errors import BlockNotFoundError, ChecksumError, ConfigError, PoolFullError
 from tierkv.storage.block_store import BlockRead, DiskRangeRead
 from tierkv.storage.disk.segment_folder import segment_path

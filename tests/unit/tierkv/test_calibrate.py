@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tierkv.commands.calibrate import calibrate  # noqa: E402
-from tierkv.compute.codec.calibration import load_calibration  # noqa: E402
+from tierkv.compute.codec.entropy import load_calibration  # noqa: E402
 from tierkv.compute.loading import load_model  # noqa: E402
 from tierkv.kvcore.errors import ConfigError  # noqa: E402
 from tierkv.kvcore.ids import HostId, NodeId  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fix_dmp import Rig, store
 from tierkv.config import load_config
-from tierkv.dmp.segment.memory_room import memory_available
+from tierkv.dmp.segment.segment_place import memory_available
 from tierkv.dmp.transport.inproc import InprocPoolNode
 from tierkv.kvcore.errors import ConfigError
 from tierkv.processes.cluster_files import (

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tierkv.config import list_entries, load_config
-from tierkv.kvcore.block import BlockSpec, RangeShape
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, RangeShape
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import BlockKey, NodeId
 from tierkv.parts.parts import disk_tier

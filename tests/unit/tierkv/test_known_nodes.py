@@ -9,7 +9,7 @@ import pytest
 from tests.fix_scheduler import make_info
 from tierkv.kvcore.node import NodeReport, NodeRole
 from tierkv.metaserver.client import DirectoryNode
-from tierkv.parts.known_nodes import NodeFile
+from tierkv.parts.record_follower import NodeFile
 
 META = "127.0.0.1:7400"
 NODES = tuple(

@@ -10,7 +10,7 @@ from tierkv.dbfront.pgwire.protocol.connection import (
     ConnectionPhase,
     PgConnection,
 )
-from tierkv.dbfront.pgwire.protocol.errors import error_fields
+from tierkv.dbfront.pgwire.protocol.replies import error_fields
 from tierkv.kvcore.errors import (
     CancelledByUserError,
     LocalProtocolError,

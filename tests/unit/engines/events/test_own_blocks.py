@@ -21,8 +21,7 @@ from tests.fix_engine_events import (
 )
 from tierkv.integrations.events.own_blocks import OwnBlocks
 from tierkv.integrations.keys import TenantSalt
-from tierkv.kvcore.block import Owner
-from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
+from tierkv.kvcore.block import ROOT_PARENT, Owner, block_keys
 from tierkv.kvcore.ids import BlockKey
 
 PROMPT = list(range(100, 112))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.integrations.remote.replies import MetricsPage
+from tierkv.integrations.remote.openai_http import MetricsPage
 
 PAGE = r"""
 # HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierkv.integrations.sglang.pages import PrefixHit, SidePool, leading, prefix_hit
+from tierkv.integrations.sglang.host_pages import PrefixHit, SidePool, leading, prefix_hit
 
 YES, NO = True, False
 

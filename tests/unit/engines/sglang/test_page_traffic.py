@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tierkv.integrations.sglang.page_store import Page, chain_notes
-from tierkv.kvcore.block import Owner
-from tierkv.kvcore.block_key import ROOT_PARENT
+from tierkv.kvcore.block import ROOT_PARENT, Owner
 from tierkv.kvcore.ids import BlockKey
 
 ACME = Owner("large", "acme")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tierkv.integrations.sglang.pages import TransferBook
+from tierkv.integrations.sglang.host_pages import TransferBook
 
 
 def test_transfers_are_told_once() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tierkv.integrations.vllm.connector_book import KnownKeys, RequestBook, RequestStory
-from tierkv.kvcore.block_key import block_keys
+from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.ids import BlockKey, NamespaceKey
 
 NAMESPACE = NamespaceKey(b"n" * 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tierkv.integrations.vllm.connector_book import RequestBook
-from tierkv.kvcore.block_key import ROOT_PARENT, block_keys
+from tierkv.kvcore.block import ROOT_PARENT, block_keys
 from tierkv.kvcore.ids import NamespaceKey
 
 NAMESPACE = NamespaceKey(bytes(range(32)))

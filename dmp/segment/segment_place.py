@@ -1,17 +1,47 @@
-"""How much more memory this process may take: limits of the machine and the control group.
+"""A segment's place without numpy: whose file it is, and how much memory there is for another.
 
-The check runs before a segment is opened or made (dmp/segment/segment_file.py), before a cluster
-starts, and when a process starts that will make a segment later (tierkv/embedded.py).
+Commands that only look at files (tierkv/processes/cluster_files.py) read the owner from the
+beginning of the file: the magic and the owning cluster. How much more memory this process may take
+follows from the limits of the machine and the control group. The check runs before a segment is
+opened or made (dmp/segment/segment_file.py), before a cluster starts, and when a process starts
+that will make a segment later (tierkv/embedded.py).
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from tierkv.kvcore.errors import ConfigError
+
+FILE_MAGIC: Final = b"TIERKVSG"
+PAGE: Final = 4096
+OWNER_AT: Final = 64
+"""Offset of the length (u16) and UTF-8 path of the folder of the owning cluster; the length is 0 in
+files of older versions."""
+
+MAX_OWNER_BYTES: Final = 1024
+_LENGTH: Final = struct.Struct("<H")
+
+
+def pack_owner(folder: str) -> bytes:
+    """Return the bytes to store at OWNER_AT; a path above MAX_OWNER_BYTES is left out."""
+    raw = os.fsencode(folder)
+    raw = raw if len(raw) <= MAX_OWNER_BYTES else b""
+    return _LENGTH.pack(len(raw)) + raw
+
+
+def read_owner(fd: int) -> str:
+    """Return the folder of the owning cluster; empty if the file names no owner."""
+    raw = os.pread(fd, PAGE, 0)
+    if not raw.startswith(FILE_MAGIC) or len(raw) < PAGE:
+        return ""
+    (length,) = _LENGTH.unpack_from(raw, OWNER_AT)
+    return os.fsdecode(raw[OWNER_AT + _LENGTH.size :][: min(length, MAX_OWNER_BYTES)])
+
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _TMPFS: Final = ("tmpfs", "ramfs", "hugetlbfs")

@@ -1,1 +1,0 @@
-"""Yardsticks for production's eviction policies: plain and published policies, and the optimum."""
