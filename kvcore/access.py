@@ -162,12 +162,14 @@ class RoleRights:
         models: allowed models.
         member_of: roles whose rights the role has too.
         tables: privileges by ``schema.table``, or by ``schema.*`` for all tables of a schema.
+        owns: schemas of other roles, given to this role by REASSIGN OWNED, in lower case.
     """
 
     functions: NameSet = NOTHING
     models: NameSet = NOTHING
     member_of: frozenset[str] = frozenset()
     tables: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    owns: frozenset[str] = frozenset()
 
     def to_json(self) -> str:
         """Return the body of a record."""
@@ -175,7 +177,8 @@ class RoleRights:
         for one in (told["functions"], told["models"]):
             one["names"] = sorted(one["names"])
         tables = {name: sorted(privileges) for name, privileges in self.tables.items()}
-        return json.dumps(told | {"member_of": sorted(self.member_of), "tables": tables})
+        lists = {"member_of": sorted(self.member_of), "owns": sorted(self.owns)}
+        return json.dumps(told | lists | {"tables": tables})
 
     @classmethod
     def from_json(cls, text: str) -> RoleRights:
@@ -194,7 +197,8 @@ class RoleRights:
                 str(name): frozenset(map(str, privileges))
                 for name, privileges in told.get("tables", {}).items()
             }
-            return cls(functions, models, frozenset(map(str, told["member_of"])), tables)
+            owns = frozenset(map(str, told.get("owns", ())))
+            return cls(functions, models, frozenset(map(str, told["member_of"])), tables, owns)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(str(error)) from error
 
@@ -209,13 +213,23 @@ class Rights:
 
     Attributes:
         roles: by name; an unlisted role has no own rights.
+        reassigned: schemas that belong to another role than the role of their name.
     """
 
     roles: Mapping[str, RoleRights] = field(default_factory=dict)
+    reassigned: frozenset[str] = field(init=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        given = frozenset[str]().union(*(rights.owns for rights in self.roles.values()))
+        object.__setattr__(self, "reassigned", given)
 
     def own(self, role: str) -> RoleRights:
         """Return the own rights of a role."""
         return self.roles.get(role, USUAL if role == PUBLIC else RoleRights())
+
+    def owned_schemas(self, role: str) -> frozenset[str]:
+        """Return the schemas that belong to a role, whether they exist or not, in lower case."""
+        return (frozenset({role.lower()}) - self.reassigned) | self.own(role).owns
 
     def changed(self, role: str, **values: Any) -> RoleRights:
         """Return a role's own rights with some values changed."""
@@ -289,7 +303,7 @@ class RightsBook:
         return ADMIN_ROLE in self.roles_of(user)
 
     def owns_schema(self, user: str, schema: str) -> bool:
-        """Return whether a schema is the user's: the schema has the name of a role of the user."""
+        """Return whether a schema belongs to the user, or to a role of the user."""
         return not self.foreign_schemas(user, {schema})
 
     def foreign_schemas(self, user: str, schemas: AbstractSet[str]) -> AbstractSet[str]:
@@ -297,7 +311,8 @@ class RightsBook:
         roles = self.roles_of(user)
         if ADMIN_ROLE in roles:
             return frozenset()
-        return schemas - {role.lower() for role in roles if role != PUBLIC}
+        own = (self.rights.owned_schemas(role) for role in roles if role != PUBLIC)
+        return schemas - frozenset[str]().union(*own)
 
     def table_privileges(self, user: str, schema: str, table: str) -> set[str]:
         """Return what a user was granted on another user's table."""

@@ -9,6 +9,7 @@
     GRANT right TO role, ...
     REVOKE right FROM role, ...
     CREATE ROLE name, and DROP ROLE [IF EXISTS] name, unless PostgreSQL keeps roles
+    DROP OWNED BY role, ... [CASCADE], and REASSIGN OWNED BY role, ... TO role, likewise
 
 A right is one of these; the names of roles only unless PostgreSQL keeps roles:
 
@@ -35,7 +36,7 @@ from tierkv.sql.schema_rights import PRIVILEGES, SHARED_SCHEMAS
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
 
 _NAMESPACE: Final = ("KV", "NAMESPACE")
-_VERBS: Final = ("CREATE", "ALTER", "DROP")
+_VERBS: Final = ("CREATE", "ALTER", "DROP", "REASSIGN")
 _GRANTS: Final = ("GRANT", "REVOKE")
 _ON_AI: Final = {
     ("EXECUTE", "ON", "FUNCTION"): "FUNCTION",
@@ -52,6 +53,8 @@ _LIMITED: Final = {
     _NAMESPACE: SubjectKind.NAMESPACE,
     ("AI", "KEY"): SubjectKind.KEY,
 }
+OWNED_VERBS: Final = ("DROP OWNED", "REASSIGN OWNED")
+"""What can be done with all that a role owns."""
 _HEAD_CHARS: Final = 1_000
 _SETS_PASSWORD: Final = re.compile(r"(?is)\b(?:create|alter)\b.{1,200}\bpassword\b")
 _PASSWORD: Final = re.compile(r"(?is)(\bpassword\s+)[eu]?&?(?:'[^']*'?|\$(\w*)\$.*?(?:\$\2\$|\Z))+")
@@ -97,7 +100,8 @@ class ClusterCommand:
 
     Attributes:
         verb: ``CREATE``, ``ALTER`` or ``DROP``; of limits ``ALTER`` or, for RESET, ``DROP``; of
-            rights ``GRANT`` or ``REVOKE``, of roles ``CREATE`` or ``DROP``.
+            rights ``GRANT`` or ``REVOKE``, of roles ``CREATE`` or ``DROP``; of what roles own
+        ``DROP OWNED`` or ``REASSIGN OWNED``, and ``right`` names the new owner.
         name: the namespace, the subject of the limits, or the roles whose rights change.
         options: in their order.
         tolerant: IF EXISTS, or IF NOT EXISTS.
@@ -118,6 +122,8 @@ class ClusterCommand:
     @property
     def tag(self) -> str:
         """The command tag."""
+        if self.right is not None and self.verb in OWNED_VERBS:
+            return self.verb
         if self.right is not None:
             return f"{self.verb} ROLE" if self.right.kind is RightKind.ROLE else self.verb
         return f"{self.verb} KV NAMESPACE" if self.limited is None else "ALTER AI LIMIT"
@@ -147,6 +153,8 @@ def cluster_command(tokens: Sequence[Token], *, keeps_roles: bool = True) -> Clu
                 continue
             if after[0] in ("SET", "RESET"):
                 return _Reader(tokens, 1 + len(subject)).limit(kind)
+    if keeps_roles and words[:2] == ("OWNED", "BY"):
+        return _Reader(tokens, 3).owned()
     of_role = keeps_roles and words[:1] in (("ROLE",), ("USER",))
     if of_role and (tokens[0].upper != "ALTER" or "PASSWORD" in words[2:]):
         return _Reader(tokens, 2).role(user=words[:1] == ("USER",))
@@ -295,6 +303,22 @@ class _Reader(CommandReader):
             )
         right = GrantedRight(RightKind.ROLE, (), (name,), position)
         return ClusterCommand(verb, name, tolerant=tolerant, right=right, password=password)
+
+    def owned(self) -> ClusterCommand:
+        """Read the rest of DROP OWNED BY or REASSIGN OWNED BY."""
+        verb = f"{self.tokens[0].upper} OWNED"
+        position = self.tokens[min(self.at, len(self.tokens) - 1)].start + 1
+        roles = self._names("the name of a role")
+        receivers: tuple[str, ...] = ()
+        if verb == "REASSIGN OWNED":
+            if not self.word("TO"):
+                raise self.wrong("expected TO")
+            receivers = (self.name("the name of a role"),)
+        elif not self.word("CASCADE"):
+            self.word("RESTRICT")
+        self.end()
+        right = GrantedRight(RightKind.ROLE, receivers, roles, position)
+        return ClusterCommand(verb, ", ".join(roles), right=right)
 
     def _password(self) -> str | None:
         """Read [WITH] [LOGIN] [ENCRYPTED] PASSWORD; None without it, empty for PASSWORD NULL."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import sqlglot
@@ -176,20 +175,6 @@ def made_schema(tokens: list[Token]) -> Token | None:
     if len(rest) > 2 and rest[1].text == ".":
         rest = rest[2:]
     return rest[0] if rest and rest[0].kind in _NAMES else None
-
-
-def frees_names(tokens: list[Token]) -> bool:
-    """Return whether a statement may take tables or schemas away under their names.
-
-    DROP, a new name, another schema, and CREATE OR REPLACE TABLE do: who was granted a right on the
-    earlier table must not have the right on a later table of the same name.
-    """
-    words = [token.upper for token in tokens]
-    if words[:1] == ["ALTER"]:
-        return "RENAME" in words or ("SET", "SCHEMA") in pairwise(words)
-    if words[:1] == ["CREATE"]:
-        return words[1:3] == ["OR", "REPLACE"] and "TABLE" in words[3:5]
-    return words[:1] == ["DROP"]
 
 
 def _explained(tokens: list[Token]) -> int:

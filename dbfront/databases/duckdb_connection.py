@@ -183,9 +183,11 @@ class DuckDbConnection:
 
     async def enter_schema(self, schema: str) -> None:
         """Look names up in a schema first, then in ``main``."""
-        path = f"{_quoted(schema)},main".replace("'", "''")
+        path = ("main" if schema == "main" else f"{_quoted(schema)},main").replace("'", "''")
         self._first_path = f"SET search_path = '{path}'"
         await self.command(self._first_path)
+        if self._beside is not None:
+            await self._beside.command(self._first_path)
 
     async def make_schema(self, schema: str) -> bool:
         """Create a schema unless it exists; return whether it exists then."""

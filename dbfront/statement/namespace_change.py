@@ -7,19 +7,20 @@ KV NAMESPACE (tierkv/parts/front_source.py), so that both mean the same by an op
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from tierkv.kvcore import limits
-from tierkv.kvcore.errors import SqlSyntaxError, UserError
+from tierkv.kvcore.errors import SqlError, SqlSyntaxError, UserError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.kvcore.value_kinds import Flag
 from tierkv.metaserver.client import KvLimits, Namespace
 from tierkv.policies.select import NAMESPACE_POLICIES
+from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.command_reader import CommandOption
 from tierkv.sql.text.suggest import did_you_mean
 
@@ -322,3 +323,18 @@ OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "version": ("version", _version),
 }
 """By name in SQL: the field of a change, and how to read the text."""
+
+
+def wrong_existence(command: ClusterCommand, known: Iterable[str]) -> SqlError:
+    """Return the error of a statement about a namespace that exists already, or does not."""
+    if command.verb == "CREATE":
+        return SqlError(
+            f'KV namespace "{command.name}" already exists',
+            sqlstate="42710",
+            hint="ALTER KV NAMESPACE changes it.",
+        )
+    return SqlError(
+        f'KV namespace "{command.name}" does not exist',
+        sqlstate="42704",
+        hint=did_you_mean(command.name, known) if known else "There is no namespace yet.",
+    )

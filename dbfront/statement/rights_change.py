@@ -5,7 +5,7 @@ Pure. Used by tierkv/parts/front_source.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -70,22 +70,63 @@ def changed_rights(old: RoleRights, right: GrantedRight, *, grants: bool) -> Rol
         held = values[right.kind]
         change = held.with_names if grants else held.without_names
         values[right.kind] = change(right.names)
-    return RoleRights(values[RightKind.FUNCTION], values[RightKind.MODEL], members, tables)
+    functions, models = values[RightKind.FUNCTION], values[RightKind.MODEL]
+    return RoleRights(functions, models, members, tables, old.owns)
 
 
-def without_tables(known: Rights, names: AbstractSet[str]) -> dict[str, RoleRights]:
-    """Return the roles with rights on tables of some names, now without these rights.
+def with_tables_moved(known: Rights, moved: Mapping[str, str | None]) -> dict[str, RoleRights]:
+    """Return the roles that change when tables get other names or are dropped.
 
     Args:
         known: all rights.
-        names: ``schema.table``, or ``schema.*`` for a whole schema.
+        moved: the new name by name, ``schema.table``; None: dropped. ``schema.*`` names a schema.
     """
-    return {
-        role: replace(rights, tables=kept)
-        for role, rights in known.roles.items()
-        if (kept := {n: held for n, held in rights.tables.items() if n not in names})
-        != dict(rights.tables)
-    }
+    gone = {name.removesuffix(".*") for name, new in moved.items() if new is None and "*" in name}
+    changed: dict[str, RoleRights] = {}
+    for role, rights in known.roles.items():
+        tables: dict[str, frozenset[str]] = {}
+        for name, held in rights.tables.items():
+            new = moved.get(name, name)
+            if new is not None:
+                tables[new] = tables.get(new, frozenset()) | held
+        after = replace(rights, tables=tables, owns=rights.owns - gone)
+        if after != rights:
+            changed[role] = after
+    return changed
+
+
+def with_owner_changed(
+    known: Rights, roles: Iterable[str], owner: str | None, schemas: AbstractSet[str]
+) -> dict[str, RoleRights]:
+    """Return the roles that change by DROP OWNED or REASSIGN OWNED.
+
+    As in PostgreSQL, DROP OWNED also takes the rights granted to the roles; memberships stay.
+
+    Args:
+        known: all rights.
+        roles: the former owners.
+        owner: gets the schemas; None: the schemas were dropped.
+        schemas: of the former owners, as far as they exist, in lower case.
+    """
+    after = dict(known.roles)
+    if owner is None:
+        moved = dict.fromkeys(
+            name
+            for rights in known.roles.values()
+            for name in rights.tables
+            if name.partition(".")[0] in schemas
+        )
+        after |= with_tables_moved(known, moved)
+        for role in roles:
+            members = after.get(role, RoleRights()).member_of
+            after[role] = RoleRights(member_of=members)
+    else:
+        for role in roles:
+            old = after.get(role, RoleRights())
+            after[role] = replace(old, owns=old.owns - schemas)
+        new = after.get(owner, RoleRights())
+        after[owner] = replace(new, owns=new.owns | (schemas - {owner.lower()}))
+    return {role: rights for role, rights in after.items() if rights != known.own(role)}
 
 
 def with_role(known: Rights, name: str, *, exists: bool) -> dict[str, RoleRights | None]:
@@ -152,6 +193,18 @@ def check_new_role(name: str, known: Iterable[str]) -> None:
             sqlstate="42710",
             hint="Schemas of both would be the same. Use another name.",
         )
+
+
+def check_owners(command: ClusterCommand, known: AbstractSet[str]) -> None:
+    """Refuse DROP OWNED and REASSIGN OWNED of a role that does not exist.
+
+    Raises:
+        SqlError: 42704.
+    """
+    assert command.right is not None, "the statement names roles"
+    for name in (*command.right.roles, *command.right.names):
+        if name not in known:
+            raise wrong_role(replace(command, name=name), known)
 
 
 def wrong_role(command: ClusterCommand, known: Iterable[str]) -> SqlError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
@@ -18,7 +18,6 @@ from tierkv.dbfront.contracts import (
     TableAccess,
     TextGenerator,
 )
-from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
 from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
 from tierkv.dbfront.jobs.job_views import JOB_VIEWS, VIEW_QUERIES, view_rows_of
@@ -28,6 +27,7 @@ from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.dbfront.views.admin import (
     ClusterSource,
+    OwnedChange,
     cluster_rows,
     joined_rows,
     of_worker,
@@ -44,17 +44,8 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, RightMissingError
 from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.jobs.job_tables import MAKE_TABLES, SCHEMA
 from tierkv.sql.jobs.kv_index_command import IndexedText
-from tierkv.sql.schema_rights import frees_names
-from tierkv.sql.text.lexer import Token
 from tierkv.sql.view_columns import VIEW_COLUMNS
 from tierkv.sql.views import Row, timestamp
-
-_NUMBERED: Final = (
-    "SELECT lower(schema_name) || '.' || lower(table_name), table_oid FROM duckdb_tables() "
-    "UNION ALL SELECT lower(schema_name) || '.' || lower(view_name), 0 FROM duckdb_views() "
-    "UNION ALL SELECT lower(schema_name) || '.*', 0 FROM duckdb_schemas()"
-)
-"""Views keep their rights when they are replaced, as in PostgreSQL; tables are new tables."""
 
 
 class DuckDbSqlServer:
@@ -160,36 +151,14 @@ class DuckDbSqlServer:
         """Return which schemas a client may use; None: nobody logs in."""
         return None if self._cluster is None else self._cluster.table_access(client)
 
-    async def granted_tables(
-        self, connection: DuckDbConnection, client: ClientInfo, tokens: list[Token]
-    ) -> dict[str, int]:
-        """Return the tables with granted rights ahead of a statement that may drop tables.
-
-        Args:
-            connection: the client's, whose transaction may have changed the catalogue.
-            client: the client.
-            tokens: the statement.
-
-        Returns:
-            numbers: by ``schema.table``, and by ``schema.*``; empty if nothing can be dropped.
-        """
-        if not frees_names(tokens) or self.table_access(client) is None:
-            return {}
-        roles = self.generator.rights.rights.roles.values()
-        granted = {name for rights in roles for name in rights.tables}
-        if not granted:
-            return {}
-        rows = (await connection.command(_NUMBERED)).rows
-        return {str(name): int(number) for name, number in rows if name in granted}
-
-    async def revoke_tables(self, client: ClientInfo, names: frozenset[str]) -> None:
-        """Take the rights on dropped tables from all roles.
+    async def move_tables(self, client: ClientInfo, moved: Mapping[str, str | None]) -> None:
+        """Give tables' rights to their new names, or take the rights if the tables were dropped.
 
         Raises:
             NoNodeError: the meta server does not answer; the rights stay.
         """
-        if self._cluster is not None and names:
-            await self._cluster.revoke_tables(client.user, names)
+        if self._cluster is not None and moved:
+            await self._cluster.move_tables(client.user, moved)
 
     def _cancel_session(self, number: int, pid: int) -> bool:
         """Cancel a session's statement, from an engine thread; False for an unknown session.
@@ -230,7 +199,9 @@ class DuckDbSqlServer:
         await session.cancel()
         return True
 
-    async def change_cluster(self, user: str, command: ClusterCommand) -> None:
+    async def change_cluster(
+        self, user: str, command: ClusterCommand, owned: OwnedChange | None = None
+    ) -> None:
         """Carry out a statement about the cluster; see ClusterSource.
 
         Raises:
@@ -240,7 +211,7 @@ class DuckDbSqlServer:
             raise FeatureNotSupportedError(
                 "this front has no meta server to keep namespaces and limits"
             )
-        await self._cluster.change_cluster(user, command)
+        await self._cluster.change_cluster(user, command, owned)
 
     def _reset_statistics(self, number: int, what: str | None) -> str:
         """Reset statistics, from an engine thread; return the time of the reset.

@@ -17,6 +17,7 @@ from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
+from tierkv.dbfront.databases.schema_owners import GrantedTables, SchemaOwners, names_change
 from tierkv.dbfront.statement.executor import StatementContext, run_statement
 from tierkv.dbfront.statement.explain import EXPLAIN_COLUMNS
 from tierkv.dbfront.statement.results import StatementRows, release
@@ -34,19 +35,23 @@ from tierkv.dbfront.views.statistics import Activity
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import (
     CancelledByUserError,
-    RightMissingError,
     SqlError,
     TierKVError,
     UserError,
 )
-from tierkv.sql.cluster_command import cluster_command, in_transaction, without_password
+from tierkv.sql.cluster_command import (
+    OWNED_VERBS,
+    cluster_command,
+    in_transaction,
+    without_password,
+)
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.kept_names import refuse_kept
 from tierkv.sql.plan.parameters import parameter_types
 from tierkv.sql.plan.plan import Explain, SqlStatement, StatementPlan
-from tierkv.sql.schema_rights import SHARED_SCHEMAS, foreign_tables, made_schema, table_refused
+from tierkv.sql.schema_rights import SHARED_SCHEMAS
 from tierkv.sql.settings import SettingCommand, setting_command, setting_spec
-from tierkv.sql.text.lexer import Token, name_value, tokenize
+from tierkv.sql.text.lexer import Token, tokenize
 from tierkv.sql.text.statement import StatementKind, classify, makes_function, split_statements
 from tierkv.sql.views import view_variable
 
@@ -95,7 +100,8 @@ class DuckDbSession:
         self._closing: asyncio.Task[None] | None = None
         self._rows: StatementRows | None = None
         self._cancelling = False
-        self._dropped: set[str] = set()
+        self._granted = GrantedTables(connection)
+        self._owners = SchemaOwners(connection)
 
     @property
     def pid(self) -> int:
@@ -267,14 +273,11 @@ class DuckDbSession:
         kind = classify(tokens)
         if kind in (StatementKind.BEGIN, StatementKind.COMMIT, StatementKind.ROLLBACK):
             account.planned(kind.value, holds_calls=False)
-            if kind is StatementKind.COMMIT and self._transaction.status == "T":
-                await self._server.revoke_tables(self.client, frozenset(self._dropped))
-            self._dropped.clear()
-            return await self._transaction.block_statement(kind, tokens, self.settings)
+            return await self._end_block(kind, tokens)
         if kind is StatementKind.SAVEPOINT:
             account.planned(kind.value, holds_calls=False)
             await self._keep_rows()
-            return await self._transaction.savepoint_statement(tokens, self.settings.remember)
+            return await self._transaction.savepoint_statement(tokens, self._remember)
         self._transaction.check_usable()
         command = setting_command(tokens)
         if command is not None:
@@ -285,49 +288,62 @@ class DuckDbSession:
             account.planned(kind.value, holds_calls=False)
             if self._transaction.status == "T":
                 raise in_transaction(change)
-            await self._server.change_cluster(self.client.user, change)
+            owned = None if self._server.table_access(self.client) is None else self._owners.change
+            await self._server.change_cluster(self.client.user, change, owned)
+            if change.verb in OWNED_VERBS:  # DuckDB leaves a schema that is dropped.
+                await self.enter_own_schema()
             return StatementResult(change.tag)
         if kind is StatementKind.RESET and tokens[-1].upper == "ALL":
             self.settings.reset_all()
             return StatementResult("RESET")
         inside = self._transaction.status == "T"
         self._connection.own_functions |= makes_function(tokens, temporary=not inside)
-        granted = await self._server.granted_tables(self._connection, self.client, tokens)
+        verb, rights = names_change(tokens), self._server.generator.rights.rights
+        follows = verb != "" and self._server.table_access(self.client) is not None
+        before = await self._granted.look(rights) if follows else {}
         with self._transaction.running(sql, kind, changed=may_change(tokens)):
             result = await run_statement(sql, params, context)
-        if granted:
-            result = await self._without_rights(granted, tokens, result)
+        if before:
+            await self._granted.follow(before, rights, verb)
+            if self._transaction.status != "T":
+                result = await self._with_rights_moved(result)
         if kind is StatementKind.RESET:  # As in PostgreSQL, the path begins with the own schema.
             await self.enter_own_schema()
         return result
 
-    async def _without_rights(
-        self, granted: dict[str, int], tokens: list[Token], result: StatementResult
-    ) -> StatementResult:
-        """Take the rights on tables that a statement has dropped, now or at COMMIT.
-
-        Args:
-            granted: tables with rights before the statement.
-            tokens: the statement.
-            result: gets a warning if the rights could not be taken.
-        """
-        left = await self._server.granted_tables(self._connection, self.client, tokens)
-        made = tokens[0].upper == "CREATE"  # Only then another number is another table.
-        self._dropped |= {
-            name
-            for name, number in granted.items()
-            if name not in left or (made and left[name] != number)
-        }
-        if self._transaction.status == "T":
-            return result
-        dropped, self._dropped = frozenset(self._dropped), set()
+    async def _with_rights_moved(self, result: StatementResult) -> StatementResult:
+        """Let rights follow a statement outside a transaction; the result tells a failure."""
+        moved = self._granted.take()
         try:
-            await self._server.revoke_tables(self.client, dropped)
+            await self._server.move_tables(self.client, moved)
         except TierKVError as error:
-            text = f"rights on {', '.join(sorted(dropped))} could not be revoked: {error.message}"
+            text = f"rights on {', '.join(sorted(moved))} could not be changed: {error.message}"
             warning = Notice("WARNING", text, hint="REVOKE them before a new table has the name.")
             return replace(result, notices=(*result.notices, warning))
         return result
+
+    async def _end_block(self, kind: StatementKind, tokens: list[Token]) -> StatementResult:
+        """Run BEGIN, COMMIT or ROLLBACK; rights follow the tables ahead of the COMMIT."""
+        moved = self._granted.take()
+        if kind is not StatementKind.COMMIT or self._transaction.status != "T" or not moved:
+            return await self._transaction.block_statement(kind, tokens, self.settings)
+        await self._server.move_tables(self.client, moved)
+        try:
+            return await self._transaction.block_statement(kind, tokens, self.settings)
+        except BaseException:
+            back = {new: old for old, new in moved.items() if new is not None}
+            await self._server.move_tables(self.client, back)
+            raise
+
+    def _remember(self) -> Callable[[], None]:
+        """Return a function that goes back to the settings and rights of a savepoint."""
+        restores = self.settings.remember(), self._granted.remember()
+
+        def restore() -> None:
+            for each in restores:
+                each()
+
+        return restore
 
     def _context(
         self, stats: AiStats, account: StatementEntry, sink: StatementRows | None
@@ -389,6 +405,8 @@ class DuckDbSession:
         access, user = self._server.table_access(self.client), self.client.user
         if access is None or user.lower() in SHARED_SCHEMAS:
             return
+        if not self._server.generator.rights.owns_schema(user, user.lower()):
+            return
         there = user.lower() in (await self._connection.user_names()).schemas
         if not there and access.has_schema:
             there = await self._connection.make_schema(user)
@@ -398,33 +416,14 @@ class DuckDbSession:
         self._transaction.names_changed()
 
     async def _check_tables(self, sql: str, tokens: list[Token], *, runs: bool = True) -> None:
-        """Refuse other users' tables, where users log in.
-
-        Args:
-            sql: one statement.
-            tokens: its tokens.
-            runs: False: the client asks for columns only; any right on a table is enough.
-
-        Raises:
-            RightMissingError: a table was not granted to the user, or a schema is another user's.
-        """
-        access, user = self._server.table_access(self.client), self.client.user
-        if access is None or (book := access.book) is None:
-            return
-        made = made_schema(tokens)
-        if made is not None and not book.owns_schema(user, name_value(made).lower()):
-            raise RightMissingError(
-                f"permission denied to create schema {name_value(made)}",
-                position=made.start + 1,
-                hint=f'A schema belongs to the user or role of its name: CREATE SCHEMA "{user}".',
+        """Refuse other users' tables, where users log in; see SchemaOwners.check."""
+        access = self._server.table_access(self.client)
+        if access is not None and access.book is not None:
+            leaves = self._transaction.status != "E"
+            user = self.client.user
+            await self._owners.check(
+                sql, tokens, user=user, book=access.book, runs=runs, leaves=leaves
             )
-        names = await self._connection.user_names()
-        others = book.foreign_schemas(user, names.schemas)
-        for use in foreign_tables(sql, tokens, others, names.readers):
-            held = book.table_privileges(user, use.schema, use.table)
-            granted = held >= use.privileges or (bool(held) and not runs)
-            if not use.privileges or not granted:
-                raise table_refused(use, user)
 
     async def _columns(self, plan: StatementPlan) -> tuple[Column, ...] | None:
         if plan.explain is not Explain.NO:

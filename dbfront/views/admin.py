@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, starmap
 from typing import Final, Protocol
@@ -44,6 +44,9 @@ from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.schema_rights import PRIVILEGES
 from tierkv.sql.views import Row, timestamp
 
+OwnedChange = Callable[[ClusterCommand, frozenset[str]], Awaitable[frozenset[str]]]
+"""Drops or keeps what roles own, given their schemas; returns the schemas that existed."""
+
 LIMIT_VIEWS = frozenset({"my_limits", "call_limits"})
 MAX_LISTED_BLOCKS = 100_000
 """Maximum number of blocks in tierkv.kvcache_blocks; the stat views count all blocks."""
@@ -75,7 +78,8 @@ class ClusterSource(Protocol):
     2. ``settings`` returns the process's configuration, with secrets masked.
     3. ``change_cluster`` carries out a statement of a user; RightMissingError if the user may
        not, SqlError for a namespace that exists already or not, UserError for a bad option.
-       ``revoke_tables`` takes all rights on tables away that a user has dropped.
+       ``owned`` does the part in the database, of statements about what roles own.
+       ``move_tables`` gives the rights on tables to the tables' new names, or takes them.
     4. ``call_limits`` returns the limits of a client, or all limits to an admin who does not ask
        for his own; ``audit_log`` likewise returns all lines to an admin only.
     5. ``owners`` returns the names under which a client's visible rows stand: the user and the
@@ -121,9 +125,11 @@ class ClusterSource(Protocol):
 
     def table_access(self, client: ClientInfo) -> TableAccess | None: ...
 
-    async def change_cluster(self, user: str, command: ClusterCommand) -> None: ...
+    async def change_cluster(
+        self, user: str, command: ClusterCommand, owned: OwnedChange | None = None
+    ) -> None: ...
 
-    async def revoke_tables(self, user: str, names: frozenset[str]) -> None: ...
+    async def move_tables(self, user: str, moved: Mapping[str, str | None]) -> None: ...
 
 
 async def cluster_rows(
@@ -335,6 +341,7 @@ def _role(role: str, rights: RoleRights) -> Iterator[Row]:
         ("function", str(rights.functions)),
         ("model", str(rights.models)),
         ("role", ", ".join(sorted(rights.member_of))),
+        ("owner", ", ".join(sorted(rights.owns))),
     ):
         if names:
             yield {"role_name": role, "right_kind": kind, "granted": names}

@@ -69,6 +69,7 @@ class Pool(PoolReads):
         rdma_devices: Sequence[str] = (),
         connect_timeout_s: float = 1.0,
         op_timeout_s: float = 5.0,
+        moves: bool = False,
     ) -> Self:
         """Reach the nodes and choose a path to each.
 
@@ -82,6 +83,7 @@ class Pool(PoolReads):
             rdma_devices: this machine's RDMA devices to use; empty means all.
             connect_timeout_s: timeout for connecting to one node.
             op_timeout_s: longest silence inside one operation.
+            moves: this client moves values between nodes: a busy node serves all others first.
 
         Raises:
             ConfigError: an address, the transport or a certificate file can't be used.
@@ -92,7 +94,7 @@ class Pool(PoolReads):
         if tls is not None:
             client_context(tls)  # Later, an unusable file would look like a dead node.
         peers = [
-            Peer(NodeId(""), address, token, connect_timeout_s, op_timeout_s, tls=tls)
+            Peer(NodeId(""), address, token, connect_timeout_s, op_timeout_s, tls=tls, moves=moves)
             for address in parse_addresses(addresses)
         ]
         return cls(reach_nodes(peers, options), SystemClock())

@@ -8,7 +8,8 @@ may begin   now >= full_at - 1 s, for each rate of the account
 full_at     max(full_at, now) + amount / rate, for each transfer
 ```
 
-Few transfers move bytes at a time, long replies in pieces; the rest wait here, so that their order
+Moves of blocks between nodes come last, but at least one goes in each ``MOVE_PAUSE_S``. Few
+transfers move bytes at a time, long replies in pieces; the rest wait here, so that their order
 counts. Sockets alone would give each connection the same share, and a namespace more for each
 further connection. Start tags share the bytes by weight as a deficit round robin does, for frames
 of any size, and without a list of rounds. The connection of a slow peer, for example behind a slow
@@ -53,6 +54,8 @@ _LEARNED: Final = 0.05
 _LEARNED_OF_SLOW: Final = 0.005
 """Weight of a new measurement. Slow peers count less, but they count: the network may have become
 slower for all."""
+MOVE_PAUSE_S: Final = 0.5
+"""A waiting move gets a turn so often, however many others wait: moves end at any load."""
 _MEASURED_BYTES: Final = 512 << 10
 """Smaller transfers fit the kernel's buffers, which says nothing about the network."""
 
@@ -64,11 +67,19 @@ class TransferKind(IntEnum):
         READ: a call waits for the bytes.
         AHEAD: a read before anybody asked.
         WRITE: KV to be kept.
+        MOVE_OUT, MOVE_IN: the reads and writes of a client that moves blocks between nodes.
     """
 
     READ = 0
     AHEAD = 1
     WRITE = 2
+    MOVE_OUT = 3
+    MOVE_IN = 4
+
+    @property
+    def writes(self) -> bool:
+        """Whether bytes come to the node."""
+        return self in (TransferKind.WRITE, TransferKind.MOVE_IN)
 
 
 _READ_BYTES, _WRITE_BYTES, _REQUESTS = range(3)
@@ -107,13 +118,13 @@ class Share:
     def ready_at(self, kind: TransferKind) -> float:
         """Return when the buckets allow the next transfer of a class; 0.0 for at any time."""
         full = self._full_at
-        bytes_at = full[_WRITE_BYTES if kind is TransferKind.WRITE else _READ_BYTES]
+        bytes_at = full[_WRITE_BYTES if kind.writes else _READ_BYTES]
         return max(bytes_at, full[_REQUESTS]) - BURST_S
 
     def charge(self, kind: TransferKind, size: int, now: float) -> None:
         """Take a transfer from the buckets, into debt if need be."""
         quota = self.quota
-        if kind is TransferKind.WRITE:
+        if kind.writes:
             self.write_bytes += size
             self._take(_WRITE_BYTES, quota.write_bytes_per_s, size, now)
         else:
@@ -190,6 +201,7 @@ class TurnOrder:
         self._lanes: tuple[dict[int, deque[Turn]], ...] = tuple({} for _ in TransferKind)
         self._ends: dict[int, float] = {}
         self._virtual = 0.0
+        self._moves_from_s = -math.inf
         self._moving: dict[Turn, None] = {}
         self._usual = math.log(_FIRST_BYTE_S)
         self._slow_byte_s = _SLOW * _FIRST_BYTE_S
@@ -224,6 +236,8 @@ class TurnOrder:
         if not self.waiting and self._has_memory(turn) and self._has_place(turn, now):
             self._grant(turn, now)
             return True
+        if turn.kind >= TransferKind.MOVE_OUT and not any(self._lanes[TransferKind.MOVE_OUT :]):
+            self._moves_from_s = max(self._moves_from_s, now + MOVE_PAUSE_S)
         self._lanes[turn.kind].setdefault(turn.account, deque()).append(turn)
         self.waiting += 1
         return False
@@ -287,7 +301,7 @@ class TurnOrder:
             self._usual += step * (_LEARNED if turn.counts else _LEARNED_OF_SLOW)
             self._slow_byte_s = _SLOW * math.exp(self._usual)
         self._free_place(turn)
-        if turn.kind is not TransferKind.WRITE:
+        if not turn.kind.writes:
             self.pinned -= turn.size
         return slow
 
@@ -300,7 +314,10 @@ class TurnOrder:
 
         Among the rest are replies begun before, whose end gives the memory back.
         """
-        for lanes in self._lanes:
+        moves = TransferKind.MOVE_OUT
+        starved = now >= self._moves_from_s and any(self._lanes[moves:])
+        order = (*self._lanes[moves:], *self._lanes[:moves]) if starved else self._lanes
+        for lanes in order:
             heads = (lane[0] for lane in lanes.values() if self._has_memory(lane[0]))
             turn = min(heads, key=lambda turn: turn.tag, default=None)
             if turn is not None:
@@ -308,7 +325,7 @@ class TurnOrder:
         return None
 
     def _has_memory(self, turn: Turn) -> bool:
-        pins = turn.kind is not TransferKind.WRITE and self.pinned > 0 and not turn.continues
+        pins = not turn.kind.writes and self.pinned > 0 and not turn.continues
         return not pins or self.pinned + turn.size <= self._pinned_most
 
     def _has_place(self, turn: Turn, now: float) -> bool:
@@ -333,8 +350,10 @@ class TurnOrder:
 
     def _grant(self, turn: Turn, now: float) -> None:
         turn.granted_s = now
+        if turn.kind >= TransferKind.MOVE_OUT:
+            self._moves_from_s = now + MOVE_PAUSE_S
         self._virtual = max(self._virtual, turn.tag)
-        if turn.kind is not TransferKind.WRITE and not turn.continues:
+        if not turn.kind.writes and not turn.continues:
             self.pinned += turn.size
         if turn.counts:
             self._moving[turn] = None

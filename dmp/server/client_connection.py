@@ -24,7 +24,14 @@ from tierkv.dmp.node.turn_order import TransferKind, Turn
 from tierkv.dmp.server.rdma_door import RdmaGuest
 from tierkv.dmp.slots.accounts import EVERYONE
 from tierkv.dmp.wire import messages as m
-from tierkv.dmp.wire.frame import FrameHeader, FrameReader, FrameType, is_ahead, pack_header
+from tierkv.dmp.wire.frame import (
+    FrameHeader,
+    FrameReader,
+    FrameType,
+    is_ahead,
+    is_moving,
+    pack_header,
+)
 from tierkv.dmp.wire.range_codec import Ref, pack_stored, pack_sums, unpack_ranges, unpack_sums
 from tierkv.dmp.wire.socket_io import Wire, discard
 from tierkv.kvcore import limits
@@ -100,7 +107,7 @@ class _ByteFrames:
     def _begin(self, account: int, kind: TransferKind, size: int, *, charges: bool = True) -> Turn:
         """Wait for the turn to move bytes; a slow peer takes no place."""
         turn = Turn(account, kind, size, counts=not self._slow, charges=charges)
-        if kind is not TransferKind.WRITE and self._node.turns.has_shares:
+        if not kind.writes and self._node.turns.has_shares:
             turn.piece = min(size, PIECE_BYTES)
         self._node.turns.take(turn, timeout_s=self._wire.timeout_s)
         return turn
@@ -114,6 +121,8 @@ class _ByteFrames:
         if total > limits.MAX_FRAME_BYTES:
             raise RemoteProtocolError("more is asked for than fits a frame")
         kind = TransferKind.AHEAD if is_ahead(header.request_id) else TransferKind.READ
+        if is_moving(header.request_id):
+            kind = TransferKind.MOVE_OUT
         turn = self._begin(self._node.gets.account_of(refs[0]), kind, total)
         try:
             ticket = self._node.gets.begin_read(refs)
@@ -157,7 +166,7 @@ class _ByteFrames:
             raise RemoteProtocolError("a WRITE frame's payload is as long as its ranges")
         account = self._node.gets.account_of(refs[0])
         # The bytes were charged when the slots were reserved.
-        turn = self._begin(account, TransferKind.WRITE, header.payload_bytes, charges=False)
+        turn = self._begin(account, _write_kind(header), header.payload_bytes, charges=False)
         try:
             ticket = self._node.puts.begin_write(refs)
             try:
@@ -175,7 +184,7 @@ class _ByteFrames:
             raise RemoteProtocolError("a PUT frame's payload is as long as its blocks")
         account = self._node.puts.account_of(ask.puts[0]) if ask.puts else EVERYONE
         try:
-            turn = self._begin(account, TransferKind.WRITE, ask.data_bytes)
+            turn = self._begin(account, _write_kind(header), ask.data_bytes)
         except ThrottledError:
             self._reader.skip()
             return m.MaybeRefs([None] * len(ask.puts)).pack()
@@ -209,6 +218,10 @@ class _ByteFrames:
             self._reader.skip(put.ranges.payload_bytes)
         run.append(sums)
         self._reader.take(run)
+
+
+def _write_kind(header: FrameHeader) -> TransferKind:
+    return TransferKind.MOVE_IN if is_moving(header.request_id) else TransferKind.WRITE
 
 
 def _checksums(puts: Sequence[BlockSpec], sums: bytearray) -> list[tuple[int, ...]]:

@@ -15,7 +15,7 @@ from typing import Final
 
 from tierkv.dmp.transport.ask import Ask, SingleRead
 from tierkv.dmp.wire import messages as m
-from tierkv.dmp.wire.frame import AHEAD, FrameHeader, FrameType, parse_header
+from tierkv.dmp.wire.frame import AHEAD, MOVES, FrameHeader, FrameType, parse_header
 from tierkv.dmp.wire.range_codec import Ref
 from tierkv.dmp.wire.socket_io import TlsWire, Wire
 from tierkv.dmp.zone_traffic import OtherZone
@@ -46,7 +46,7 @@ _BY_CODE: Final[dict[str, type[CacheError]]] = {
         ThrottledError,
     )
 }
-_MOST_REQUESTS: Final = AHEAD - 1
+_MOST_REQUESTS: Final = MOVES - 1
 _WINDOW: Final = 4
 """Frames in flight. All their requests together (READ: 4 x 10 KiB) fit the smallest socket buffers,
 so that sending a request never blocks on replies that wait for this side."""
@@ -85,6 +85,7 @@ class Peer:
         client_id: groups connections: when the last connection of a client closes, the node frees
             the client's reservations and holds. Empty makes each connection pool a client of its
             own.
+        moves: the client moves blocks between nodes: its transfers come after all others.
     """
 
     node_id: NodeId
@@ -97,6 +98,7 @@ class Peer:
     tls: TlsFiles | None = None
     other_zone: OtherZone | None = None
     client_id: str = ""
+    moves: bool = False
 
 
 class PeerConnection:
@@ -109,6 +111,8 @@ class PeerConnection:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._request_id = 0
+        # Nodes of older releases know reads ahead only.
+        self._marks = MOVES | AHEAD if peer.moves else 0
         try:
             self._wire = _connect(peer)
         except (OSError, ValueError, ConfigError) as error:
@@ -201,8 +205,7 @@ class PeerConnection:
             CacheError: the refusal, or TransportError.
         """
         self._request_id = request_id = (self._request_id + 1) & _MOST_REQUESTS
-        if ahead:
-            request_id |= AHEAD
+        request_id |= AHEAD if ahead else self._marks
         single = self._single
         try:
             got = single.read(request_id, ref, view)
@@ -235,7 +238,7 @@ class PeerConnection:
 
     def _send(self, ask: Ask) -> int:
         self._request_id = (self._request_id + 1) & _MOST_REQUESTS
-        request_id = self._request_id | ask.flags
+        request_id = self._request_id | ask.flags | self._marks
         ask.send(self._wire, request_id)
         return request_id
 

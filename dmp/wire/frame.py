@@ -69,6 +69,15 @@ AHEAD: Final = 1 << 31
 older releases do not look at it."""
 
 
+MOVES: Final = 1 << 30
+"""Set in the request ids of a client that moves blocks between nodes: all others go first."""
+
+
+def is_moving(request_id: int) -> bool:
+    """Return whether a request moves blocks between nodes."""
+    return bool(request_id & MOVES)
+
+
 def is_ahead(request_id: int) -> bool:
     """Return whether a request is one for which nobody waits yet."""
     return bool(request_id & AHEAD)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tierkv.scheduler.limits.place_leases import PlaceLeases
+
 
 @dataclass(frozen=True, slots=True)
 class Charge:
@@ -108,7 +110,10 @@ class LimitMeter(Protocol):
     3. ``left`` returns what each charge's bucket has now, negative in debt.
     4. ``take`` and ``left`` raise SharedStateLostError without an answer; whether anything was
        taken is then unknown.
+    5. ``places`` counts calls in flight over all fronts; None: each process counts its own.
     """
+
+    places: PlaceLeases | None
 
     async def take(self, charges: Sequence[Charge], patience_s: float) -> Taken: ...
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from tierkv.kvcore.clock import Clock
 from tierkv.scheduler.limits.buckets import Buckets, Charge, Taken
+from tierkv.scheduler.limits.place_leases import PlaceLeases
 
 _log = logging.getLogger(__name__)
 _WRITE_EACH_S: Final = 1.0
@@ -30,9 +31,10 @@ class EmbeddedMeter:
         """Begin with full buckets, or with the file's buckets.
 
         Args:
-            clock: moments are kept in its wall time.
+            clock: a wall clock that jumps changes no bucket, except between two runs.
             path: the file; None keeps nothing.
         """
+        self.places: PlaceLeases | None = None
         self._clock = clock
         self._path = path
         self._buckets = Buckets()
@@ -44,11 +46,11 @@ class EmbeddedMeter:
             return
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
-            now, latest = self._clock.wall(), float(found["latest"])
+            latest = float(found["latest"])
             # A clock that was set back must not lengthen debts.
-            early_s = min(0.0, now - latest)
+            base_s = self._clock.now() - max(latest, self._clock.wall())
             self._buckets.restore(
-                {str(name): float(full_s) + early_s for name, full_s in found["full_s"].items()}
+                {str(name): float(full_s) + base_s for name, full_s in found["full_s"].items()}
             )
         except FileNotFoundError:
             return
@@ -56,7 +58,7 @@ class EmbeddedMeter:
             _log.warning("%s can't be read, limits begin anew: %s", self._path, error)
 
     async def take(self, charges: Sequence[Charge], patience_s: float) -> Taken:
-        taken = self._buckets.take(charges, patience_s, self._clock.wall())
+        taken = self._buckets.take(charges, patience_s, self._clock.now())
         self._note()
         return taken
 
@@ -65,7 +67,7 @@ class EmbeddedMeter:
         self._note()
 
     async def left(self, charges: Sequence[Charge]) -> list[float]:
-        now = self._clock.wall()
+        now = self._clock.now()
         return [self._buckets.left(charge, now) for charge in charges]
 
     async def close(self) -> None:
@@ -89,15 +91,15 @@ class EmbeddedMeter:
 
     def _write(self) -> None:
         assert self._path is not None
-        now = self._clock.wall()
+        now, wall = self._clock.now(), self._clock.wall()
         kept = {
-            name: full_s
+            name: full_s - now + wall
             for name, full_s in self._buckets.moments().items()
             if full_s > now + _WORTH_KEEPING_S
         }
         fresh = self._path.with_name(f"{self._path.name}.new")
         try:
-            fresh.write_text(json.dumps({"latest": now, "full_s": kept}), encoding="utf-8")
+            fresh.write_text(json.dumps({"latest": wall, "full_s": kept}), encoding="utf-8")
             os.replace(fresh, self._path)
         except OSError as error:
             _log.warning("%s can't be written: %s", self._path, error)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 from tierkv.kvcore.call_limits import CallLimits, CallRate, Subject, SubjectKind, WhenLost
 from tierkv.kvcore.errors import CallLimitError
 from tierkv.scheduler.limits.buckets import Charge, LimitMeter, Taken
+from tierkv.scheduler.limits.place_leases import PlaceLeases, PlacesHere
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 _log = logging.getLogger(__name__)
@@ -31,6 +31,9 @@ LONGEST_SMOOTH_TURN_S: Final = 3_600.0
 
 SMOOTH_WAIT_S: Final = 10.0
 """A REST call of a smooth limit may wait so long; clients give up after some tens of seconds."""
+
+_LOOK_S: Final = 0.1
+"""A call that waits for the end of another front's call looks so often."""
 
 _SOON_S: Final = 1.0
 """Retry time of a REST call while running calls may give tokens back."""
@@ -94,14 +97,6 @@ class _Running:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@dataclass(slots=True)
-class _Places:
-    """Calls of one subject: the number in flight, and calls waiting for a place."""
-
-    taken: int = 0
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
-
-
 @dataclass(frozen=True, slots=True)
 class LimitLeft:
     """One limit and the rest left, for the views.
@@ -150,7 +145,7 @@ class CallGate:
         self._when_lost = when_lost
         self._ends = 0
         self._running: dict[str, _Running] = {}
-        self._places: dict[Subject, _Places] = {}
+        self._places: dict[Subject, PlacesHere] = {}
         self._turns: dict[tuple[Subject, ...], asyncio.Lock] = {}
 
     def follow(self, limits: Mapping[Subject, CallLimits]) -> None:
@@ -204,6 +199,9 @@ class CallGate:
                         if limit.max_in_flight:
                             await self._enter(subject, limit.max_in_flight, patience_s)
                             held.callback(self._leave, subject)
+                            if (leases := self.meter.places) is not None:
+                                lease = await self._lease(leases, subject, patience_s)
+                                held.callback(leases.give_back, lease)
                     taken = await self._take(found, metered, patience_s)
             except TimeoutError:
                 raise self._no_turn(found, patience_s) from None
@@ -372,7 +370,7 @@ class CallGate:
     # -- places
 
     async def _enter(self, subject: Subject, most: int, patience_s: float) -> None:
-        places = self._places.setdefault(subject, _Places())
+        places = self._places.setdefault(subject, PlacesHere())
         if places.taken < self._share(most) and not places.waiting:
             places.taken += 1
             return
@@ -390,6 +388,27 @@ class CallGate:
                     places.waiting.remove(place)
             raise
 
+    async def _lease(self, leases: PlaceLeases, subject: Subject, patience_s: float) -> str:
+        """Wait for a place among the calls of all fronts; return its lease, empty without one.
+
+        Of the waiting calls of this front only the first asks.
+        """
+        async with self._places[subject].first if patience_s else nullcontext():
+            while True:
+                most = self.limits.get(subject, CallLimits()).max_in_flight
+                if not most:
+                    return ""  # The limit was removed meanwhile.
+                try:
+                    lease = await leases.take(str(subject), most)
+                except SharedStateLostError as error:
+                    self._without_buckets([(subject, CallLimits())], error)
+                    return ""
+                if lease:
+                    return lease
+                if not patience_s:
+                    raise self._refusal(subject, "max_in_flight", str(most), 1.0)
+                await asyncio.sleep(_LOOK_S)
+
     def _share(self, most: int) -> int:
         """Return this process's share of the places; 0: no limit."""
         return max(1, most // self._shares) if most else 0
@@ -403,12 +422,7 @@ class CallGate:
         places = self._places[subject]
         limit = self.limits.get(subject)
         most = self._share(limit.max_in_flight) if limit is not None else 0
-        while places.waiting and (not most or places.taken < most):
-            place = places.waiting.popleft()
-            if not place.done():
-                places.taken += 1
-                place.set_result(None)
-        if not places.taken and not places.waiting:
+        if not places.fill(most):
             del self._places[subject]
 
     # -- what others read
@@ -440,20 +454,31 @@ class CallGate:
             told: list[float | None] = [*await self.meter.left([m.charge for m in metered])]
         except SharedStateLostError:
             told = [None] * len(metered)
+        in_flight = await self._in_flight([s for s, limit in found if limit.max_in_flight])
         rows = [
-            LimitLeft(each.subject, each.what, each.allowed, left)
-            for each, left in zip(metered, told, strict=True)
+            LimitLeft(each.subject, each.what, each.allowed, rest)
+            for each, rest in zip(metered, told, strict=True)
         ]
         for subject, limit in found:
             most = self._share(limit.max_in_flight)
             if most:
-                taken = self._places[subject].taken if subject in self._places else 0
-                rows.append(LimitLeft(subject, "max_in_flight", str(most), most - taken))
+                taken = in_flight.get(subject)
+                left = None if taken is None else most - taken
+                rows.append(LimitLeft(subject, "max_in_flight", str(most), left))
             if limit.max_priority is not None:
                 rows.append(LimitLeft(subject, "max_priority", str(limit.max_priority), None))
             if limit.weight:
                 rows.append(LimitLeft(subject, "weight", str(limit.weight), None))
         return [replace(row, refused=self.refused.get((row.subject, row.limit), 0)) for row in rows]
+
+    async def _in_flight(self, subjects: list[Subject]) -> dict[Subject, int]:
+        """Return the calls in flight: of all fronts, or of this process if it counts alone."""
+        if self.meter.places is None:
+            return {s: self._places[s].taken if s in self._places else 0 for s in subjects}
+        with suppress(SharedStateLostError):
+            taken = await self.meter.places.taken([str(subject) for subject in subjects])
+            return dict(zip(subjects, taken, strict=True))
+        return {}
 
 
 def _patience_s(caller: Caller, found: list[tuple[Subject, CallLimits]]) -> float:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from tierkv.scheduler.limits.buckets import Charge, Taken
+from tierkv.scheduler.limits.place_leases import PlaceLeases
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 from tierkv.scheduler.shared_state.valkey import valkey_client
 
@@ -70,12 +71,17 @@ return found
 
 
 class ValkeyMeter:
-    """Implements LimitMeter over one connection pool."""
+    """Implements LimitMeter over one connection pool.
+
+    Attributes:
+        places: calls in flight, counted over all fronts.
+    """
 
     def __init__(self, url: str) -> None:
         """Prepare as ``valkey_client``."""
         valkey, self._errors = valkey_client(url)
         self._valkey = valkey
+        self.places: PlaceLeases | None = PlaceLeases(valkey, self._errors)
         self._take = valkey.register_script(_TAKE)
         self._give_back = valkey.register_script(_GIVE_BACK)
         self._ahead = valkey.register_script(_AHEAD)
@@ -102,6 +108,8 @@ class ValkeyMeter:
         ]
 
     async def close(self) -> None:
+        if self.places is not None:
+            await self.places.close()
         with suppress(*self._errors):
             await self._valkey.aclose()
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fix_dmp import RANGE_BYTES, Rig, fetch, make_put, make_range, store
+from tierkv.dmp.client.pool import Pool
 from tierkv.dmp.node.turn_order import Turn
 from tierkv.dmp.pool_node import PoolNode, RangeRead
 from tierkv.dmp.server import client_connection
@@ -127,6 +128,29 @@ def test_reads_ahead_are_named_and_served(node: Node) -> None:
     fetch(node.tcp, own)
     assert buffers == [make_range("a", 0), make_range("a", 1)]
     assert kinds == ["AHEAD", "AHEAD", "READ"]
+
+
+def test_a_client_that_moves_blocks_is_of_the_last_class(node: Node) -> None:
+    kinds: list[str] = []
+    take = node.rig.node.turns.take
+
+    def noted(turn: Turn, *, timeout_s: float) -> None:
+        kinds.append(turn.kind.name)
+        take(turn, timeout_s=timeout_s)
+
+    node.rig.node.turns.take = noted  # type: ignore[method-assign]
+    node.limit(read_bytes_per_s=BLOCK, write_bytes_per_s=BLOCK)
+    with Pool.connect(
+        node.rig.server.address, token=node.rig.node.config.token, transport="tcp", moves=True
+    ) as mover:
+        assert mover.put("a", b"moved") and mover.get("a") == b"moved"
+        assert mover.put_many({"b": b"1", "c": b"2"}) == [True, True]
+        assert mover.get_many(["b", "c"]) == [b"1", b"2"]
+    with Pool.connect(
+        node.rig.server.address, token=node.rig.node.config.token, transport="tcp"
+    ) as other:
+        assert other.get("a") == b"moved"
+    assert set(kinds[:-1]) == {"MOVE_IN", "MOVE_OUT"} and kinds[-1] == "READ"
 
 
 def test_a_long_reply_arrives_in_pieces_as_it_was(

@@ -292,6 +292,7 @@ def test_a_roles_schema_is_its_members(notes: WithLogins) -> None:
         ["BEGIN; DROP TABLE notes; CREATE TABLE notes (id int, body text); COMMIT"],
         ["CREATE OR REPLACE TABLE notes AS SELECT 2 AS id, 'new' AS body"],
         ["ALTER TABLE notes RENAME TO old", "CREATE TABLE notes (id int, body text)"],
+        ["EXPLAIN ANALYZE DROP TABLE notes", "CREATE TABLE notes (id int, body text)"],
         ["DROP SCHEMA ann CASCADE; CREATE SCHEMA ann", "CREATE TABLE ann.notes (body text)"],
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dmp.node.turn_order import BURST_S, TransferKind, Turn, TurnOrder
+from tierkv.dmp.node.turn_order import BURST_S, MOVE_PAUSE_S, TransferKind, Turn, TurnOrder
 from tierkv.dmp.slots.accounts import Quota
 
 MIB = 1 << 20
@@ -121,7 +121,7 @@ def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
             waiting.remove(turn)
             moving.append(turn)
         held = [*moving, *(turn for turn in waiting if turn.continues)]
-        reads = [turn.size for turn in held if turn.kind is not TransferKind.WRITE]
+        reads = [turn.size for turn in held if not turn.kind.writes]
         assert order.pinned == sum(reads)
         assert order.pinned <= pinned or len(reads) == 1
         fast = [turn.piece for turn in moving if turn in order._moving]
@@ -133,7 +133,9 @@ def test_all_get_their_turn_in_the_order_of_classes_and_within_the_bounds(
             order.end(turn, now)
         given_now = order.give_turns(now)
         first = given_now[0]
-        assert first.kind == min(turn.kind for turn in waiting), "a higher class waits"
+        moves = [turn for turn in waiting if turn.kind >= TransferKind.MOVE_OUT]
+        best = min(turn.kind for turn in (moves if first in moves else waiting))
+        assert first.kind == best, "a higher class waits"
         moving = given_now
         waiting = [turn for turn in waiting if turn not in given_now]
 
@@ -237,3 +239,32 @@ def test_a_read_without_memory_does_not_hold_up_the_one_that_will_free_it() -> N
     for turn in begun:
         order.end(turn, 0.0)
     assert order.give_turns(0.0) == [starved]
+
+
+def test_moves_come_after_all_others_and_get_a_turn_in_each_pause() -> None:
+    order = order_of({1: quota(1)})
+    first = [Turn(0, TransferKind.WRITE, WINDOW) for _ in range(PLACES)]
+    assert all(order.ask(turn, 0.0) for turn in first)
+    moves = [Turn(0, TransferKind.MOVE_IN, WINDOW), Turn(0, TransferKind.MOVE_OUT, WINDOW)]
+    writes = [Turn(1, TransferKind.WRITE, WINDOW) for _ in range(60)]
+    assert not any(order.ask(turn, 0.0) for turn in (*moves, *writes))
+    now, given_turns, moving = 0.0, [], first
+    while order.waiting:
+        now += MOVE_PAUSE_S / 4
+        order.end(moving.pop(0), now)
+        begun = order.give_turns(now)
+        moving += begun
+        given_turns += [(now, turn.kind) for turn in begun]
+    found = [at for at, kind in given_turns if kind >= TransferKind.MOVE_OUT]
+    assert found == [MOVE_PAUSE_S, 2 * MOVE_PAUSE_S]
+    kinds = [kind for _, kind in given_turns]
+    assert kinds.index(TransferKind.MOVE_OUT) < kinds.index(TransferKind.MOVE_IN)
+    assert kinds[:3] == [TransferKind.WRITE] * 3
+
+
+def test_without_others_moves_wait_for_nothing() -> None:
+    order = order_of({1: quota(1)})
+    for _ in range(9):
+        turn = Turn(0, TransferKind.MOVE_OUT, WINDOW)
+        assert order.ask(turn, 0.0)
+        order.end(turn, 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,17 +22,19 @@ from tierkv.dbfront.contracts import ClientInfo, TableAccess
 from tierkv.dbfront.generation.generation import Generation
 from tierkv.dbfront.sessions.conversations import Conversations
 from tierkv.dbfront.statement.limit_change import changed_limits
-from tierkv.dbfront.statement.namespace_change import change_of
+from tierkv.dbfront.statement.namespace_change import change_of, wrong_existence
 from tierkv.dbfront.statement.rights_change import (
     changed_rights,
     check_login,
     check_new_role,
+    check_owners,
     check_right,
+    with_owner_changed,
     with_role,
-    without_tables,
+    with_tables_moved,
     wrong_role,
 )
-from tierkv.dbfront.views.admin import SettingRow
+from tierkv.dbfront.views.admin import OwnedChange, SettingRow
 from tierkv.kvcore import audit as audit_log
 from tierkv.kvcore.access import (
     KEY_RECORDS,
@@ -78,7 +80,8 @@ from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.limits.gate import Caller, LimitLeft
 from tierkv.scheduler.pins import PinKeeper
-from tierkv.sql.cluster_command import ClusterCommand, GrantedRight, RightKind
+from tierkv.sql.cluster_command import OWNED_VERBS, ClusterCommand, GrantedRight, RightKind
+from tierkv.sql.schema_rights import SHARED_SCHEMAS
 from tierkv.sql.text.suggest import did_you_mean
 
 _REPORT_WITHIN_S: Final = 1.0
@@ -101,20 +104,6 @@ def _no_directory_is_no_view() -> Iterator[None]:
             detail=error.message,
             hint="AI calls work without it; `tierkv status` shows when it is back.",
         ) from error
-
-
-def _wrong_existence(command: ClusterCommand, known: Iterable[str]) -> SqlError:
-    if command.verb == "CREATE":
-        return SqlError(
-            f'KV namespace "{command.name}" already exists',
-            sqlstate="42710",
-            hint="ALTER KV NAMESPACE changes it.",
-        )
-    return SqlError(
-        f'KV namespace "{command.name}" does not exist',
-        sqlstate="42704",
-        hint=did_you_mean(command.name, known) if known else "There is no namespace yet.",
-    )
 
 
 @dataclass(slots=True)
@@ -187,14 +176,16 @@ class MetaSource:
         with _no_directory_is_no_view():
             return await self.meta.directory_counts()
 
-    async def change_cluster(self, user: str, command: ClusterCommand) -> None:
+    async def change_cluster(
+        self, user: str, command: ClusterCommand, owned: OwnedChange | None = None
+    ) -> None:
         """Carry out a statement about the cluster; see ClusterSource."""
         subject = command.name if command.limited is None else f"{command.limited} {command.name}"
         audit = AuditWriter(self.meta)
         try:
             if not self._is_own(user, command):
                 self._refuse_stranger(user)
-            await self._change(command)
+            await self._change(command, owned)
         except TierKVError as error:
             denied = isinstance(error, RightMissingError)
             outcome = Outcome.REFUSED if denied else Outcome.FAILED
@@ -204,16 +195,16 @@ class MetaSource:
         if command.password is not None:
             given = "password" if command.password else "no login"
         elif command.right is not None:
-            made = command.verb in ("CREATE", "DROP")
+            made = command.verb in ("CREATE", "DROP", "DROP OWNED")
             given = "" if made else str(command.right)
         elif command.limited is not None and command.verb == "DROP":
             given = "reset"
         await audit.write(user, command.tag, subject, detail=given)
 
-    async def _change(self, command: ClusterCommand) -> None:
+    async def _change(self, command: ClusterCommand, owned: OwnedChange | None) -> None:
         if command.right is not None:
             with _no_directory_is_no_view():
-                await self._change_rights(command.right, command)
+                await self._change_rights(command.right, command, owned)
             return
         if command.limited is not None:
             with _no_directory_is_no_view():
@@ -227,7 +218,7 @@ class MetaSource:
             if (old is not None) == (command.verb == "CREATE"):
                 if command.tolerant:
                     return
-                raise _wrong_existence(command, known)
+                raise wrong_existence(command, known)
             if command.verb == "DROP":
                 await self.meta.drop_namespace(command.name)
             else:
@@ -272,7 +263,9 @@ class MetaSource:
         if self.records is not None:
             await self.records.look()
 
-    async def _change_rights(self, right: GrantedRight, command: ClusterCommand) -> None:
+    async def _change_rights(
+        self, right: GrantedRight, command: ClusterCommand, owned: OwnedChange | None
+    ) -> None:
         """Grant, revoke, make or drop; it holds at this front at once, elsewhere in a second."""
         check_right(right)
         if right.kind is RightKind.TABLE and not self.config.settings.front.users:
@@ -292,12 +285,18 @@ class MetaSource:
                 if command.tolerant:
                     return
                 raise wrong_role(command, known.roles)
-            changed = with_role(known, command.name, exists=command.verb == "CREATE")
-        elif command.verb == "ALTER":
-            changed = {}
-        else:
+        elif command.verb in OWNED_VERBS:
+            settings = self.config.settings.front
+            check_owners(command, {*known.roles, *settings.users, *name_list(settings.admins)})
+        changed: dict[str, RoleRights | None] = {}
+        if command.verb in ("DROP", *OWNED_VERBS):
+            changed |= await self._owner_changed(known, right, command.verb, owned)
+        if command.verb in ("CREATE", "DROP"):
+            known = Rights({**known.roles, **{r: v for r, v in changed.items() if v is not None}})
+            changed |= with_role(known, command.name, exists=command.verb == "CREATE")
+        elif command.verb in ("GRANT", "REVOKE"):
             grants = command.verb == "GRANT"
-            changed = {
+            changed |= {
                 role: changed_rights(known.own(role), right, grants=grants) for role in right.roles
             }
         for role, rights in changed.items():
@@ -309,14 +308,28 @@ class MetaSource:
         if self.records is not None:
             await self.records.look()
 
-    async def revoke_tables(self, user: str, names: frozenset[str]) -> None:
-        """Take all rights on dropped tables away; see ClusterSource."""
+    async def _owner_changed(
+        self, known: Rights, right: GrantedRight, verb: str, owned: OwnedChange | None
+    ) -> dict[str, RoleRights]:
+        """Have the front's database drop or keep what roles own; return the changed rights."""
+        if owned is None:
+            return {}
+        schemas = frozenset[str]().union(*map(known.owned_schemas, right.roles)) - SHARED_SCHEMAS
+        there = await owned(ClusterCommand(verb, right.roles[0], right=right), schemas)
+        owner = right.names[0] if verb == "REASSIGN OWNED" else None
+        return with_owner_changed(known, right.roles, owner, there)
+
+    async def move_tables(self, user: str, moved: Mapping[str, str | None]) -> None:
+        """Let rights follow tables to other names, or end with them; see ClusterSource."""
         with _no_directory_is_no_view():
             known = rights_of(await self.meta.list_records(RIGHTS_RECORDS))
-            for role, rights in without_tables(known, names).items():
+            changed = with_tables_moved(known, moved)
+            for role, rights in changed.items():
                 await self.meta.put_record(ClusterRecord(RIGHTS_RECORDS, role, rights.to_json()))
         audit = AuditWriter(self.meta)
-        await audit.write(user, "REVOKE", ", ".join(sorted(names)), detail="dropped")
+        for name, new in moved.items() if changed else ():
+            told = "dropped" if new is None else f"renamed to {new}"
+            await audit.write(user, "REVOKE" if new is None else "ALTER TABLE", name, detail=told)
         if self.records is not None:
             await self.records.look()
 
@@ -334,7 +347,10 @@ class MetaSource:
         return made.text
 
     def _is_own(self, user: str, command: ClusterCommand) -> bool:
-        """Return whether a change is about the user's own password or tables."""
+        """Return whether a change is about the user's own password, tables or roles."""
+        if command.right is not None and command.verb in OWNED_VERBS:
+            names = {*command.right.roles, *command.right.names}
+            return names <= self.generation.rights.roles_of(user)
         if command.right is not None and command.right.kind is RightKind.TABLE:
             schemas = [name.partition(".")[0] for name in command.right.names]
             return all(self.generation.rights.owns_schema(user, schema) for schema in schemas)

@@ -93,7 +93,9 @@ class RecordFollower:
             self.keys.stored = keys_of(await self._meta.list_records(KEY_RECORDS))
         if self.logins is not None:
             self.logins.stored = logins_of(await self._meta.list_records(LOGIN_RECORDS))
-        self._book.rights = rights_of(await self._meta.list_records(RIGHTS_RECORDS))
+        rights = rights_of(await self._meta.list_records(RIGHTS_RECORDS))
+        if rights != self._book.rights:  # The same value: sessions need not look again.
+            self._book.rights = rights
         limits = limits_of(await self._meta.list_records(call_limits.RECORD_KIND))
         namespaces = await self._meta.list_namespaces()
         if namespaces != self._namespaces:

@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierkv.dbfront.statement.rights_change import changed_rights
+from tierkv.dbfront.statement.rights_change import (
+    changed_rights,
+    with_owner_changed,
+    with_tables_moved,
+)
 from tierkv.dbfront.views.admin import visible_rows
 from tierkv.kvcore.access import (
     ADMIN_ROLE,
@@ -34,7 +38,11 @@ def test_names_come_and_go(names: NameSet, changed: list[str], asked: str) -> No
     assert (asked in names.without_names(changed)) == (asked in names and asked not in changed)
 
 
-@given(st.dictionaries(NAMES, st.builds(RoleRights, sets, sets, st.frozensets(NAMES))))
+@given(
+    st.dictionaries(
+        NAMES, st.builds(RoleRights, sets, sets, st.frozensets(NAMES), owns=st.frozensets(NAMES))
+    )
+)
 def test_rights_survive_their_records(roles: dict[str, RoleRights]) -> None:
     records = [ClusterRecord(RIGHTS_RECORDS, role, own.to_json()) for role, own in roles.items()]
     assert rights_of(records) == Rights(roles)
@@ -83,3 +91,39 @@ def test_a_namespace_named_as_another_user_shows_its_blocks_and_not_the_users_st
     blocks = [{"cache_scope": scope} for scope in ("ann", "bob", "eve")]
     assert visible_rows("kvcache_blocks", blocks, mine) == blocks[:2]
     assert visible_rows("kvcache_blocks", blocks, None) == blocks
+
+
+@given(st.dictionaries(NAMES, st.frozensets(NAMES)), NAMES, NAMES)
+def test_each_schema_has_one_owner_after_all_moves(
+    steps: dict[str, frozenset[str]], first: str, second: str
+) -> None:
+    """As long as schemas only move by REASSIGN OWNED."""
+    rights = Rights({name: RoleRights() for name in "abcd"})
+    for old, new in [*((old, new) for old, to in steps.items() for new in to), (first, second)]:
+        there = rights.owned_schemas(old)
+        changed = with_owner_changed(rights, [old], new, there)
+        rights = Rights({**rights.roles, **changed})
+        assert old == new or not rights.owned_schemas(old)
+        assert there <= rights.owned_schemas(new)
+        owned = [schema for name in "abcd" for schema in rights.owned_schemas(name)]
+        assert sorted(owned) == list("abcd")
+
+
+def test_rights_on_tables_follow_and_end() -> None:
+    select, insert = frozenset({"SELECT"}), frozenset({"INSERT"})
+    rights = Rights(
+        {
+            "bob": RoleRights(tables={"a.x": select, "a.y": insert, "b.x": select}),
+            "eve": RoleRights(tables={"b.x": insert}, owns=frozenset({"a"})),
+        }
+    )
+    moved = with_tables_moved(rights, {"a.x": "a.y", "a.y": "a.x", "b.x": None, "a.*": None})
+    assert moved == {
+        "bob": RoleRights(tables={"a.y": select, "a.x": insert}),
+        "eve": RoleRights(),
+    }
+    dropped = with_owner_changed(rights, ["bob"], None, frozenset({"b"}))
+    assert dropped == {
+        "bob": RoleRights(),
+        "eve": RoleRights(owns=frozenset({"a"})),
+    }

@@ -200,6 +200,8 @@ class Lost:
     async def left(self, charges: Sequence[Charge]) -> list[float]:
         raise SharedStateLostError("away")
 
+    places = None
+
     async def close(self) -> None: ...
 
 
@@ -242,3 +244,20 @@ async def test_a_restart_does_not_fill_a_budget_again_and_a_clock_set_back_adds_
     assert await EmbeddedMeter(early, path).left([charge]) == [400.0]
     path.write_text("{")
     assert await EmbeddedMeter(clock, path).left([charge]) == [1_000.0]
+
+
+async def test_a_wall_clock_that_jumps_neither_fills_nor_empties_a_bucket() -> None:
+    class JumpingClock(ManualClock):
+        jump_s = 0.0
+
+        def wall(self) -> float:
+            return super().wall() + self.jump_s
+
+    clock = JumpingClock()
+    meter = EmbeddedMeter(clock)
+    charge = Charge("tenant:ann:prompt_tokens", 600, per_s=1.0, burst=1_000.0)
+    await meter.take([charge], 0.0)
+    for clock.jump_s in (86_400.0, -86_400.0):
+        assert await meter.left([charge]) == [400.0]
+    clock.advance(100.0)
+    assert await meter.left([charge]) == [500.0]

@@ -128,3 +128,17 @@ def test_values_that_can_not_be_name_their_option(option: str, says: str, hint: 
         change_of(command.options)
     assert says in caught.value.message and hint in caught.value.hint
     assert caught.value.position == 29
+
+
+def test_what_roles_own_is_dropped_or_given() -> None:
+    dropped = read('DROP OWNED BY ann, "Bob" CASCADE')
+    assert dropped is not None and dropped.right is not None
+    assert (dropped.tag, dropped.right.roles) == ("DROP OWNED", ("ann", "Bob"))
+    given = read("reassign owned by ann to bob")
+    assert given is not None and given.right is not None
+    assert (given.tag, given.right.roles, given.right.names) == (
+        "REASSIGN OWNED", ("ann",), ("bob",),
+    )  # fmt: skip
+    with pytest.raises(SqlSyntaxError, match="expected TO"):
+        read("REASSIGN OWNED BY ann")
+    assert cluster_command(tokenize("DROP OWNED BY ann"), keeps_roles=False) is None
