@@ -173,6 +173,8 @@ def _row_value(function: AiFunction, name: str, item: Any) -> Value:
     if function.aggregate and name == function.main.name:
         gathered = tuple(str(one) for one in item or () if one is not None)
         return gathered or None
+    if function.parameter(name).kind is ArgumentKind.TEXTS and isinstance(item, list):
+        item = _row_texts(function, name, item)
     if isinstance(item, int | float) and not isinstance(item, bool):
         item = str(item)
     try:
@@ -181,6 +183,24 @@ def _row_value(function: AiFunction, name: str, item: Any) -> Value:
         raise UdfArgumentError(f"{function.name}: {error.message}", hint=error.hint) from None
     except NotTextError:
         raise UdfArgumentError(f"{function.name}: {name} can't be {json.dumps(item)}") from None
+
+
+def _row_texts(function: AiFunction, name: str, rows: list[Any]) -> list[str | None]:
+    """Return the texts of rows, or of the lists in rows.
+
+    Raises:
+        UdfArgumentError: a row is neither text nor NULL.
+    """
+    items = [one for row in rows for one in (row if isinstance(row, list) else (row,))]
+    wrong = next((one for one in items if not isinstance(one, str | None)), None)
+    if wrong is not None:
+        shown = json.dumps(wrong)
+        raise UdfArgumentError(
+            f"{function.name}: {name} must be text, not {shown[:40]}",
+            hint="Select one column of text, with a cast where it has another type: "
+            f"{name} => (SELECT CAST(body AS text) FROM ...).",
+        )
+    return items
 
 
 def make_call(name: str, values: Mapping[str, Value]) -> AiCall:

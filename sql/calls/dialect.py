@@ -73,6 +73,16 @@ def argument(dialect: Dialect, kind: ArgumentKind, *, untyped: bool = False) -> 
     return _ARGUMENTS[dialect][kind]
 
 
+def collected(dialect: Dialect) -> Around:
+    """Return the conversion of a bracketed query to a JSON list of its rows, in their order.
+
+    JSON keeps what a cast to text would hide: rows that are lists, and rows that are not text.
+    """
+    return (
+        ("to_json(ARRAY", ")") if dialect is Dialect.DUCKDB else ("pg_catalog.to_json(ARRAY", ")")
+    )
+
+
 def packed(dialect: Dialect) -> Around:
     """Return the conversion of a list of arguments to JSON text."""
     if dialect is Dialect.POSTGRES:
@@ -124,6 +134,23 @@ _ANSWERS: Final[dict[Dialect, dict[Returns, Around]]] = {
 def answer(dialect: Dialect, returns: Returns) -> Around:
     """Return the conversion of an answer's text to the function's type."""
     return _ANSWERS[dialect].get(returns, ("", ""))
+
+
+VECTOR_OPERATORS: Final = frozenset({"<=>", "<->", "<#>", "<+>"})
+"""pgvector's distances: cosine, Euclidean, negative inner product, taxicab."""
+
+
+DUCKDB_INNER_PRODUCT: Final = "<~>"
+"""``<#>`` in the engine, which reads ``#`` as a column's number and takes macros as operators."""
+
+
+def as_vector(dialect: Dialect) -> Around:
+    """Return the conversion of an embedding beside a vector operator.
+
+    DuckDB's operators take lists. pgvector's type has no implicit cast from real[]; without a
+    schema its name is found where its operators are found.
+    """
+    return ("CAST(", " AS vector)") if dialect is Dialect.POSTGRES else ("", "")
 
 
 def concatenation(dialect: Dialect) -> str:
