@@ -148,6 +148,11 @@ _INDEX: Final = (
     "For an index, run INSTALL vss with DuckDB on this host and start the front again; or keep the "
     "table in PostgreSQL with pgvector (tierkv up --postgres)."
 )
+_NULL_VECTOR: Final = re.compile(r"argument can not contain NULL values")
+_NO_NULLS: Final = (
+    "A NULL of a type like FLOAT[128] counts as a list of NULLs here: leave its rows out "
+    "(WHERE embedding IS NOT NULL), or make the column FLOAT[]."
+)
 _TOO_LONG: Final = re.compile(
     r"CHECK\(\(\(length\(.+\) <= \d+\) OR "
     r"\('(?P<type>char|varchar)\((?P<most>\d+)\)' IS NULL\)\)\)$",
@@ -223,6 +228,8 @@ def to_tierkv_error(
         return FeatureNotSupportedError(message, position=position, hint=_NEW_TABLE)
     state = sqlstate(kind, message)
     hint = hint or _sandbox_hint(state, message)
+    if _NULL_VECTOR.search(message):
+        hint = _NO_NULLS
     name = _AI_NAME.search(message)
     if state == "42883" and name:
         return _no_ai_call(name[1], engine_text, position)
