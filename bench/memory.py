@@ -3,9 +3,10 @@
 Run ``python -m bench.memory``. A cluster of real processes (``tierkv up``, one compute node, the
 shipped model) has a table of embedded documents. One statement finds the documents nearest to a
 topic and answers from them. Three users ask the same questions in turns: one blends documents at
-any position, one reuses exact prefixes only, one has the cache off. Each of the first questions
-meets new documents; the later ones are measured. Answers of the second user must be those of the
-third, or the script fails.
+any position, one reuses exact prefixes only, one has the cache off. Half of the questions put what
+was said last in front of the documents, so that no two of these prompts begin alike. The first
+questions meet new documents; the later ones are measured. Answers of the second user must be those
+of the third, or the script fails.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ _OPTIONS = {
     "uncached": "{'max_tokens': 4, 'cache': false}",
 }
 """Options of the calls of each user; a user is a tenant, whose KV no other tenant finds."""
-_FIND = "SELECT body FROM mem ORDER BY embedding <=> ai_embed(%(topic)s), id LIMIT {found}"
+_FIND = {
+    "nearest": "SELECT body FROM mem ORDER BY embedding <=> ai_embed(%(topic)s), id LIMIT {found}",
+    "after_note": "SELECT body FROM (SELECT %(said)s AS body, -1 AS far UNION ALL SELECT body, "
+    "embedding <=> ai_embed(%(topic)s) FROM mem) ORDER BY far, body LIMIT {found} + 1",
+}
+"""How a question's documents are found: the nearest alone, or after what was said last."""
 _TO_LEARN = 3
 """Shares of all questions that are asked before the measured ones: one in so many."""
 
@@ -62,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = Report("memory")
     report.add("documents", documents)
     report.add("found", arguments.found)
-    ways = {name: Way() for name in _OPTIONS}
+    ways = {(find, name): Way() for find in _FIND for name in _OPTIONS}
     settings = ("front.max_calls=0", "compute.load_policy=always", "namespace.blend=true")
     with cluster(1, *settings) as (dsn, rest), ExitStack() as stack:
         texts = [_document(number, words, rng) for number in range(documents)]
@@ -70,14 +76,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             name: stack.enter_context(_session(dsn.replace("user=tierkv", f"user={name}"), texts))
             for name in _OPTIONS
         }
-        for number in range(questions):
+        for number in range(2 * questions):
             topic = " ".join(rng.sample(_WORDS, 3))
-            for name in rng.sample(sorted(ways), len(ways)):
-                way = Way() if number < questions // _TO_LEARN else ways[name]
-                _ask(sessions[name], rest, _statement(name, arguments.found), topic, way)
-    if ways["prefixes"].answers != ways["uncached"].answers:
-        raise AssertionError("exact reuse gave other answers than no cache")
-    _tell(report, ways)
+            said = f"Said last: {number} {' '.join(rng.sample(_WORDS, 6))}."
+            find = sorted(_FIND)[number % 2]
+            for name in rng.sample(sorted(_OPTIONS), len(_OPTIONS)):
+                way = Way() if number < 2 * questions // _TO_LEARN else ways[find, name]
+                values = {"q": f"Question: What is said of {topic}?", "topic": topic, "said": said}
+                _ask(sessions[name], rest, _statement(find, name, arguments.found), values, way)
+    for find in _FIND:
+        if ways[find, "prefixes"].answers != ways[find, "uncached"].answers:
+            raise AssertionError("exact reuse gave other answers than no cache")
+        _tell(report, find, {name: ways[find, name] for name in _OPTIONS})
     finish(report, arguments.format)
 
 
@@ -95,17 +105,17 @@ def _session(dsn: str, texts: Sequence[str]) -> Session:
     return session
 
 
-def _statement(name: str, found: int) -> bytes:
+def _statement(find: str, name: str, found: int) -> bytes:
     return (
         "SELECT (d).ttft_ms, (d).prompt_tokens, (d).cached_tokens, (d).value FROM (SELECT "
-        f"ai_generate_detail(%(q)s, documents => ({_FIND.format(found=found)}), "
+        f"ai_generate_detail(%(q)s, documents => ({_FIND[find].format(found=found)}), "
         f"options => {_OPTIONS[name]}) AS d) AS asked"
     ).encode()
 
 
-def _ask(session: Session, rest: str, statement: bytes, topic: str, way: Way) -> None:
+def _ask(session: Session, rest: str, statement: bytes, values: dict[str, str], way: Way) -> None:
     before = _recomputed(rest)
-    row = session.execute(statement, {"q": f"Question: What is said of {topic}?", "topic": topic}).fetchone()
+    row = session.execute(statement, values).fetchone()
     assert row is not None
     ttft_ms, prompt, cached, answer = row
     way.ttft_s.append(ttft_ms / 1000)
@@ -116,7 +126,7 @@ def _ask(session: Session, rest: str, statement: bytes, topic: str, way: Way) ->
 
 def _recomputed(rest: str) -> float:
     """Return the reused tokens that were computed again so far, of all calls."""
-    with urllib.request.urlopen(rest.removesuffix("/v1") + "/metrics") as reply:  # noqa: S310
+    with urllib.request.urlopen(rest.removesuffix("/v1") + "/metrics") as reply:
         lines = reply.read().decode().splitlines()
     return sum(
         float(line.split()[-1])
@@ -125,18 +135,13 @@ def _recomputed(rest: str) -> float:
     )
 
 
-def _tell(report: Report, ways: dict[str, Way]) -> None:
-    report.add("prompt_tokens", statistics.mean(ways["uncached"].prompt_tokens))
+def _tell(report: Report, find: str, ways: dict[str, Way]) -> None:
+    report.add(f"{find}_prompt_tokens", statistics.mean(ways["uncached"].prompt_tokens))
     for name, way in ways.items():
-        report.add(f"{name}_first_token_s", statistics.median(way.ttft_s))
-        report.add(f"{name}_computed_tokens", statistics.mean(way.computed_tokens))
-    for name in ("blended", "prefixes"):
-        report.add(
-            f"{name}_computed_ratio",
-            sum(ways[name].computed_tokens) / sum(ways["uncached"].computed_tokens),
-        )
-        pairs = zip(ways[name].answers, ways["uncached"].answers, strict=True)
-        report.add(f"{name}_equal_answers_share", statistics.mean(a == b for a, b in pairs))
+        report.add(f"{find}_{name}_first_token_s", statistics.median(way.ttft_s))
+        report.add(f"{find}_{name}_computed_tokens", statistics.mean(way.computed_tokens))
+        pairs = zip(way.answers, ways["uncached"].answers, strict=True)
+        report.add(f"{find}_{name}_equal_answers_share", statistics.mean(a == b for a, b in pairs))
 
 
 if __name__ == "__main__":

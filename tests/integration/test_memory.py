@@ -1,4 +1,4 @@
-"""An agent's memory on a real cluster: retrieval, its documents' KV and the answer in one statement.
+"""An agent's memory on a real cluster: retrieval, reuse of documents, answer: one statement.
 
 The oracle is the same statement with the cache off.
 """
