@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tierkv.kvcore.call_options import UNSET, CallOptions
-from tierkv.kvcore.errors import UdfArgumentError
+from tierkv.kvcore.errors import SqlError, UdfArgumentError
 from tierkv.sql.calls.arguments import NotTextError, Value, checked_value
+from tierkv.sql.calls.dialect import ROW
 from tierkv.sql.calls.functions import AI_FUNCTIONS, CONTEXT, DOCUMENTS, AiFunction, ArgumentKind
 from tierkv.sql.text.exact_values import exact_argument
 
@@ -191,7 +192,8 @@ def _row_texts(function: AiFunction, name: str, rows: list[Any]) -> list[str | N
     Raises:
         UdfArgumentError: a row is neither text nor NULL.
     """
-    items = [one for row in rows for one in (row if isinstance(row, list) else (row,))]
+    values = [_only_column(function, name, row) for row in rows]
+    items = [one for value in values for one in (value if isinstance(value, list) else (value,))]
     wrong = next((one for one in items if not isinstance(one, str | None)), None)
     if wrong is not None:
         shown = json.dumps(wrong)
@@ -201,6 +203,18 @@ def _row_texts(function: AiFunction, name: str, rows: list[Any]) -> list[str | N
             f"{name} => (SELECT CAST(body AS text) FROM ...).",
         )
     return items
+
+
+def _only_column(function: AiFunction, name: str, row: Any) -> Any:
+    if not isinstance(row, Mapping) or ROW not in row:
+        return row
+    columns = row[ROW]
+    if len(columns) != 1:
+        raise SqlError(
+            f"{function.name}: the query of {name} returns {len(columns)} columns, not one",
+            sqlstate="42601",
+        )
+    return next(iter(columns.values()))
 
 
 def make_call(name: str, values: Mapping[str, Value]) -> AiCall:

@@ -73,14 +73,20 @@ def argument(dialect: Dialect, kind: ArgumentKind, *, untyped: bool = False) -> 
     return _ARGUMENTS[dialect][kind]
 
 
+ROW: Final = "tierkv_row"
+"""Key of a row in the JSON list of a query's rows on PostgreSQL; its value has all columns."""
+
+
 def collected(dialect: Dialect) -> Around:
     """Return the conversion of a bracketed query to a JSON list of its rows, in their order.
 
     JSON keeps what a cast to text would hide: rows that are lists, and rows that are not text.
+    PostgreSQL's ARRAY refuses NULL and empty lists as rows, so each row is made JSON before.
     """
-    return (
-        ("to_json(ARRAY", ")") if dialect is Dialect.DUCKDB else ("pg_catalog.to_json(ARRAY", ")")
-    )
+    if dialect is Dialect.DUCKDB:
+        return "to_json(ARRAY", ")"
+    row = f"pg_catalog.json_build_object('{ROW}', {ROW})"
+    return f"pg_catalog.to_json(ARRAY(SELECT {row} FROM ", f" AS {ROW}))"
 
 
 def packed(dialect: Dialect) -> Around:
