@@ -22,6 +22,7 @@ from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.databases.duckdb_errors import to_tierkv_error
 from tierkv.dbfront.statement_results import Column
 from tierkv.kvcore.errors import SqlError, TierKVError
+from tierkv.sql.calls.dialect import DUCKDB_INNER_PRODUCT
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.kept_names import KeptNames
 from tierkv.sql.plan.rewrite import RewrittenSql
@@ -38,6 +39,11 @@ Window = Sequence[Sequence[str | None]]
 
 _MOST_SECRET: Final = 2**63 // MAX_FORMS - 2
 """Bound of a statement's secret number, about 51 bits of a BIGINT form key."""
+OPERATORS: Final = (
+    f'CREATE OR REPLACE TEMP MACRO "{DUCKDB_INNER_PRODUCT}"(a, b) AS '
+    "list_negative_inner_product(a, b)"
+)
+"""Operators that the engine lacks, for a new connection; DuckDB has ``<=>`` and ``<->``."""
 _COPY_BATCH_ROWS: Final = 4096
 _NOT_NULL: Final = "must not be NULL"
 _INTERRUPT_AGAIN_S: Final = 0.05
@@ -176,6 +182,7 @@ class DuckDbConnection:
     def _helper(self) -> DuckDbConnection:
         if self._beside is None:
             cursor = self._cursor.cursor()
+            cursor.execute(OPERATORS)
             if self._first_path:
                 cursor.execute(self._first_path)
             self._beside = DuckDbConnection(cursor, self.number, self._engine)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -17,6 +17,7 @@ import duckdb
 
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.databases.duckdb_connection import (
+    OPERATORS,
     DuckDbConnection,
     Window,
     secret_number,
@@ -140,7 +141,7 @@ class DuckDbEngine:
         """Open a connection for a session."""
         cursor = self._root.cursor()
         number = secret_number()
-        cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {number};{_CANCEL}")
+        cursor.execute(f"SET VARIABLE {SESSION_VARIABLE} = {number};{_CANCEL};{OPERATORS}")
         return DuckDbConnection(cursor, number, self)
 
     def known_names(self) -> UserNames | None:
@@ -187,6 +188,8 @@ class DuckDbEngine:
             "BOOLEAN",
             side_effects=True,
         )
+        with suppress(duckdb.Error):  # Only where it was installed: LOAD downloads nothing.
+            self._root.execute("LOAD vss")
         for statement in _settings(config):
             self._root.execute(statement)
         if (self._root.execute("SELECT current_database()").fetchone() or ("",))[0] == SCHEMA:

@@ -92,7 +92,7 @@ _STATES: Final[tuple[tuple[str, str, str], ...]] = (
     ("Binder", r"GROUP BY clause|aggregate", "42803"),
     ("Binder", r"[Aa]mbiguous", "42702"),
     ("Binder", r"Cannot compare values|Cannot mix values", "42804"),
-    ("Binder", r"columns but|supplied", "42601"),
+    ("Binder", r"columns but|supplied|Subquery returns", "42601"),
     ("Binder", r"", "42000"),
     ("Parser", r"", "42601"),
     ("Syntax", r"", "42601"),
@@ -141,6 +141,17 @@ _NEW_TABLE: Final = (
     "Write the constraint in CREATE TABLE: create a new table with it, INSERT ... SELECT the rows, "
     "DROP the old table, RENAME the new one; or keep such tables in PostgreSQL "
     "(tierkv up --postgres)."
+)
+_NO_INDEX: Final = re.compile(r"Unknown index type: hnsw", re.IGNORECASE)
+_INDEX: Final = (
+    "Without an index, ORDER BY embedding <=> ... reads the whole table and finds the same rows. "
+    "For an index, run INSTALL vss with DuckDB on this host and start the front again; or keep the "
+    "table in PostgreSQL with pgvector (tierkv up --postgres)."
+)
+_NULL_VECTOR: Final = re.compile(r"argument can not contain NULL values")
+_NO_NULLS: Final = (
+    "A NULL of a type like FLOAT[128] counts as a list of NULLs here: leave its rows out "
+    "(WHERE embedding IS NOT NULL), or make the column FLOAT[]."
 )
 _TOO_LONG: Final = re.compile(
     r"CHECK\(\(\(length\(.+\) <= \d+\) OR "
@@ -210,10 +221,15 @@ def to_tierkv_error(
         return SqlError(f"value too long for type {text}", sqlstate="22001", position=position)
     if _CHECKED.search(message):
         return FeatureNotSupportedError(message, position=position, hint=_NEW_TABLE_TYPE)
+    if _NO_INDEX.search(message):
+        what = "the embedded database has no vector index: DuckDB's extension vss is not loaded"
+        return FeatureNotSupportedError(what, position=position, hint=_INDEX)
     if _LATE_CONSTRAINT.search(message):
         return FeatureNotSupportedError(message, position=position, hint=_NEW_TABLE)
     state = sqlstate(kind, message)
     hint = hint or _sandbox_hint(state, message)
+    if _NULL_VECTOR.search(message):
+        hint = _NO_NULLS
     name = _AI_NAME.search(message)
     if state == "42883" and name:
         return _no_ai_call(name[1], engine_text, position)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tierkv.kvcore.call_options import UNSET, CallOptions
-from tierkv.kvcore.errors import UdfArgumentError
+from tierkv.kvcore.errors import SqlError, UdfArgumentError
 from tierkv.sql.calls.arguments import NotTextError, Value, checked_value
+from tierkv.sql.calls.dialect import ROW
 from tierkv.sql.calls.functions import AI_FUNCTIONS, CONTEXT, DOCUMENTS, AiFunction, ArgumentKind
 from tierkv.sql.text.exact_values import exact_argument
 
@@ -173,6 +174,8 @@ def _row_value(function: AiFunction, name: str, item: Any) -> Value:
     if function.aggregate and name == function.main.name:
         gathered = tuple(str(one) for one in item or () if one is not None)
         return gathered or None
+    if function.parameter(name).kind is ArgumentKind.TEXTS and isinstance(item, list):
+        item = _row_texts(function, name, item)
     if isinstance(item, int | float) and not isinstance(item, bool):
         item = str(item)
     try:
@@ -181,6 +184,37 @@ def _row_value(function: AiFunction, name: str, item: Any) -> Value:
         raise UdfArgumentError(f"{function.name}: {error.message}", hint=error.hint) from None
     except NotTextError:
         raise UdfArgumentError(f"{function.name}: {name} can't be {json.dumps(item)}") from None
+
+
+def _row_texts(function: AiFunction, name: str, rows: list[Any]) -> list[str | None]:
+    """Return the texts of rows, or of the lists in rows.
+
+    Raises:
+        UdfArgumentError: a row is neither text nor NULL.
+    """
+    values = [_only_column(function, name, row) for row in rows]
+    items = [one for value in values for one in (value if isinstance(value, list) else (value,))]
+    wrong = next((one for one in items if not isinstance(one, str | None)), None)
+    if wrong is not None:
+        shown = json.dumps(wrong)
+        raise UdfArgumentError(
+            f"{function.name}: {name} must be text, not {shown[:40]}",
+            hint="Select one column of text, with a cast where it has another type: "
+            f"{name} => (SELECT CAST(body AS text) FROM ...).",
+        )
+    return items
+
+
+def _only_column(function: AiFunction, name: str, row: Any) -> Any:
+    if not isinstance(row, Mapping) or ROW not in row:
+        return row
+    columns = row[ROW]
+    if len(columns) != 1:
+        raise SqlError(
+            f"{function.name}: the query of {name} returns {len(columns)} columns, not one",
+            sqlstate="42601",
+        )
+    return next(iter(columns.values()))
 
 
 def make_call(name: str, values: Mapping[str, Value]) -> AiCall:

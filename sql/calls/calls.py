@@ -36,12 +36,17 @@ from tierkv.sql.text.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument: tokens ``[first, last)``; ``value`` is meaningful when ``constant``."""
+    """One argument: tokens ``[first, last)``; ``value`` is meaningful when ``constant``.
+
+    Attributes:
+        collects: a bracketed query in place of a list; the rows of the query are the list.
+    """
 
     first: int
     last: int
     constant: bool
     value: Value = None
+    collects: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,10 @@ class FoundTemplate:
     arguments: tuple[tuple[int, int], ...]
 
 
+_BEGINS_QUERY: Final = frozenset({"SELECT", "WITH", "VALUES", "TABLE", "FROM"})
+_JOINS_QUERIES: Final = frozenset(
+    {"UNION", "INTERSECT", "EXCEPT", "ORDER", "LIMIT", "OFFSET", "FETCH"}
+)
 _SET_WORDS: Final = ("DISTINCT", "ALL")
 _NOT_A_CALL_AFTER: Final = frozenset({".", "INTO", "TABLE", "AS", "FUNCTION", "MACRO"})
 
@@ -370,13 +379,26 @@ def _argument(
     try:
         value: Any = literal_value(tokens[first:last])
     except NotConstantError:
-        return Argument(first, last, False)
+        listed = function.parameter(name).kind is ArgumentKind.TEXTS
+        return Argument(first, last, False, collects=listed and _is_query(tokens, first, last))
     try:
         return Argument(first, last, True, checked_value(function, name, value))
     except NotTextError:
         return Argument(first, last, False)
     except UdfArgumentError as error:
         raise _wrong(tokens[first], f"{function.name}: {error.message}", error.hint) from None
+
+
+def _is_query(tokens: list[Token], first: int, last: int) -> bool:
+    """Return whether tokens are one query in brackets."""
+    if tokens[first].text != "(" or closing_index(tokens, first) != last - 1:
+        return False
+    first, last = first + 1, last - 1
+    if first < last and tokens[first].text == "(":
+        end = closing_index(tokens, first) + 1
+        joins = end == last or tokens[end].upper in _JOINS_QUERIES
+        return joins and _is_query(tokens, first, end)
+    return first < last and tokens[first].upper in _BEGINS_QUERY
 
 
 def _wrong(token: Token, message: str, hint: str = "") -> UdfArgumentError:

@@ -73,6 +73,22 @@ def argument(dialect: Dialect, kind: ArgumentKind, *, untyped: bool = False) -> 
     return _ARGUMENTS[dialect][kind]
 
 
+ROW: Final = "tierkv_row"
+"""Key of a row in the JSON list of a query's rows on PostgreSQL; its value has all columns."""
+
+
+def collected(dialect: Dialect) -> Around:
+    """Return the conversion of a bracketed query to a JSON list of its rows, in their order.
+
+    JSON keeps what a cast to text would hide: rows that are lists, and rows that are not text.
+    PostgreSQL's ARRAY refuses NULL and empty lists as rows, so each row is made JSON before.
+    """
+    if dialect is Dialect.DUCKDB:
+        return "to_json(ARRAY", ")"
+    row = f"pg_catalog.json_build_object('{ROW}', {ROW})"
+    return f"pg_catalog.to_json(ARRAY(SELECT {row} FROM ", f" AS {ROW}))"
+
+
 def packed(dialect: Dialect) -> Around:
     """Return the conversion of a list of arguments to JSON text."""
     if dialect is Dialect.POSTGRES:
@@ -124,6 +140,23 @@ _ANSWERS: Final[dict[Dialect, dict[Returns, Around]]] = {
 def answer(dialect: Dialect, returns: Returns) -> Around:
     """Return the conversion of an answer's text to the function's type."""
     return _ANSWERS[dialect].get(returns, ("", ""))
+
+
+VECTOR_OPERATORS: Final = frozenset({"<=>", "<->", "<#>", "<+>"})
+"""pgvector's distances: cosine, Euclidean, negative inner product, taxicab."""
+
+
+DUCKDB_INNER_PRODUCT: Final = "<~>"
+"""``<#>`` in the engine, which reads ``#`` as a column's number and takes macros as operators."""
+
+
+def as_vector(dialect: Dialect) -> Around:
+    """Return the conversion of an embedding beside a vector operator.
+
+    DuckDB's operators take lists. pgvector's type has no implicit cast from real[]; without a
+    schema its name is found where its operators are found.
+    """
+    return ("CAST(", " AS vector)") if dialect is Dialect.POSTGRES else ("", "")
 
 
 def concatenation(dialect: Dialect) -> str:

@@ -19,13 +19,15 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from tierkv.sql.calls.calls import FoundCall
-from tierkv.sql.calls.dialect import Dialect
+from tierkv.sql.calls.dialect import DUCKDB_INNER_PRODUCT, VECTOR_OPERATORS, Dialect
 from tierkv.sql.text.lexer import Token, TokenKind
 
 # sqlglot logs warnings about partly parsed statements; here a partial parse only costs a stage.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 _SITE: Final = re.compile(r"tierkv_site_(\d+)", re.IGNORECASE)
+_DISTANCES: Final = VECTOR_OPERATORS | {DUCKDB_INNER_PRODUCT}
+"""sqlglot reads ``<->`` as a distance, ``<=>`` as a comparison, and no other of them."""
 _MAX_PARSED_CHARS: Final = 200_000
 """Longer statements are placed as unknown: sqlglot would take seconds."""
 
@@ -113,6 +115,8 @@ def _marked(
     for index, token in enumerate(tokens):
         if index in names:
             piece = text[copied : token.start] + names[index]
+        elif token.text in _DISTANCES:
+            piece = f"{text[copied : token.start]}<->"
         elif token.kind is TokenKind.PARAMETER:
             piece = f"{text[copied : token.end]} "  # sqlglot takes ``$1,$`` for a quote.
         else:

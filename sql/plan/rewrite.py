@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 
 from tierkv.sql.calls.calls import Argument, FoundCall, FoundTemplate
 from tierkv.sql.calls.dialect import (
+    VECTOR_OPERATORS,
     Dialect,
     answer,
     argument,
+    as_vector,
+    collected,
     concatenation,
     engine_function,
     gathered,
     packed,
     texts,
 )
-from tierkv.sql.calls.functions import ArgumentKind
+from tierkv.sql.calls.functions import ArgumentKind, Returns
 from tierkv.sql.text.lexer import Token, TokenKind
 
 
@@ -288,6 +291,9 @@ class SqlRewriter:
     def _call(self, call: FoundCall, rendering: CallRendering) -> None:
         self._mark(~self.tokens[call.first].start)
         before, after = answer(self.dialect, call.function.returns)
+        if self._is_compared(call):
+            opening, closing = as_vector(self.dialect)
+            before, after = f"{opening}{before}", f"{after}{closing}"
         name = engine_function(self.dialect, kept_in_place=rendering.kept_in_place)
         self._insert(f"{rendering.around[0]}{before}{name}({rendering.key}, ")
         computed = self._computed.call_texts.get(call.first)
@@ -295,7 +301,16 @@ class SqlRewriter:
             self._insert(computed)
         else:
             self._call_text(call)
+        self._mark(~self.tokens[call.first].start)
         self._insert(f"){after}{rendering.around[1]}")
+
+    def _is_compared(self, call: FoundCall) -> bool:
+        """Return whether a call is an embedding beside a vector operator, without a cast."""
+        if call.function.returns is not Returns.VECTOR:
+            return False
+        before = self.tokens[call.first - 1].text if call.first else ""
+        after = self.tokens[call.last].text if call.last < len(self.tokens) else ""
+        return after in VECTOR_OPERATORS or (before in VECTOR_OPERATORS and after != "::")
 
     def _call_text(self, call: FoundCall) -> None:
         opening, closing = packed(self.dialect) if call.packed else ("", "")
@@ -312,7 +327,11 @@ class SqlRewriter:
         found = call.arguments[parameter]
         untyped = found.last - found.first == 1 and found.first in self._parameters
         kind = call.function.parameter(parameter).kind
-        opening, closing = argument(self.dialect, kind, untyped=untyped)
+        opening, closing = (
+            collected(self.dialect)
+            if found.collects
+            else argument(self.dialect, kind, untyped=untyped)
+        )
         self._insert(opening)
         self._range(found.first, found.last)
         self._insert(closing)

@@ -7,9 +7,10 @@ and ``notices`` for the messages to the client beside the rows.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
 
 from tierkv.dbfront.accounts.statement_entry import StatementEntry
@@ -405,6 +406,30 @@ class AiRun:
         return frames
 
 
+_NO_TYPE: Final = re.compile(rb'type "vector" does not exist')
+_NO_OPERATOR: Final = re.compile(rb"operator does not exist: [^\0]*(<=>|<->|<#>|<\+>)")
+_NAMED_TYPE: Final = re.compile(r"(::|\bas)\s*vector\b", re.IGNORECASE)
+_CREATE: Final = b"Run CREATE EXTENSION vector in this database, with its schema in search_path."
+_CAST: Final = (
+    b"pgvector's operators compare vectors (CREATE EXTENSION vector): write embedding::vector for "
+    b"a real[], and keep embeddings as ai_embed(body)::vector(n)."
+)
+
+
+def _vector_cure(frame: bytes, text: str) -> dict[str, bytes]:
+    """Return fields for an error about embeddings: PostgreSQL only knows the rewritten text."""
+    message = messages.fields(frame).get("M", b"")
+    if _NO_TYPE.search(message) is None:
+        return {"H": _CAST} if _NO_OPERATOR.search(message) else {}
+    if _NAMED_TYPE.search(text):
+        return {"H": _CREATE}
+    return {
+        "C": b"42883",
+        "M": b"the vector operator beside ai_embed does not exist: pgvector is not installed here",
+        "H": _CREATE,
+    }
+
+
 def error_frame(
     error: BaseException, statement: Statement | None, fields: dict[str, bytes]
 ) -> bytes:
@@ -423,7 +448,7 @@ def error_frame(
     frame = hinted(error.frame)
     if statement is None:
         return frame
-    values = messages.fields(frame)
+    values = messages.fields(frame) | _vector_cure(frame, statement.text)
     if "P" in values:
         values["P"] = str(statement.position(int(values["P"]))).encode()
     return messages.with_fields(b"E", values)

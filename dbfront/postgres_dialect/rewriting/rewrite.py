@@ -36,6 +36,7 @@ from tierkv.dbfront.postgres_dialect.rewriting.rewriter import (
 )
 from tierkv.dbfront.postgres_dialect.session.sequences import current_value
 from tierkv.kvcore.errors import UserError
+from tierkv.sql.calls.dialect import DUCKDB_INNER_PRODUCT
 from tierkv.sql.plan.plan import SqlStatement
 
 TELLING: Final = re.compile(
@@ -47,7 +48,7 @@ TELLING: Final = re.compile(
     r"|\b(?:obj|col|shobj)_description\b|\barray_(?:upper|lower)\b|\bquote_ident\b"
     r"|\be'[^\\]*(?:\\[^xu0-7][^\\]*)*\\[xu0-7]|\bu&'"
     r"|\bi?like\s+(?:e?'[^'\\]*\\|\$\d)"
-    r"|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
+    r"|<#>|\bset_config\b|\bhas_\w+_privilege\b|\bas\s+(?:reg\w+|oid|name)\b",
     re.IGNORECASE,
 )
 """Words of a statement that must be rewritten; other statements are left alone."""
@@ -56,6 +57,7 @@ _MARKS: Final = (
     *("pg_", "information_schema", "current_", "json", "'{", "reg", "::", "collate", "operator"),
     *("like", "version", "session_user", "format_type", "_description", "array_", "quote_ident"),
     *("set_config", "_privilege", "oid", "name", "lastval", "currval", "bytea", "e'", "u&'"),
+    "<#>",
 )
 """Every text that TELLING matches contains one of these marks, or matches _NO_COLUMNS."""
 _NO_COLUMNS: Final = re.compile(r"select\s+from")
@@ -355,6 +357,11 @@ def _whole_division(r: Rewriter, i: int) -> int:
     return r.replace(i, 1, "//") if version or r.of_catalog else 0
 
 
+def _inner_product(r: Rewriter, i: int) -> int:
+    """Rewrite ``<#>``, pgvector's negative inner product, as the operator of each session."""
+    return r.replace(i, 1, DUCKDB_INNER_PRODUCT) if r.at(i) == "<#>" else 0
+
+
 def _no_columns(r: Rewriter, i: int) -> int:
     """Rewrite ``EXISTS (SELECT FROM t)``: a select list may be empty in PostgreSQL."""
     if (r.at(i), r.at(i + 1)) != ("select", "from") or r.at(i - 2) != "exists":
@@ -388,6 +395,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     object_name,
     _whole_division,
     _no_columns,
+    _inner_product,
     _catalog_name,
 )
 
