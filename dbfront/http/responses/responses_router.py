@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from tierkv.dbfront.contracts import TextEvent
+from tierkv.dbfront.http.logprobs import chat_logprobs
 from tierkv.dbfront.http.responses import background
 from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.responses.response_run import ResponseRun
@@ -166,7 +167,8 @@ async def _pieces(
 
 def _piece(run: ResponseRun, writer: EventWriter, event: TextEvent) -> Iterator[Mapping[str, Any]]:
     if event.text:
-        yield from writer.text(run.asked, event.text)
+        logprobs = chat_logprobs(event.tokens)["content"]
+        yield from writer.text(run.asked, event.text, logprobs)
     for delta in event.calls:
         yield from writer.call(run.asked, delta)
 
