@@ -283,6 +283,45 @@ def test_sql_and_rest_share_conversations(fronts: Fronts, front: str) -> None:
     assert [row[0] for row in found] == [1, 2, 3] and found[1][1] == told.id
 
 
+@pytest.mark.parametrize("front", ["front-duck", "front-pg"])
+def test_sql_steers_the_kv_of_prompts_and_conversations(fronts: Fronts, front: str) -> None:
+    def told(call: str, *values: object) -> dict[str, Any]:
+        ((answer,),) = fronts.sql(front, f"SELECT {call}", *values)
+        return dict(answer if isinstance(answer, dict) else json.loads(answer))
+
+    name, text = f"steered-{front}", f"{front} speaks about parcels and rivers. " * 12
+    fronts.sql(front, "SELECT ai_chat(%s, %s, options => %s)", name, text, SHORT)
+    warmed = told("tierkv.kv_prefetch(session => %s)", name)
+    assert warmed["outcome"] == "accepted" and warmed["tier"] == "l1" and warmed["tokens"] > 128
+    pinned = told("ai_kv_pin(session => %s, keep => '1 minute')", name)
+    assert (pinned["outcome"], pinned["tier"]) == ("accepted", "pool") and pinned["tokens"] > 64
+    told("tierkv.kv_prefetch(%s)", "A prompt " + text)
+    kept = told("tierkv.kv_retain(%s, '1 minute')", "A prompt " + text)
+    assert kept["outcome"] in ("accepted", "clipped"), kept
+    moved = told("tierkv.kv_demote(%s)", "A prompt " + text)
+    assert moved["l1_bytes"] > 0 and moved["outcome"] in ("accepted", "clipped")
+    assert told("ai_kv_demote(%s)", "A prompt " + text)["outcome"] == "missing"
+    gone = told("tierkv.kv_forget(session => %s)", name)
+    assert gone["outcome"] == "accepted" and gone["bytes"] > 0
+    assert told("tierkv.kv_forget(session => %s)", name)["outcome"] == "missing"
+    assert told("tierkv.kv_pin('a', '1 minute')")["outcome"] == "rejected"
+    rows = fronts.sql(
+        front,
+        "SELECT s, tierkv.kv_forget(session => s) IS NULL FROM (VALUES (%s), (NULL)) t(s)", name,
+    )  # fmt: skip
+    assert set(rows) == {(None, True), (name, False)}
+    for wrong, state in (
+        ("tierkv.kv_pin(session => 'conv_unknown', keep => '1 h')", "42704"),
+        ("tierkv.kv_forget('x', session => 's')", "22023"),
+        ("tierkv.kv_forget(model => 'm')", "22023"),
+        ("tierkv.kv_pin('x')", "22023"),
+        ("tierkv.kv_pin('x', 'soon')", "22023"),
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            fronts.sql(front, f"SELECT {wrong}")
+        assert caught.value.sqlstate == state, wrong
+
+
 def test_turns_from_two_fronts_at_once_are_all_stored(fronts: Fronts) -> None:
     kept = fronts.client("front-duck").conversations.create()
     problems: list[openai.APIError] = []
