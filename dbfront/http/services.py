@@ -54,6 +54,7 @@ class Services:
         ended: set when running requests must end, too.
         siblings: the other workers of the front.
         background: tasks that answer while no client waits; each is named after its response.
+        kept_events: events of streamed background responses, by id (http/responses/background.py).
     """
 
     config: HttpConfig
@@ -67,6 +68,7 @@ class Services:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     siblings: Siblings = field(default_factory=Siblings)
     background: set[asyncio.Task[None]] = field(default_factory=set)
+    kept_events: dict[str, Any] = field(default_factory=dict)
 
     def created(self) -> int:
         """Return the seconds since the epoch, by the wall clock."""

@@ -8,7 +8,7 @@ event has a ``sequence_number``, which counts from 0.
              output_text.done  content_part.done  output_item.done
     call:    output_item.added  function_call_arguments.delta ...
              function_call_arguments.done  output_item.done
-    completed | incomplete | failed
+    completed | incomplete | failed | cancelled
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ class EventWriter:
     def failed(self, response: Mapping[str, Any]) -> Event:
         """Return the event of a response that broke."""
         return self._event("response.failed", response=response)
+
+    def cancelled(self, response: Mapping[str, Any]) -> Event:
+        """Return the event of a response that was cancelled or deleted."""
+        return self._event("response.cancelled", response=response)
 
     def broken(self, error: Mapping[str, Any]) -> Event:
         """Return the event of a stream that has to end; ``error`` is OpenAI's error object."""

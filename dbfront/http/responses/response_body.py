@@ -207,8 +207,6 @@ class ResponseBody(CallBody):
             raise _refused("store", "must be true with a conversation, which keeps its turns")
         if self.background and not self.stores:
             raise _refused("store", "must be true with background, since GET returns the response")
-        if self.background and self.stream:
-            raise _refused("stream", "can't be used with background; GET tells the progress")
 
     def items(self) -> list[SessionItem]:
         """Return the items of ``input``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,6 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from tierkv.dbfront.contracts import TextEvent
-from tierkv.dbfront.http.logprobs import chat_logprobs
 from tierkv.dbfront.http.responses import background
 from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.responses.response_run import ResponseRun
@@ -31,6 +30,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import TierKVError, UserError
 
 Order = Literal["asc", "desc"]
+Number = Annotated[int, Query(ge=-1, le=1 << 53)]
 Limit = Annotated[int, Query(ge=1, le=limits.MAX_ITEMS_AT_ONCE)]
 
 
@@ -45,18 +45,29 @@ def responses_router(services: Services, conversations: Conversations) -> APIRou
         run = ResponseRun.of(services, conversations, body, caller_of(request))
         if body.background:
             queued = await background.begin(services, run)
+            if body.stream:
+                return await follow(queued.response_id, -1)
             return JSONResponse(response_json(queued, ()))
         if body.stream:
             writer = EventWriter()
             return await open_framed(services, _events(run, writer), _framing(writer))
         return JSONResponse(await until_disconnect(services, request, _answered(run)))
 
+    async def follow(response_id: str, after: int) -> Response:
+        kept = background.events_of(services, response_id)
+        return await open_framed(services, kept.after(after), _framing(kept.writer))
+
     @router.get("/v1/responses/{response_id}", summary="A kept response")
-    async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:
-        if stream:
-            raise _refused("stream", "is not supported here; GET the response again to follow it")
+    async def retrieve(
+        request: Request, response_id: str, stream: bool = False, starting_after: Number = -1
+    ) -> Response:
         turn = await _turn(conversations, request, response_id)
-        return response_json(turn, await conversations.run(store.turn_items, *_key(turn)))
+        if stream:
+            return await follow(response_id, starting_after)
+        if starting_after >= 0:
+            raise _refused("starting_after", "needs stream=true")
+        items = await conversations.run(store.turn_items, *_key(turn))
+        return JSONResponse(response_json(turn, items))
 
     @router.delete("/v1/responses/{response_id}", summary="Delete a kept response")
     async def delete(request: Request, response_id: str) -> dict[str, Any]:
@@ -64,6 +75,7 @@ def responses_router(services: Services, conversations: Conversations) -> APIRou
         if not await conversations.run(store.delete_turn, *_key(turn)):
             raise unknown("Response", response_id)
         background.end(services, response_id)
+        services.kept_events.pop(response_id, None)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @router.post("/v1/responses/{response_id}/cancel", summary="Stop a background response")
@@ -150,10 +162,10 @@ async def _pieces(
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """Yield the pieces of the answer and the end; an error is an event, too."""
     try:
-        for told in _piece(run, writer, await first):
+        for told in background.told_events(run, writer, await first):
             yield told
         async for event in events:
-            for told in _piece(run, writer, event):
+            for told in background.told_events(run, writer, event):
                 yield told
         turn, items = await run.store()
         output = [item for item in items if item.is_output]
@@ -163,14 +175,6 @@ async def _pieces(
         now_s = run.conversations.clock.wall()
         failed = unanswered(begun, now_s, background.error_json(error))
         yield writer.failed(response_json(failed, ()))
-
-
-def _piece(run: ResponseRun, writer: EventWriter, event: TextEvent) -> Iterator[Mapping[str, Any]]:
-    if event.text:
-        logprobs = chat_logprobs(event.tokens)["content"]
-        yield from writer.text(run.asked, event.text, logprobs)
-    for delta in event.calls:
-        yield from writer.call(run.asked, delta)
 
 
 def _framing(writer: EventWriter) -> Framing[Mapping[str, Any]]:
