@@ -102,7 +102,10 @@ class TextCall:
 
 @dataclass(frozen=True, slots=True)
 class SessionCall:
-    """The next message of a conversation that the front keeps; ``call`` has the message last."""
+    """The next message of a conversation that the front keeps; ``call`` has the message last.
+
+    With ``steering`` the call is about the KV of the conversation, and its message stands for that.
+    """
 
     session: str
     call: TextCall

@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from tierkv.dbfront.answer_cache.answer_key import AnswerKey, may_keep
-from tierkv.dbfront.answer_cache.kept_answer import AnswerStore, KeptAnswer, StoreLostError
-from tierkv.dbfront.answer_cache.recent_answers import RecentAnswers
+from tierkv.dbfront.answer_cache.kept_answer import (
+    AnswerStore,
+    KeptAnswer,
+    RecentAnswers,
+    StoreLostError,
+)
 from tierkv.dbfront.contracts import TextAnswer
 from tierkv.kvcore.clock import Clock
 

@@ -4,9 +4,9 @@
 field, or one question for JSON of a schema. ``ai_embed`` and ``ai_similarity`` compute vectors of
 unit length. ``ai_filter``, ``ai_classify``, ``ai_classify_multi`` and ``ai_score`` generate no
 text: these functions read the probabilities of a few labels. ``ai_chat`` answers in a conversation
-that the front keeps. ``ai_count_tokens`` needs only the tokenizer. ``ai_warm``, ``ai_pin`` and
-``ai_forget`` are about the KV of a prompt (dbfront/generation/steering.py). aggregates.py has the
-recipes over groups of rows.
+that the front keeps. ``ai_count_tokens`` needs only the tokenizer. ``ai_warm``, ``ai_pin``,
+``ai_forget`` and ``ai_kv_*`` are about the KV of a prompt (dbfront/generation/steering.py).
+aggregates.py has the recipes over groups of rows.
 
 dbfront/calls/evaluation.py starts recipes here; dbfront/explain/estimate.py starts the same recipes
 to estimate their cost. A new AI function needs a recipe here and a row in sql/calls/functions.py.
@@ -286,8 +286,28 @@ def forget(call: AiCall, defaults: CallDefaults) -> Recipe:
     return json.loads(answer.text)
 
 
+def steer_kv(call: AiCall, defaults: CallDefaults) -> Recipe:
+    """Do with the KV of a prompt, or of a session, what ``/v1/kv`` does; return the same JSON."""
+    steering = Steering(_ACTIONS[call.function], seconds_of(call.text("keep")) or 0.0)
+    asked = _question(call, defaults, steering)
+    if session := call.text("session"):
+        (answer,) = yield SessionCall(session, asked)
+    else:
+        (answer,) = yield (asked,)
+    return json.loads(answer.text)
+
+
+_ACTIONS: Final = {
+    "ai_kv_prefetch": KvAction.WARM,
+    "ai_kv_pin": KvAction.PIN,
+    "ai_kv_retain": KvAction.RETAIN,
+    "ai_kv_demote": KvAction.DEMOTE,
+    "ai_kv_forget": KvAction.FORGET,
+}
+
+
 def _question(call: AiCall, defaults: CallDefaults, steering: Steering) -> TextCall:
-    asked = ask_model(call, defaults, call.text("prompt"))
+    asked = ask_model(call, defaults, call.text("prompt") or call.text("session"))
     options = replace(asked.options.greedy(), max_tokens=1, answer_cache=None)
     return replace(asked, options=options, steering=steering)
 
@@ -310,6 +330,7 @@ _RECIPES: Final[dict[str, Callable[[AiCall, CallDefaults], Recipe]]] = {
     "ai_warm": warm,
     "ai_pin": pin,
     "ai_forget": forget,
+    **dict.fromkeys(_ACTIONS, steer_kv),
 }
 """By canonical function name (sql/calls/functions.py)."""
 

@@ -104,7 +104,7 @@ class PromptSteering:
                 async for event in events:
                     last = event
             usage = last.usage or Usage(0, 0)
-            told = {"tokens": len(prepared.request.token_ids)}
+            told = _warmed(prepared)
             if steering.action is KvAction.PIN:
                 pin = await self._pin_of(prepared, steering.keep_s)
                 told = await self._pinned(prepared, pin)
@@ -122,10 +122,12 @@ class PromptSteering:
                 hint=error.hint or "Run it again: what is gone stays gone.",
             ) from None
         erased = forgotten.erased
+        blocks = erased.page_blocks + erased.memory_blocks + erased.resting_blocks
         return {
+            "outcome": "accepted" if blocks else "missing",
             "tokens": len(request.token_ids),
             "shared_tokens": forgotten.shared_blocks * block_tokens,
-            "blocks": erased.page_blocks + erased.memory_blocks + erased.resting_blocks,
+            "blocks": blocks,
             "bytes": erased.page_bytes + erased.memory_bytes + erased.resting_bytes,
             "l1_bytes": erased.page_bytes,
             "memory_bytes": erased.memory_bytes,
@@ -225,8 +227,17 @@ class PromptSteering:
         return replace(prepared.request, token_ids=ids, blend=blend)
 
 
+def _warmed(prepared: PreparedCall) -> dict[str, Any]:
+    tokens = len(prepared.request.token_ids)
+    if tokens < prepared.model.layout.block_tokens:
+        reason = "the prompt is shorter than a block"
+        return {"outcome": "rejected", "tokens": tokens, "reason": reason}
+    return {"outcome": "accepted", "tokens": tokens, "tier": "l1"}
+
+
 def _pinned(outcome: str, *, tokens: int = 0, **more: str) -> dict[str, Any]:
-    return {"outcome": outcome, "tokens": tokens, **more}
+    tier = {"tier": "pool"} if tokens else {}
+    return {"outcome": outcome, "tokens": tokens, **tier, **more}
 
 
 def _longer(call: TextCall, more: str) -> TextCall:

@@ -7,7 +7,7 @@ does. A known field is refused by name if the field would change the answer and 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -55,8 +55,37 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "chat_template": (),
     "prompt_embeds": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "store": (False,),
+    "chat_template_kwargs": ({},),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
 }
 """Unsupported fields, and the values (besides null) that ask for nothing special."""
+
+_HINTS: Final = {"store": "POST /v1/responses keeps answers."}
+
+
+def refuse_fields(given: Mapping[str, Any], neutral: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse fields with a value that is not neutral.
+
+    Raises:
+        FieldError: names the first one.
+    """
+    for name, value in given.items():
+        if value is None or name not in neutral or value in neutral[name]:
+            continue
+        message = f"{name}={str(value)[:80]} is not supported"
+        hint = _HINTS.get(name, f"Leave {name} out.")
+        raise FieldError(name, FeatureNotSupportedError(message, hint=hint))
 
 
 class StreamOptions(BaseModel):
@@ -183,11 +212,7 @@ class CallBody(OptionFields):
         Raises:
             FieldError: a field asks for an unsupported feature.
         """
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name not in NEUTRAL or value in NEUTRAL[name]:
-                continue
-            message = f"{name}={str(value)[:80]} is not supported"
-            raise FieldError(name, FeatureNotSupportedError(message, hint=f"Leave {name} out."))
+        refuse_fields(self.model_extra or {}, NEUTRAL)
 
     def common_call(self, caller: RestCaller, options: CallOptions) -> dict[str, Any]:
         """Return the arguments of TextCall that do not depend on the endpoint."""
@@ -230,6 +255,10 @@ class TextPart(BaseModel):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+
+_MESSAGE_REFUSED: Final = ("function_call", "audio", "prefix")
 
 
 class ChatMessage(BaseModel):
@@ -241,28 +270,36 @@ class ChatMessage(BaseModel):
     content: str | list[TextPart] | None = None
     tool_calls: Annotated[list[CallField], Field(max_length=limits.MAX_TOOL_CALLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
+    refusal: str | None = None
 
     def to_message(self, index: int) -> Message:
         """Join the parts of the message; OpenAI's role ``developer`` becomes ``system``."""
         where = f"messages[{index}]"
+        for name in _MESSAGE_REFUSED:
+            if (self.model_extra or {}).get(name) is not None:
+                error = FeatureNotSupportedError(f"{where}.{name} is not supported")
+                raise FieldError(f"{where}.{name}", error)
         role = "system" if self.role == "developer" else self.role
         calls = tuple(call.to_call() for call in self.tool_calls or ())
         if calls and role != "assistant":
-            error = UserError(f"{where} has tool_calls, but only the assistant calls tools")
-            raise FieldError(f"{where}.tool_calls", error)
+            wrong = UserError(f"{where} has tool_calls, but only the assistant calls tools")
+            raise FieldError(f"{where}.tool_calls", wrong)
         answers = (self.tool_call_id or "") if role == "tool" else ""
         return Message(role, self._text(where), calls, answers)
 
     def _text(self, where: str) -> str:
         if self.content is None or isinstance(self.content, str):
-            return self.content or ""
+            return self.content or self.refusal or ""
+        texts = []
         for part in self.content:
-            if part.type not in ("text", "input_text", "refusal") or part.text is None:
+            text = part.refusal if part.type == "refusal" else part.text
+            if part.type not in ("text", "input_text", "refusal") or text is None:
                 error = FeatureNotSupportedError(
                     f"{where}: parts of type {part.type!r} are not text"
                 )
                 raise FieldError(f"{where}.content", error)
-        return "".join(part.text or "" for part in self.content)
+            texts.append(text)
+        return "".join(texts)
 
 
 def usage_json(answers: Sequence[TextAnswer | TextEvent], *, n: int = 1) -> dict[str, Any]:

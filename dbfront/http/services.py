@@ -6,6 +6,7 @@ dbfront/http/app.py creates the services once. Endpoints never use globals.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -120,12 +121,15 @@ class FieldError(Exception):
 async def read_body(request: Request, kind: type[Body]) -> Body:
     """Parse a JSON body; app.py has checked the declared content type.
 
+    Types are strict: ``"max_tokens": true`` or ``"5"`` is an error, not 1 or 5. A number such as
+    5.0 is an integer, as in JSON Schema.
+
     Raises:
         FieldError: malformed JSON, or a field with a wrong type or range.
     """
     raw = await request.body()
     try:
-        return kind.model_validate_json(raw or b"{}")
+        body = _parsed(raw or b"{}", kind)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         first = max(found, key=lambda one: len(one["loc"]))  # Of a union the form that was meant.
@@ -133,3 +137,35 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
         param = ".".join(names)
         message = first["msg"] if not param else f"{param}: {first['msg']}"
         raise FieldError(param, UserError(message)) from error
+    _refuse_constants(raw)
+    return body
+
+
+def _parsed(raw: bytes, kind: type[Body]) -> Body:
+    try:
+        return kind.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)
+        whole = [one["type"] == "int_type" and _is_whole(one["input"]) for one in found]
+        if not all(whole):
+            raise
+    return kind.model_validate_json(raw)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
+def _refuse_constants(raw: bytes) -> None:
+    """Refuse NaN and Infinity in fields of any form, such as schemas: JSON has no such numbers.
+
+    Raises:
+        FieldError: names the number.
+    """
+    if b"NaN" not in raw and b"Infinity" not in raw:
+        return
+
+    def refuse(name: str) -> None:
+        raise FieldError("", UserError(f"the body has the number {name}, which is not JSON"))
+
+    json.loads(raw, parse_constant=refuse)

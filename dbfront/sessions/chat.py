@@ -36,6 +36,8 @@ async def chat(
         SessionFullError: the conversation is full.
     """
     asked, tenant, store = turn.call, turn.call.tenant, conversations.store
+    if asked.steering is not None:
+        return await _steered(conversations, generator, turn)
     if not turn.session.startswith(MADE_IDS):
         await conversations.create(tenant, session_id=turn.session)
     async with conversations.turn_of(tenant, turn.session) as owner:
@@ -80,3 +82,18 @@ async def chat(
             hint="The answer was not stored; send the turn again.",
         )
     return answer
+
+
+async def _steered(
+    conversations: Conversations, generator: TextGenerator, turn: SessionCall
+) -> TextAnswer:
+    """Do something with the KV of a conversation; nothing of the conversation changes.
+
+    Raises:
+        UnknownSessionError: the tenant has none of this name.
+    """
+    asked = turn.call
+    history, model = await conversations.kept(asked.tenant, turn.session)
+    *system, _ = asked.messages or ()
+    call = replace(asked, messages=(*system, *history), model=asked.model or model or None)
+    return await generator.answer(await generator.prepare(call))

@@ -21,7 +21,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from tierkv.dbfront.sessions.items import new_id
+from tierkv.dbfront.contracts import Message
+from tierkv.dbfront.sessions.items import new_id, to_messages
 from tierkv.dbfront.sessions.session_store import (
     ChatSession,
     SessionItem,
@@ -102,6 +103,23 @@ class Conversations:
         if found is None:
             raise unknown("Conversation", session_id)
         return found
+
+    async def kept(self, tenant: str, name: str) -> tuple[tuple[Message, ...], str]:
+        """Return the messages of a conversation, or up to a response, and the model.
+
+        Raises:
+            UnknownSessionError: the tenant has none of this id.
+        """
+        now_s = self.clock.wall()
+        items = await self.run(self.store.history, tenant, name, now_s)
+        if items is not None:
+            turn = await self.run(self.store.turn, tenant, name, now_s)
+            return tuple(to_messages(items)), "" if turn is None else turn.model
+        session = await self.run(self.store.session, tenant, name, now_s)
+        if session is None or not session.is_list:
+            raise unknown("Conversation", name)
+        items = await self.run(self.store.items, tenant, name)
+        return tuple(to_messages(items)), session.model
 
     async def create(
         self,

@@ -70,11 +70,14 @@ def parse_items(given: Any, *, response_id: str = "") -> list[SessionItem]:
     return found
 
 
-def message(role: str, text: str, *, status: str = "completed") -> dict[str, Any]:
-    """Return the body of a message with a single text."""
+def message(
+    role: str, text: str, *, status: str = "completed", logprobs: Sequence[Json] = ()
+) -> dict[str, Any]:
+    """Return the body of a message with a single text; ``logprobs`` are of its tokens."""
     part: dict[str, Any] = {"type": "input_text", "text": text}
     if role == "assistant":
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        told = {"annotations": [], "logprobs": list(logprobs)}
+        part = {"type": "output_text", "text": text, **told}
     return {"type": "message", "role": role, "status": status, "content": [part]}
 
 

@@ -89,6 +89,14 @@ def check_size(items: int, size_bytes: int) -> None:
         )
 
 
+def full_tenant() -> SessionFullError:
+    """Return the error of a tenant with the maximum number of sessions."""
+    return SessionFullError(
+        f"the tenant has {limits.MAX_SESSIONS_OF_TENANT} conversations, and no more are kept",
+        hint="Delete some, or let them expire sooner (ttl_s, front.session_days).",
+    )
+
+
 def insert_items(
     execute: Execute,
     tenant: str,

@@ -7,8 +7,9 @@ A *turn* is a response, with the items of the question and of the answer.
     conversation    items have positions: one list, to which turns and clients append
     responses       a tree: a turn names a parent, and the history is the path to the root
 
-dbfront/sessions/session_file.py keeps sessions in SQLite, dbfront/sessions/session_database.py in
-PostgreSQL for several fronts. dbfront/sessions/conversations.py is the only caller.
+dbfront/sessions/session_file.py keeps sessions in SQLite; for several fronts there are
+dbfront/sessions/session_database.py in PostgreSQL and session_valkey.py in Valkey.
+dbfront/sessions/conversations.py is the only caller.
 """
 
 from __future__ import annotations

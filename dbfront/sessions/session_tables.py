@@ -29,6 +29,7 @@ from tierkv.dbfront.sessions.session_rows import (
     check_size,
     drop_loose_items,
     find_turn,
+    full_tenant,
     hits_text,
     insert_items,
     put_turn,
@@ -46,7 +47,6 @@ from tierkv.dbfront.sessions.session_store import (
     TurnStatus,
 )
 from tierkv.kvcore import limits
-from tierkv.kvcore.errors import SessionFullError
 from tierkv.kvcore.request import HitTokens
 
 T = TypeVar("T")
@@ -315,10 +315,7 @@ def _create(execute: Execute, session: ChatSession, items: Sequence[SessionItem]
         (tenant,),
     )
     if count >= most:
-        raise SessionFullError(
-            f"the tenant has {most} conversations, and no more are kept",
-            hint="Delete some, or let them expire sooner (ttl_s, front.session_days).",
-        )
+        raise full_tenant()
     made = execute(
         f"INSERT INTO sessions ({SESSION}, owner, locked_until_s, next_position) "
         f"VALUES ({', '.join('?' * 16)}, '', 0, 1) ON CONFLICT DO NOTHING RETURNING 1",

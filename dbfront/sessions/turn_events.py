@@ -8,7 +8,7 @@ event has a ``sequence_number``, which counts from 0.
              output_text.done  content_part.done  output_item.done
     call:    output_item.added  function_call_arguments.delta ...
              function_call_arguments.done  output_item.done
-    completed | incomplete | failed
+    completed | incomplete | failed | cancelled
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class EventWriter:
     Attributes:
         _items: number of items that have begun.
         _text: pieces of the message's text.
+        _logprobs: log-probabilities of the text's tokens, if the client asked for them.
         _calls: pieces of the calls.
         _open: id of the item in progress; empty between items.
     """
@@ -41,6 +42,7 @@ class EventWriter:
         self._number = 0
         self._items = 0
         self._text: list[str] = []
+        self._logprobs: list[Mapping[str, Any]] = []
         self._calls: list[CallDelta] = []
         self._open = ""
 
@@ -49,12 +51,15 @@ class EventWriter:
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
-    def text(self, asked: AskedTurn, text: str) -> Iterator[Event]:
+    def text(
+        self, asked: AskedTurn, text: str, logprobs: Sequence[Mapping[str, Any]] = ()
+    ) -> Iterator[Event]:
         """Yield the events of a piece of text."""
         if not self._text:
             yield from self._message_begins(asked)
         self._text.append(text)
-        yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
+        self._logprobs += logprobs
+        yield self._of_part("response.output_text.delta", delta=text, logprobs=list(logprobs))
 
     def call(self, asked: AskedTurn, delta: CallDelta) -> Iterator[Event]:
         """Yield the events of a piece of a call."""
@@ -86,6 +91,10 @@ class EventWriter:
         """Return the event of a response that broke."""
         return self._event("response.failed", response=response)
 
+    def cancelled(self, response: Mapping[str, Any]) -> Event:
+        """Return the event of a response that was cancelled or deleted."""
+        return self._event("response.cancelled", response=response)
+
     def broken(self, error: Mapping[str, Any]) -> Event:
         """Return the event of a stream that has to end; ``error`` is OpenAI's error object."""
         told = {name: error[name] for name in ("code", "message", "param")}
@@ -107,7 +116,8 @@ class EventWriter:
     def _ends(self, item: SessionItem) -> Iterator[Event]:
         if item.body["type"] == "message":
             (part,) = item.body["content"]
-            yield self._of_part("response.output_text.done", text=part["text"], logprobs=[])
+            told = {name: part[name] for name in ("text", "logprobs")}
+            yield self._of_part("response.output_text.done", **told)
             yield self._of_part("response.content_part.done", part=part)
         else:
             told = {name: item.body[name] for name in ("arguments", "name")}
@@ -119,7 +129,8 @@ class EventWriter:
     def _item_so_far(self, asked: AskedTurn) -> SessionItem:
         """Return the open item, which is complete because another one begins."""
         calls = joined_calls(self._calls)
-        return asked.output("".join(self._text), calls, FinishReason.STOP)[-1]
+        text, logprobs = "".join(self._text), self._logprobs
+        return asked.output(text, calls, FinishReason.STOP, logprobs=logprobs)[-1]
 
     def _of_part(self, kind: str, **told: Any) -> Event:
         return self._of_item(kind, content_index=0, **told)

@@ -109,19 +109,27 @@ class AskedTurn:
             hits=answer.usage.hit_tokens,
         )
 
-    def items(self, answer: TextAnswer) -> list[SessionItem]:
+    def items(
+        self, answer: TextAnswer, logprobs: Sequence[Mapping[str, Any]] = ()
+    ) -> list[SessionItem]:
         """Return the items of the request and of the answer."""
         asked = [replace(item, response_id=self.response_id) for item in self.asked]
-        return [*asked, *self.output(answer.text, answer.tool_calls, answer.finish_reason)]
+        text, calls, reason = answer.text, answer.tool_calls, answer.finish_reason
+        return [*asked, *self.output(text, calls, reason, logprobs=logprobs)]
 
     def output(
-        self, text: str, calls: Sequence[ToolCall], reason: FinishReason | None
+        self,
+        text: str,
+        calls: Sequence[ToolCall],
+        reason: FinishReason | None,
+        *,
+        logprobs: Sequence[Mapping[str, Any]] = (),
     ) -> list[SessionItem]:
         """Return the items of an answer: a message, unless calls alone, and each call."""
         items = []
         if text or not calls:
             complete = bool(calls) or reason is FinishReason.STOP
-            body = message("assistant", text, status=_STATES[complete])
+            body = message("assistant", text, status=_STATES[complete], logprobs=logprobs)
             items.append(SessionItem(self.answer_id, body, self.response_id, is_output=True))
         last = len(calls) - 1
         return items + [

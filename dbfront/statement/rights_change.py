@@ -40,6 +40,13 @@ def check_right(right: GrantedRight) -> None:
                     position=right.position,
                     hint=did_you_mean(name, AI_FUNCTIONS),
                 )
+            if right_of := AI_FUNCTIONS[name].right:
+                raise SqlError(
+                    f"{name} has no right of its own",
+                    sqlstate="0LP01",
+                    position=right.position,
+                    hint=f"The right to call {right_of} is the right to call {name}.",
+                )
     if right.kind is RightKind.ROLE and PUBLIC in (*right.names, *right.roles):
         raise SqlError(
             "public has everybody as member, and is a member of no role",

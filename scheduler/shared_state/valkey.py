@@ -8,9 +8,10 @@ is used, so a Valkey cluster serves the script, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from tierkv.kvcore.errors import ConfigError
 from tierkv.kvcore.ids import NodeId
@@ -21,8 +22,13 @@ from tierkv.scheduler.shared_state.contract import (
     summed,
 )
 
+T = TypeVar("T")
+
 TIMEOUT_S: Final = 0.5
 """For an answer; a late answer is worth no more than none."""
+
+_TRIES: Final = 200
+"""Tries of a change that other clients came before."""
 
 _KEY: Final = "tierkv:work"
 """Clusters that share a server have a database number each: redis://host/1."""
@@ -111,3 +117,92 @@ def _work_of(told: bytes) -> dict[NodeId, FrontWork]:
         }
     except (ValueError, TypeError, AttributeError, IndexError):
         return {}
+
+
+class ValkeyTransactions:
+    """Changes of a server that lasts, by callers that may wait: not for the event loop.
+
+    Attributes:
+        place: host and database number, without the password.
+    """
+
+    def __init__(self, url: str, setting: str, *, timeout_s: float) -> None:
+        """Prepare; the first use connects.
+
+        Args:
+            url: see ``valkey_client``.
+            setting: name of the setting with the URL, for errors.
+            timeout_s: for a connection, and for an answer.
+
+        Raises:
+            ConfigError: the client library is missing, or the URL is none.
+        """
+        told = urlsplit(url)
+        self.place = f"{told.scheme}://{told.hostname or ''}{told.path}"
+        try:
+            import valkey  # optional
+        except ImportError:
+            raise ConfigError(
+                f"{setting} names a server, but its client is not installed",
+                hint="Run pip install 'tierkv[valkey]'.",
+            ) from None
+        try:
+            self._valkey: Any = valkey.Valkey.from_url(
+                url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"{setting} is no URL of a Valkey or Redis server: {error}",
+                hint="Write redis://HOST:PORT/DATABASE, rediss:// for TLS, or unix:///PATH.",
+            ) from None
+        self._refused = valkey.exceptions.ResponseError
+        self._overtaken = valkey.exceptions.WatchError
+        self._lost = (valkey.exceptions.ValkeyError, OSError)
+        self._expires_fields: bool | None = None
+
+    def run(self, work: Callable[[Any], T]) -> T:
+        """Run ``work``, and once more if the connection was lost.
+
+        Raises:
+            SharedStateLostError: no answer, or a refusal.
+        """
+        try:
+            try:
+                return work(self._valkey)
+            except self._lost as error:
+                if isinstance(error, self._refused | self._overtaken):
+                    raise
+                return work(self._valkey)
+        except self._lost as error:
+            raise SharedStateLostError(f"{type(error).__name__}: {error}") from error
+
+    def change(self, key: bytes, work: Callable[[Any], T]) -> T:
+        """Run an optimistic transaction: ``work`` reads, calls ``multi`` and queues its writes.
+
+        ``work`` runs again if another client changed the key meanwhile. To be called in ``run``.
+        """
+        for _ in range(_TRIES):
+            with self._valkey.pipeline() as pipe:
+                pipe.watch(key)
+                result = work(pipe)
+                try:
+                    pipe.execute()
+                except self._overtaken:
+                    continue
+                return result
+        raise self._overtaken("other clients change the same key all the time")
+
+    def expires_fields(self) -> bool:
+        """Return whether the server has expiry of fields, as Valkey 9 and Redis 7.4 have."""
+        if self._expires_fields is None:
+            try:
+                self._valkey.execute_command("HPEXPIRE", "tierkv:none", 1, "FIELDS", 1, "none")
+                self._expires_fields = True
+            except self._refused:  # No such command, or an account that may not call it.
+                self._expires_fields = False
+        return self._expires_fields
+
+    def close(self) -> None:
+        """Close the connections; a lost one is closed already."""
+        with suppress(*self._lost):
+            self._valkey.close()

@@ -229,6 +229,11 @@ def _read_call(tokens: list[Token], index: int, function: AiFunction) -> FoundCa
                 f"Its arguments are {', '.join(function.names)}.",
             )
     rows = _row_parameters(function, arguments)
+    given = [name for name in function.either if name in arguments]
+    if function.either and len(given) != 1:
+        wanted = " or ".join(f'"{name}"' for name in function.either)
+        message = f"{function.name} needs either the argument {wanted}"
+        raise _wrong(tokens[index], message, f"Its arguments are {', '.join(function.names)}.")
     last = gathering.after[1] if gathering is not None else close + 1
     return FoundCall(function, index, last, arguments, rows, gathering)
 
@@ -239,7 +244,8 @@ def _row_parameters(function: AiFunction, arguments: dict[str, Argument]) -> tup
     The gathered argument of an aggregate is always sent. The engine may refuse other arguments
     varying within a group.
     """
-    main = function.main.name
+    strict = (one.name for one in function.parameters if one.strict and one.name in arguments)
+    main = next(strict, function.main.name)
     varying = tuple(
         name
         for name in function.names

@@ -62,6 +62,8 @@ class AiFunction:
         canonical: for an alias, the name of the original function; otherwise its own name.
         aggregate: the first argument is gathered over rows.
         local: answered without a model; does not count as a call.
+        either: a call has exactly one of these arguments.
+        right: function whose right is needed, if not the function's own.
     """
 
     name: str
@@ -70,6 +72,8 @@ class AiFunction:
     canonical: str
     aggregate: bool = False
     local: bool = False
+    either: tuple[str, ...] = ()
+    right: str = ""
 
     def parameter(self, name: str) -> Parameter:
         """Return a parameter by name."""
@@ -83,6 +87,8 @@ class AiFunction:
     @property
     def granted_as(self) -> str:
         """Return the name by which the right to call the function is granted."""
+        if self.right:
+            return self.right
         return self.canonical if self.name.startswith("tierkv.") else self.name
 
     @property
@@ -146,6 +152,29 @@ def _function(
     local: bool = False,
 ) -> AiFunction:
     return AiFunction(name, parameters, returns, canonical or name, aggregate, local)
+
+
+def _kv_function(
+    name: str, *more: Parameter, right: str, schema: str, local: bool = False
+) -> AiFunction:
+    """Return a function about the KV of a prompt, or of a session."""
+    either = (Parameter("prompt", strict=True), Parameter("session", strict=True))
+    parameters = (either[0], *more, either[1], *_BEGINNING)
+    canonical, names = f"ai_{name}", tuple(one.name for one in either)
+    return AiFunction(
+        schema + name, parameters, Returns.JSON, canonical, local=local, either=names, right=right
+    )
+
+
+def _kv_functions(schema: str) -> tuple[AiFunction, ...]:
+    keep = _data("keep")
+    return (
+        _kv_function("kv_prefetch", right="ai_warm", schema=schema),
+        _kv_function("kv_pin", keep, right="ai_pin", schema=schema),
+        _kv_function("kv_retain", keep, right="ai_pin", schema=schema, local=True),
+        _kv_function("kv_demote", right="ai_pin", schema=schema, local=True),
+        _kv_function("kv_forget", right="ai_forget", schema=schema, local=True),
+    )
 
 
 AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
@@ -216,6 +245,8 @@ AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
             canonical="ai_forget",
             local=True,
         ),
+        *_kv_functions("ai_"),
+        *_kv_functions("tierkv."),
         _function("ai_count_tokens", Returns.INTEGER, _data("input"), _MODEL, local=True),
     )
 }

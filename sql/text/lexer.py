@@ -178,7 +178,9 @@ def _cut(text: str, most: int | None = None) -> list[Token]:
     return tokens
 
 
-_STEERING: Final = frozenset({"WARM", "PIN", "FORGET"})
+_STEERING: Final = frozenset(
+    {"WARM", "PIN", "FORGET", "KV_PREFETCH", "KV_PIN", "KV_RETAIN", "KV_DEMOTE", "KV_FORGET"}
+)
 
 
 def _join_name(tokens: list[Token], text: str) -> None:

@@ -1,4 +1,4 @@
-"""The SessionStore contract: in an SQLite file, and in a real PostgreSQL."""
+"""The SessionStore contract: in an SQLite file, in PostgreSQL, in Valkey, and in Redis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from valkey import Valkey
 
+from tests.fix_cluster import wait_for
 from tests.fix_postgres import PASSWORD, PostgresServer
+from tests.fix_valkey import redis_server, valkey_server
 from tierkv.dbfront.sessions.session_database import SessionDatabase
 from tierkv.dbfront.sessions.session_file import SessionFile
 from tierkv.dbfront.sessions.session_store import (
@@ -23,6 +26,7 @@ from tierkv.dbfront.sessions.session_store import (
     SessionTurn,
     TurnStatus,
 )
+from tierkv.dbfront.sessions.session_valkey import SessionValkey
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import SessionFullError, SessionStoreError
 from tierkv.kvcore.request import HitTokens
@@ -38,14 +42,32 @@ def url(postgres: PostgresServer) -> Iterator[str]:
         connection.execute("DROP SCHEMA IF EXISTS tierkv_front CASCADE")
 
 
-@pytest.fixture(params=["file", "postgres"])
-def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opens]:
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """URLs of servers with expiry of fields, and without."""
+    folder = tmp_path_factory.mktemp("servers")
+    with valkey_server(folder / "v") as valkey, redis_server(folder / "r") as redis:
+        yield {"valkey": valkey, "redis": redis}
+
+
+@pytest.fixture(params=["file", "postgres", "valkey", "redis"])
+def opens(
+    request: pytest.FixtureRequest, tmp_path: Path, servers: dict[str, str]
+) -> Iterator[Opens]:
     """Opens the same store again and again."""
     made: list[SessionStore] = []
     place = request.getfixturevalue("url") if request.param == "postgres" else ""
+    server = servers.get(request.param, "")
+    if server:
+        with Valkey.from_url(server) as client:
+            client.flushdb()
 
     def open_one() -> SessionStore:
-        store = SessionDatabase(place) if place else SessionFile(str(tmp_path / "s"))
+        store: SessionStore = SessionFile(str(tmp_path / "s"))
+        if place:
+            store = SessionDatabase(place)
+        elif server:
+            store = SessionValkey(server)
         made.append(store)
         return store
 
@@ -345,7 +367,44 @@ def test_a_place_that_cannot_be_used_says_so(tmp_path: Path) -> None:
     with pytest.raises(SessionStoreError, match="conversations in"):
         damaged.session("a", "s", NOW)
     assert (tmp_path / "s").read_bytes().startswith(b"not a database")
-    away = SessionDatabase("postgresql://me:secret@127.0.0.1:1/db")
-    with pytest.raises(SessionStoreError) as caught:
-        away.session("a", "s", NOW)
-    assert "secret" not in str(caught.value)
+    places: list[SessionStore] = [
+        SessionDatabase("postgresql://me:secret@127.0.0.1:1/db"),
+        SessionValkey("redis://me:secret@127.0.0.1:1/0"),
+    ]
+    for away in places:
+        with pytest.raises(SessionStoreError) as caught:
+            away.session("a", "s", NOW)
+        assert "secret" not in str(caught.value)
+        assert "secret" not in away.place
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_a_server_drops_a_session_by_itself_and_lists_lose_what_it_dropped(
+    servers: dict[str, str], kind: str
+) -> None:
+    store = SessionValkey(servers[kind])
+    with Valkey.from_url(servers[kind]) as client:
+        client.flushdb()
+        store.create(session(ttl_s=100.0))
+        store.put_turn(turn("r1"), of("r1"))
+        assert store.lock("a", "s", "x", now_s=NOW, until_s=NOW + 5)
+        (key,) = client.keys("*:s:s")
+        assert 90 < client.ttl(key) <= 100
+        if kind == "valkey":  # A lock ends by itself, some time after its end.
+            (left_s,) = client.execute_command("HTTL", key, "FIELDS", 1, "owner")
+            assert 5 < left_s <= 65
+        client.pexpire(key, 1)
+        wait_for(lambda: not client.exists(key), what="the server has dropped the session")
+        assert store.session("a", "s", NOW) is None and store.turn("a", "r1", NOW) is None
+        assert store.sessions(SessionQuery("a"), NOW) == store.turns("a", 9, NOW) == []
+        assert store.create(session("t", ttl_s=0.0))
+        assert store.prune(NOW + 200) == 1
+        assert sorted(key.rpartition(b":")[2] for key in client.keys("*")) == [
+            b"seen", b"sessions", b"t",
+        ]  # fmt: skip
+        assert store.change("a", "t", NOW, ttl_s=50.0) is not None
+        (key,) = client.keys("*:s:t")
+        assert 0 < client.ttl(key) <= 50
+        store.change("a", "t", NOW, ttl_s=0.0)
+        assert client.ttl(key) == -1
+    store.close()

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,7 @@ import tierkv
 from tests.fix_cluster import free_port, wait_for
 from tests.fix_postgres import PASSWORD, USER, PostgresServer
 from tests.fix_roles import Roles
+from tests.fix_valkey import valkey_server
 from tierkv.dbapi import Connection, DataError, ProgrammingError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -165,16 +167,17 @@ class Fronts(Roles):
     """Roles with fronts that keep conversations in PostgreSQL; ``front-file`` has a file.
 
     The first one has DuckDB, ``front-pg`` has the same PostgreSQL behind. Alice administrates.
+    Fronts ``front-valkey`` and ``front-valkey-2`` keep theirs in Valkey.
     """
 
-    NAMES = ("front-duck", "front-pg", "front-file")
+    NAMES = ("front-duck", "front-pg", "front-file", "front-valkey", "front-valkey-2")
 
-    def __init__(self, folder: Path, postgres: PostgresServer) -> None:
+    def __init__(self, folder: Path, postgres: PostgresServer, valkey: str) -> None:
         users = json.dumps({USER: PASSWORD, "bob": PASSWORD})
         environment = {"TIERKV_FRONT_USERS": users, "TIERKV_FRONT_API_KEYS": json.dumps(KEYS)}
         super().__init__(folder, environment=environment)
         self.url = f"postgresql://{USER}:{quote(PASSWORD)}@127.0.0.1:{postgres.port}/app"
-        self._behind = postgres.dsn
+        self._behind, self._valkey = postgres.dsn, valkey
         self._clients: dict[tuple[str, str], openai.OpenAI] = {}
         self.ports = {name: (free_port(), free_port()) for name in self.NAMES}
 
@@ -184,6 +187,7 @@ class Fronts(Roles):
             pg_port, http_port = self.ports[name]
             yield from (f"front.pg_port={pg_port}", f"front.http_port={http_port}")
             place = str(self._folder / "kept") if name == "front-file" else self.url
+            place = self._valkey if "valkey" in name else place
             yield from (f"front.sessions={place}", f"front.admins={USER}")
         if name == "front-pg":
             yield f"front.postgres={self._behind}"
@@ -222,7 +226,9 @@ class Fronts(Roles):
 
 @pytest.fixture(scope="module")
 def fronts(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -> Iterator[Fronts]:
-    roles = Fronts(tmp_path_factory.mktemp("fronts"), postgres)
+    stack = ExitStack()
+    valkey = stack.enter_context(valkey_server(tmp_path_factory.mktemp("valkey")))
+    roles = Fronts(tmp_path_factory.mktemp("fronts"), postgres, valkey)
     try:
         with psycopg.connect(postgres.dsn, autocommit=True) as server:
             server.execute(f"CREATE ROLE bob LOGIN PASSWORD '{PASSWORD}'")
@@ -231,6 +237,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -
     finally:
         roles.close_clients()
         roles.stop()
+        stack.close()
 
 
 def ask(client: openai.OpenAI, text: str, **more: Any) -> Any:
@@ -281,6 +288,45 @@ def test_sql_and_rest_share_conversations(fronts: Fronts, front: str) -> None:
     of = "SELECT turn, response_id FROM tierkv.session_turns WHERE session_id = %s ORDER BY turn"
     found = fronts.sql(front, of, name)
     assert [row[0] for row in found] == [1, 2, 3] and found[1][1] == told.id
+
+
+@pytest.mark.parametrize("front", ["front-duck", "front-pg"])
+def test_sql_steers_the_kv_of_prompts_and_conversations(fronts: Fronts, front: str) -> None:
+    def told(call: str, *values: object) -> dict[str, Any]:
+        ((answer,),) = fronts.sql(front, f"SELECT {call}", *values)
+        return dict(answer if isinstance(answer, dict) else json.loads(answer))
+
+    name, text = f"steered-{front}", f"{front} speaks about parcels and rivers. " * 12
+    fronts.sql(front, "SELECT ai_chat(%s, %s, options => %s)", name, text, SHORT)
+    warmed = told("tierkv.kv_prefetch(session => %s)", name)
+    assert warmed["outcome"] == "accepted" and warmed["tier"] == "l1" and warmed["tokens"] > 128
+    pinned = told("ai_kv_pin(session => %s, keep => '1 minute')", name)
+    assert (pinned["outcome"], pinned["tier"]) == ("accepted", "pool") and pinned["tokens"] > 64
+    told("tierkv.kv_prefetch(%s)", "A prompt " + text)
+    kept = told("tierkv.kv_retain(%s, '1 minute')", "A prompt " + text)
+    assert kept["outcome"] in ("accepted", "clipped"), kept
+    moved = told("tierkv.kv_demote(%s)", "A prompt " + text)
+    assert moved["l1_bytes"] > 0 and moved["outcome"] in ("accepted", "clipped")
+    assert told("ai_kv_demote(%s)", "A prompt " + text)["outcome"] == "missing"
+    gone = told("tierkv.kv_forget(session => %s)", name)
+    assert gone["outcome"] == "accepted" and gone["bytes"] > 0
+    assert told("tierkv.kv_forget(session => %s)", name)["outcome"] == "missing"
+    assert told("tierkv.kv_pin('a', '1 minute')")["outcome"] == "rejected"
+    rows = fronts.sql(
+        front,
+        "SELECT s, tierkv.kv_forget(session => s) IS NULL FROM (VALUES (%s), (NULL)) t(s)", name,
+    )  # fmt: skip
+    assert set(rows) == {(None, True), (name, False)}
+    for wrong, state in (
+        ("tierkv.kv_pin(session => 'conv_unknown', keep => '1 h')", "42704"),
+        ("tierkv.kv_forget('x', session => 's')", "22023"),
+        ("tierkv.kv_forget(model => 'm')", "22023"),
+        ("tierkv.kv_pin('x')", "22023"),
+        ("tierkv.kv_pin('x', 'soon')", "22023"),
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            fronts.sql(front, f"SELECT {wrong}")
+        assert caught.value.sqlstate == state, wrong
 
 
 def test_turns_from_two_fronts_at_once_are_all_stored(fronts: Fronts) -> None:
@@ -356,6 +402,38 @@ def test_a_front_with_a_file_goes_on_after_its_restart(fronts: Fronts) -> None:
     assert second.usage.input_tokens == follow.usage.input_tokens
     with pytest.raises(openai.NotFoundError):  # Another place, another set of conversations.
         fronts.client("front-pg").conversations.retrieve(kept.id)
+
+
+def test_with_valkey_a_front_goes_on_when_another_is_killed_between_turns(fronts: Fronts) -> None:
+    one, other = "front-valkey", "front-valkey-2"
+    fronts.start(one, other)
+    kept = fronts.client(one).conversations.create(metadata={"topic": "kettles"})
+    first = ask(fronts.client(one), FACT, conversation=kept.id)
+    tree = ask(fronts.client(one), FACT)
+    call = "SELECT ai_chat('told', %s, options => %s)"
+    fronts.sql(one, call, FACT, SHORT)
+    fronts.kill_hard(one)
+    client = fronts.client(other)
+    assert client.responses.retrieve(first.id) == first
+    second = ask(client, "Question: Where?", conversation=kept.id)
+    follow = ask(client, "Question: Where?", previous_response_id=tree.id)
+    assert second.output_text == follow.output_text
+    assert second.usage.input_tokens == follow.usage.input_tokens
+    ((answer,),) = fronts.sql(other, call, "Question: Where?", SHORT)
+    assert answer == second.output_text
+    fronts.start(one)
+    view = "SELECT turns, items FROM tierkv.sessions WHERE session_id = %s"
+    assert fronts.sql(one, view, "told") == fronts.sql(one, view, kept.id) == [(2, 4)]
+    of = "SELECT turn FROM tierkv.session_turns WHERE session_id = 'told' ORDER BY 1"
+    assert fronts.sql(one, of) == [(1,), (2,)]
+    found = fronts.client(one).get("/conversations?metadata[topic]=kettles", cast_to=dict[str, Any])
+    assert [each["id"] for each in found["data"]] == [kept.id]
+    with pytest.raises(psycopg.Error) as caught:
+        fronts.sql(one, "SELECT tierkv.kv_forget(session => %s)", kept.id, user="bob")
+    assert caught.value.sqlstate == "42704"
+    client.conversations.delete(kept.id)
+    with pytest.raises(openai.NotFoundError):
+        fronts.client(one).conversations.retrieve(kept.id)
 
 
 @pytest.mark.parametrize("front", ["front-duck", "front-pg"])

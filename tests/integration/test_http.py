@@ -364,6 +364,65 @@ async def test_every_refusal_has_openais_shape(
     assert reply.headers["x-request-id"] == "mine-1"
 
 
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+TEXT = ("/v1/completions", {"prompt": "x"})
+RESPONSE = ("/v1/responses", {"input": "x"})
+MESSAGE = ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": "x"}]})
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "value"),
+    [
+        (CHAT, "max_tokens", "true"),
+        (CHAT, "max_completion_tokens", '"5"'),
+        (CHAT, "temperature", '"1"'),
+        (CHAT, "temperature", "NaN"),
+        (CHAT, "seed", "true"),
+        (CHAT, "top_k", "2.5"),
+        (CHAT, "stream", "1"),
+        (CHAT, "n", '"2"'),
+        (CHAT, "parallel_tool_calls", '"false"'),
+        (CHAT, "logprobs", "1"),
+        (TEXT, "max_tokens", "false"),
+        (TEXT, "presence_penalty", "true"),
+        (TEXT, "prompt", "[true]"),
+        (RESPONSE, "max_output_tokens", "true"),
+        (RESPONSE, "store", '"false"'),
+        (RESPONSE, "top_p", "Infinity"),
+        (MESSAGE, "max_tokens", "true"),
+        (MESSAGE, "temperature", "NaN"),
+        (MESSAGE, "top_k", '"3"'),
+        (MESSAGE, "top_k", "-1"),
+        (MESSAGE, "stream", '"yes"'),
+        (MESSAGE, "metadata", '{"user_id": 3}'),
+        (("/v1/embeddings", {"input": "x"}), "dimensions", "true"),
+        (("/v1/kv/pin", {"prompt": "x"}), "keep_s", '"60"'),
+    ],
+)
+async def test_a_value_of_another_type_is_refused_by_its_field(
+    door: Door, asked: tuple[str, dict[str, Any]], field: str, value: str
+) -> None:
+    path, fields = asked
+    body = json.dumps(fields | {field: "HERE"}).replace('"HERE"', value)
+    reply = await door.raw("POST", path, body.encode())
+    assert reply.status == 400, reply.body
+    assert field in reply.json()["error"]["message"]
+    if path == "/v1/messages":
+        assert reply.json()["type"] == "error"
+    else:
+        assert reply.json()["error"]["param"].startswith(field)
+
+
+async def test_whole_numbers_may_be_written_as_floats_but_nan_is_no_number(door: Door) -> None:
+    fields = '"messages": [{"role": "user", "content": "x"}], "model": "tiny"'
+    path = "/v1/chat/completions"
+    whole = await door.raw("POST", path, f'{{{fields}, "max_tokens": 4.0}}'.encode())
+    assert (whole.status, whole.json()["usage"]["completion_tokens"]) == (200, 4)
+    schema = '{"type": "json_schema", "json_schema": {"schema": {"minimum": NaN}}}'
+    reply = await door.raw("POST", path, f'{{{fields}, "response_format": {schema}}}'.encode())
+    assert reply.status == 400 and "NaN, which is not JSON" in reply.json()["error"]["message"]
+
+
 async def test_a_browser_and_a_balancer_are_answered(door: Door) -> None:
     page = await door.raw("GET", "/", b"")
     assert (page.status, page.headers["content-type"]) == (200, "text/plain; charset=utf-8")

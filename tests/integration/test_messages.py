@@ -78,6 +78,16 @@ async def test_an_answer_is_that_of_chat_completions(tmp_path: Path) -> None:
         assert streamed.usage.output_tokens == 40
 
 
+async def test_top_k_narrows_the_sampling(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path)
+    async with clients(folder) as (client, _):
+        fields: Any = {"model": "tiny", "max_tokens": 30, "messages": TALK}
+        greedy = await client.messages.create(**fields, extra_body=GREEDY)
+        one = await client.messages.create(**fields, extra_body={"top_k": 1})
+        free = await client.messages.create(**fields, extra_body={"temperature": 1.0})
+        assert one.content[0].text == greedy.content[0].text != free.content[0].text
+
+
 async def test_a_turn_with_a_tool(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path, chat_template=MARKED)
     async with clients(folder) as (client, _):

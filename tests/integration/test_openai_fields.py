@@ -197,6 +197,34 @@ async def test_logprobs_of_a_chat_whole_and_streamed(rig: Rig) -> None:
     assert plain.choices[0].message.content == choice.message.content
 
 
+async def test_logprobs_of_a_response_are_those_of_a_chat(rig: Rig) -> None:
+    chat = (await rig.chat(logprobs=True, top_logprobs=3)).choices[0]
+    fields: dict[str, Any] = {
+        "model": "tiny", "temperature": 0, "max_output_tokens": 24, "input": ASK, "top_logprobs": 3,
+        "include": ["message.output_text.logprobs"], "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+    whole = await rig.client.responses.create(**fields)
+    (part,) = whole.output[0].content
+    assert part.text == chat.message.content and whole.top_logprobs == 3
+    assert [one.bytes for one in part.logprobs] == [one.bytes for one in chat.logprobs.content]
+    assert {len(one.top_logprobs) for one in part.logprobs} == {3}
+    kept = await rig.client.responses.retrieve(whole.id)
+    assert kept.output == whole.output
+    told: list[str] = []
+    async for event in await rig.client.responses.create(stream=True, **fields):
+        if event.type == "response.output_text.delta":
+            told += [one.token for one in event.logprobs]
+        if event.type == "response.output_text.done":
+            assert [one.token for one in event.logprobs] == told
+    assert told == [one.token for one in part.logprobs]
+    follows = await rig.client.responses.create(
+        model="tiny", input="And?", previous_response_id=whole.id, max_output_tokens=4
+    )
+    assert follows.output[0].content[0].logprobs == []
+    with pytest.raises(openai.BadRequestError, match="needs 'message"):
+        await rig.client.responses.create(**(fields | {"include": []}))
+
+
 async def test_logprobs_are_of_the_model_not_of_the_sampling(rig: Rig) -> None:
     bias = {str(token("w")): 100}
     forced = await rig.chat(logprobs=True, top_logprobs=1, logit_bias=bias, max_tokens=1)

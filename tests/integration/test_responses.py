@@ -319,6 +319,62 @@ async def test_a_background_response_is_cancelled(door: Door) -> None:
     assert status == 400 and "background" in message
 
 
+async def test_a_broken_stream_of_a_background_response_is_resumed(door: Door) -> None:
+    fields: dict[str, Any] = {"input": "Tell me", "background": True, **SHORT, **LONG_ANSWER}
+    whole = await door.client.responses.create(input="Tell me", **SHORT, **LONG_ANSWER)
+    door.front.node.gate.clear()
+    stream = await door.client.responses.create(stream=True, **fields)
+    seen = []
+    async for event in stream:
+        seen.append(event)
+        if len(seen) == 2:
+            await stream.close()  # The connection breaks; the answer goes on.
+            break
+    response_id = seen[0].response.id
+    resumed = await door.client.responses.retrieve(
+        response_id, stream=True, starting_after=seen[-1].sequence_number
+    )
+    door.front.node.gate.set()
+    seen += [event async for event in resumed]
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert seen[-1].type == "response.incomplete"
+    assert seen[-1].response.output_text == whole.output_text
+    told = "".join(e.delta for e in seen if e.type == "response.output_text.delta")
+    assert told == whole.output_text
+    again = [e async for e in await door.client.responses.retrieve(response_id, stream=True)]
+    assert again == seen
+    last = len(seen) - 2
+    (end,) = [
+        e async for e in await door.client.responses.retrieve(
+            response_id, stream=True, starting_after=last
+        )
+    ]  # fmt: skip
+    assert end == seen[-1]
+    assert await door.client.responses.retrieve(response_id) == end.response
+    silent = await door.client.responses.create(**fields)
+    for asked in (silent.id, whole.id):
+        status, _, message = await refused(door.client.responses.retrieve(asked, stream=True))
+        assert status == 400 and "background and stream" in message
+    reply = await door.raw("GET", f"/v1/responses/{response_id}?starting_after=3")
+    assert reply.status == 400 and "needs stream" in reply.json()["error"]["message"]
+    await door.client.responses.delete(response_id)
+    status, _, _ = await refused(door.client.responses.retrieve(response_id, stream=True))
+    assert status == 404
+
+
+async def test_a_stream_of_a_cancelled_response_ends(door: Door) -> None:
+    door.front.node.gate.clear()
+    stream = await door.client.responses.create(
+        input="Tell me", background=True, stream=True, **SHORT
+    )
+    kinds = []
+    async for event in stream:
+        kinds.append(event.type)
+        if event.type == "response.in_progress":
+            await door.client.responses.cancel(event.response.id)
+    assert kinds[-1] == "response.cancelled"
+
+
 async def test_a_background_response_that_breaks_has_failed(door: Door) -> None:
     door.front.node.die_after, door.front.node.stays_dead = 1, True
     told = await door.client.responses.create(input="Tell me", background=True, **SHORT)
@@ -369,7 +425,8 @@ async def test_a_history_that_does_not_fit(door: Door) -> None:
         ({"input": "x", "tools": [TOOL, TOOL]}, "tools"),
         ({"input": "x", "tools": [TOOL], "tool_choice": TOOL | {"name": "g"}}, "tool_choice"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),
-        ({"input": "x", "include": ["message.output_text.logprobs"]}, "include"),
+        ({"input": "x", "top_logprobs": 2}, "top_logprobs"),
+        ({"input": "x", "include": ["all"]}, "include"),
         ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning"),
         ({"input": "x", "metadata": {"a": 1}}, "metadata"),
         ({"input": "x", "metadata": {"a" * 65: "b"}}, "metadata"),
@@ -383,7 +440,6 @@ async def test_a_history_that_does_not_fit(door: Door) -> None:
         ({"input": "x", "conversation": "a", "previous_response_id": "b"}, "previous_response_id"),
         ({"input": "x", "conversation": "a", "store": False}, "store"),
         ({"input": "x", "background": True, "store": False}, "store"),
-        ({"input": "x", "background": True, "stream": True}, "stream"),
         ({"input": "x", "conversation": "a b"}, "conversation.id"),
         ({"input": "x", "conversation": {"id": 5}}, "conversation.id"),
         ({"input": "x", "conversation": 5}, "conversation"),

@@ -93,6 +93,33 @@ async def test_calls_of_both_tools_and_an_answer_cut_in_a_call(tmp_path: Path) -
         assert free.message.tool_calls is None
 
 
+async def test_each_of_several_choices_has_calls_of_its_own(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=MARKED)
+    many: dict[str, Any] = {
+        "n": 3, "tool_choice": ONE, "temperature": 1.3, "seed": 5, "max_tokens": 400,
+    }  # fmt: skip
+    async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:
+        whole = await asked(client, **many)
+        calls = {}
+        for choice in whole.choices:
+            (call,) = choice.message.tool_calls
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+            assert choice.finish_reason == "tool_calls"
+            calls[choice.index] = call.function
+        assert len({call.arguments for call in calls.values()}) == 3
+        assert len({c.message.tool_calls[0].id for c in whole.choices}) == 3
+        for number in range(3):
+            alone = await asked(client, **(many | {"n": 1, "seed": 5 + number}))
+            assert alone.choices[0].message.tool_calls[0].function == calls[number]
+        streamed = dict.fromkeys(range(3), "")
+        async for chunk in await asked(client, stream=True, **many):
+            for choice in chunk.choices:
+                for delta in choice.delta.tool_calls or ():
+                    assert delta.index == 0
+                    streamed[choice.index] += delta.function.arguments
+        assert streamed == {index: call.arguments for index, call in calls.items()}
+
+
 async def test_a_node_lost_in_the_middle_of_a_call_is_replaced(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path, chat_template=MARKED)
     use = ToolUse((Tool("get_weather", "", json.dumps(SCHEMA)),), ToolChoice.REQUIRED,

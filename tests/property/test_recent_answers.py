@@ -6,8 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer
-from tierkv.dbfront.answer_cache.recent_answers import RecentAnswers
+from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer, RecentAnswers
 from tierkv.kvcore.request import FinishReason
 
 KEYS = st.integers(0, 8).map(lambda n: bytes([n]))

@@ -87,11 +87,14 @@ def answer_cache(settings: FrontSettings) -> AnswerCache:
     return AnswerCache(SystemClock(), keep_s=keep_s, store=store)
 
 
+_VALKEY_SCHEMES: Final = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
+
+
 def kept_conversations(settings: FrontSettings, siblings: Siblings) -> Conversations:
     """Return the conversations of a front; workers share a file, which is opened at its first use.
 
     Raises:
-        ConfigError: the place is PostgreSQL, and its driver is not installed.
+        ConfigError: the place is a server whose client is not installed.
     """
     place = settings.sessions
     if not place and settings.stats_path:
@@ -108,6 +111,10 @@ def kept_conversations(settings: FrontSettings, siblings: Siblings) -> Conversat
                 hint="Run `pip install 'tierkv[postgres]'`.",
             ) from None
         store = SessionDatabase(place)
+    elif place.startswith(_VALKEY_SCHEMES):
+        from tierkv.dbfront.sessions.session_valkey import SessionValkey  # optional client
+
+        store = SessionValkey(place)
     return Conversations(store, SystemClock(), ttl_s=86_400.0 * settings.session_days)
 
 

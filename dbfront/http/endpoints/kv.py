@@ -7,6 +7,7 @@ stands for every prompt that begins with it.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request
@@ -24,11 +25,10 @@ from tierkv.dbfront.http.services import (
     until_disconnect,
 )
 from tierkv.dbfront.http.tool_fields import ToolField, tool_use, tools_of
-from tierkv.dbfront.sessions.conversations import Conversations, unknown
-from tierkv.dbfront.sessions.items import to_messages
+from tierkv.dbfront.sessions.conversations import Conversations
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions, KvAction, Steering
-from tierkv.kvcore.errors import UserError
+from tierkv.kvcore.errors import UnknownSessionError, UserError
 
 _EXAMPLE: Final[dict[str, JsonValue]] = {
     "messages": [{"role": "user", "content": "Our returns policy: thirty days."}]
@@ -111,10 +111,14 @@ def kv_router(services: Services, conversations: Conversations) -> APIRouter:
     router = APIRouter()
 
     async def steer(request: Request, body: KvBody, steering: Steering) -> dict[str, Any]:
-        caller, kept = caller_of(request), None
+        caller, kept, model = caller_of(request), None, ""
         if body.conversation is not None:
-            kept = await _kept(conversations, caller.tenant, body.conversation)
+            try:
+                kept, model = await conversations.kept(caller.tenant, body.conversation)
+            except UnknownSessionError as error:
+                raise FieldError("conversation", error) from None
         call = body.to_call(caller, steering, kept)
+        call = replace(call, model=call.model or model or None)
         prepared = await services.generator.prepare(call)
         answers = await until_disconnect(services, request, answer_all(services, [prepared]))
         told: dict[str, Any] = json.loads(answers[0].text)
@@ -146,19 +150,3 @@ def kv_router(services: Services, conversations: Conversations) -> APIRouter:
         return await steer(request, body, Steering(KvAction.FORGET))
 
     return router
-
-
-async def _kept(conversations: Conversations, tenant: str, name: str) -> tuple[Message, ...]:
-    """Return the messages of a kept conversation, or up to a response.
-
-    Raises:
-        FieldError: the tenant has none of this id.
-    """
-    store, now_s = conversations.store, conversations.clock.wall()
-    items = await conversations.run(store.history, tenant, name, now_s)
-    if items is None:
-        session = await conversations.run(store.session, tenant, name, now_s)
-        if session is None or not session.is_list:
-            raise FieldError("conversation", unknown("Conversation", name))
-        items = await conversations.run(store.items, tenant, name)
-    return tuple(to_messages(items))

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from tierkv.dbfront.contracts import TextCall
-from tierkv.dbfront.http.schema import ChatMessage
+from tierkv.dbfront.http.schema import ChatMessage, refuse_fields
 from tierkv.dbfront.http.services import FieldError, Services, caller_of, read_body
 from tierkv.dbfront.http.tool_fields import ToolField, tool_use, tools_of
 from tierkv.kvcore import limits
@@ -20,11 +20,23 @@ from tierkv.kvcore.errors import UserError
 _ModelName = Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]
 _MODEL: Final = "name of a served model; default: front.default_model, or the only model"
 
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "return_token_strs": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+}
+"""Unsupported fields of vLLM, and the values (besides null) that ask for nothing special."""
+
 
 class TokenizeBody(BaseModel):
     """POST /tokenize: one of ``prompt`` and ``messages``."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Customer: Jonas"}]})
+    model_config = ConfigDict(
+        extra="allow", json_schema_extra={"examples": [{"prompt": "Customer: Jonas"}]}
+    )
 
     model: _ModelName | None = Field(default=None, description=_MODEL)
     prompt: str | None = Field(default=None, description="text; no chat template is applied")
@@ -51,6 +63,7 @@ def tokens_router(services: Services) -> APIRouter:
     @router.post("/tokenize", summary="Text or a conversation in, token ids out")
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await read_body(request, TokenizeBody)
+        refuse_fields(body.model_extra or {}, _NEUTRAL)
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", UserError("send either prompt or messages"))
         said = body.messages

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tierkv.dbfront.contracts import Message, TextCall
 from tierkv.dbfront.http.config import RestCaller
-from tierkv.dbfront.http.schema import session_name
+from tierkv.dbfront.http.schema import refuse_fields, session_name
 from tierkv.dbfront.http.services import FieldError
 from tierkv.dbfront.http.tool_fields import FunctionName, check_parameters, tool_use
 from tierkv.dbfront.tokens.chunked_prompt import clean_documents
@@ -27,7 +27,20 @@ from tierkv.kvcore.request import ReuseHint
 
 _LIFETIMES_S: Final = {"5m": 300.0, "1h": 3_600.0}
 _NOT_TEXT: Final = "only text, tool calls, tool results and plain-text documents are supported"
-_UNSUPPORTED: Final = ("container", "mcp_servers", "output_format")
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "container": (),
+    "mcp_servers": ([],),
+    "output_format": (),
+    "context_management": ({}, {"edits": []}),
+}
+_TOOL_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "defer_loading": (False,),
+    "input_examples": ([],),
+    "allowed_callers": (["direct"],),
+}
+"""Unsupported fields, and the values (besides null) that ask for nothing special."""
+
+_THOUGHTLESS: Final = ("disabled", "adaptive")
 
 
 class CacheControl(BaseModel):
@@ -54,6 +67,8 @@ class ContentBlock(BaseModel):
     is_error: bool | None = None
     source: dict[str, Any] | None = None
     title: str | None = None
+    context: str | None = None
+    citations: dict[str, Any] | list[Any] | None = None
     cache_control: CacheControl | None = None
 
     def to_text(self, where: str) -> str:
@@ -64,12 +79,20 @@ class ContentBlock(BaseModel):
         """
         if self.type == "text" and self.text is not None:
             return self.text
-        if self.type == "document" and (text := self._document_text(where)) is not None:
-            return f"{self.title}\n{text}" if self.title else text
+        if self.type == "document" and (text := self._document_text()) is not None:
+            if isinstance(self.citations, dict) and self.citations.get("enabled"):
+                error = FeatureNotSupportedError("citations are not supported")
+                raise FieldError(f"{where}.citations", error)
+            return "\n".join(part for part in (self.title, self.context, text) if part)
         error = FeatureNotSupportedError(f"{where}: {self.type!r} is not supported", hint=_HINT)
         raise FieldError(where, error)
 
-    def _document_text(self, where: str) -> str | None:
+    def ttls(self) -> list[float]:
+        """Return the seconds for which the block and blocks inside it ask to keep KV."""
+        inside = self.content if isinstance(self.content, list) else ()
+        return [_ttl(self.cache_control), *(each for block in inside for each in block.ttls())]
+
+    def _document_text(self) -> str | None:
         source = self.source or {}
         if source.get("type") == "text" and isinstance(source.get("data"), str):
             return str(source["data"])
@@ -113,6 +136,7 @@ class MessagesTool(BaseModel):
                 hint="Leave it out, or give its schema.",
             )
             raise FieldError(where, error)
+        refuse_fields(self.model_extra or {}, _TOOL_NEUTRAL)
         check_parameters(self.name, self.input_schema)
         schema = json.dumps(self.input_schema, ensure_ascii=False)
         return Tool(self.name, self.description or "", schema, bool(self.strict))
@@ -140,6 +164,9 @@ class PromptBody(BaseModel):
     output_config: dict[str, Any] | None = Field(
         default=None, description='{"format": {"type": "json_schema", "schema": ...}}'
     )
+    cache_control: CacheControl | None = Field(
+        default=None, description="keep the KV of all of the prompt for its ttl"
+    )
 
     def to_call(self, caller: RestCaller, options: CallOptions) -> TextCall:
         """Make the call.
@@ -147,10 +174,7 @@ class PromptBody(BaseModel):
         Raises:
             FieldError: a field is not supported, or makes no sense.
         """
-        for name in _UNSUPPORTED:
-            if (self.model_extra or {}).get(name):
-                error = FeatureNotSupportedError(f"{name} is not supported")
-                raise FieldError(name, error)
+        refuse_fields(self.model_extra or {}, _NEUTRAL)
         if self.messages[-1].role == "assistant":
             error = FeatureNotSupportedError(
                 "the last message is the assistant's: an answer can't be begun by the client",
@@ -172,6 +196,12 @@ class PromptBody(BaseModel):
             session=options.session_id or "",
             origin="messages",
         )
+
+
+class MessagesMetadata(BaseModel):
+    """About the request; nothing is kept."""
+
+    user_id: str | None = None
 
 
 class MessagesBody(PromptBody):
@@ -198,11 +228,14 @@ class MessagesBody(PromptBody):
         default=None, description="sampling temperature; 0 is greedy; default 1"
     )
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=limits.MAX_TOP_K)] | None = Field(
+        default=None, description="sample among this many most likely tokens; 0: among all"
+    )
     stop_sequences: list[str] | None = Field(
         default=None, description="strings at which the answer ends"
     )
     stream: bool | None = None
-    metadata: dict[str, Any] | None = Field(
+    metadata: MessagesMetadata | None = Field(
         default=None, description="user_id names the conversation"
     )
     thinking: dict[str, Any] | None = None
@@ -213,17 +246,18 @@ class MessagesBody(PromptBody):
         Raises:
             FieldError: a field is not supported.
         """
-        if (self.thinking or {}).get("type") == "enabled":
+        if self.thinking and self.thinking.get("type") not in _THOUGHTLESS:
             error = FeatureNotSupportedError("thinking is not supported", hint="Leave it out.")
             raise FieldError("thinking", error)
-        user = (self.metadata or {}).get("user_id")
+        user = self.metadata.user_id if self.metadata else None
         temperature = default_temperature if self.temperature is None else self.temperature
         return CallOptions(
             temperature=temperature,
             top_p=self.top_p,
             max_tokens=self.max_tokens,
-            stop=tuple(stop for stop in self.stop_sequences or () if stop.strip()) or None,
-            session_id=session_name(user) if isinstance(user, str) else None,
+            top_k=self.top_k,
+            stop=tuple(self.stop_sequences or ()) or None,
+            session_id=session_name(user),
             hint=ReuseHint(next_turn=True) if self.kept_s() else None,
         )
 
@@ -238,10 +272,10 @@ class MessagesBody(PromptBody):
             marks += [CacheMark(0, _ttl(block.cache_control)) for block in self.system]
         for number, message in enumerate(self.messages, start=1):
             if isinstance(message.content, list):
-                marks += [CacheMark(number, _ttl(b.cache_control)) for b in message.content]
-        whole = (self.model_extra or {}).get("cache_control")
-        if isinstance(whole, dict):
-            marks.append(CacheMark(len(self.messages), _LIFETIMES_S.get(whole.get("ttl", "5m"), 0)))
+                marks += [
+                    CacheMark(number, seconds) for b in message.content for seconds in b.ttls()
+                ]
+        marks.append(CacheMark(len(self.messages), _ttl(self.cache_control)))
         return [mark for mark in marks if mark.seconds]
 
     def retained(self, call: TextCall) -> list[TextCall]:
@@ -292,8 +326,12 @@ def _choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | None,
     """Return the choice in OpenAI's form, and whether calls may be parallel."""
     if choice is None:
         return None, True
-    parallel = not choice.get("disable_parallel_tool_use", False)
-    kind = choice.get("type")
+    alone = choice.get("disable_parallel_tool_use") or False
+    if not isinstance(alone, bool):
+        raise FieldError(
+            "tool_choice", UserError("disable_parallel_tool_use must be true or false")
+        )
+    kind, parallel = choice.get("type"), not alone
     if kind in ("auto", "none"):
         return kind, parallel
     if kind == "any":
@@ -307,6 +345,10 @@ def _choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | None,
 
 def _answer_schema(output: dict[str, Any] | None) -> str:
     """Return the JSON Schema of the answer; empty for text."""
+    effort = (output or {}).get("effort")
+    if effort not in (None, "high"):  # High equals no effort at all.
+        unable = FeatureNotSupportedError(f"effort {str(effort)[:80]} is not supported")
+        raise FieldError("output_config.effort", unable)
     form = (output or {}).get("format")
     if form is None:
         return ""

@@ -6,6 +6,10 @@ sign of life every second; the same look shows whether any front has cancelled o
 response. If the front is killed or told to end, another front takes the entry, or the same one
 after its restart, and answers from the beginning. A response without signs of life counts as
 failed when every front has had time to take the entry.
+
+A response with ``stream`` as well is answered by the front of its request, without the queue: the
+front keeps the events until some time after the end, so that clients whose connection broke can go
+on behind the last event that they saw. If that front is killed, the response fails.
 """
 
 from __future__ import annotations
@@ -19,14 +23,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from tierkv.dbfront.http.config import KeyRing, RestCaller
+from tierkv.dbfront.http.responses.kept_events import KeptEvents, told_events
 from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.responses.response_run import ResponseRun
 from tierkv.dbfront.http.services import FieldError, Services
 from tierkv.dbfront.queue.queue_worker import QueueWorker, UnreadableEntryError
 from tierkv.dbfront.queue.work_log import WorkLog
-from tierkv.dbfront.sessions.conversations import Conversations
+from tierkv.dbfront.sessions.conversations import Conversations, unknown
 from tierkv.dbfront.sessions.session_store import SessionTurn, TurnStatus
-from tierkv.dbfront.sessions.turn_form import unanswered
+from tierkv.dbfront.sessions.turn_form import response_json, unanswered
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import (
     AuthenticationError,
@@ -48,6 +53,8 @@ _CLAIMS: Final = 3
 _LEAST_LOST_S: Final = 30.0
 _QUEUED_LOST_S: Final = 3_600.0
 """Longest stay in the queue; then the log has lost the entry."""
+_KEPT_S: Final = 600.0
+"""Seconds after the end of a streamed response for which its events are kept."""
 _LOST: Final = {
     "code": "server_error", "message": "the front that answered this response has ended",
 }  # fmt: skip
@@ -128,6 +135,8 @@ class BackgroundResponses:
         self._keys = keys
         self._queue = queue
         self._works: dict[str, asyncio.Future[None]] = {}
+        self._kept: dict[str, KeptEvents] = {}
+        self._streamed: set[asyncio.Task[None]] = set()
         self._worker = QueueWorker(
             queue.log,
             self,
@@ -145,16 +154,17 @@ class BackgroundResponses:
         self._taking = asyncio.create_task(self._worker.run(), name="background-responses")
 
     def drain(self) -> set[asyncio.Task[None]]:
-        """Take no more entries; return the tasks of those that are being answered."""
+        """Take no more entries; return the tasks that are answering."""
         self._worker.close()
-        return self._worker.serving
+        return self._worker.serving | self._streamed
 
     async def stop(self) -> None:
-        """Give the entries that are being answered back to the queue."""
-        if self._taking is not None:
-            self._taking.cancel()
-            await asyncio.gather(self._taking, return_exceptions=True)
-            self._taking = None
+        """Give the entries that are being answered back to the queue; end the streamed ones."""
+        tasks = [*self._streamed, *([self._taking] if self._taking is not None else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._taking = None
 
     async def begin(self, run: ResponseRun, request: str) -> SessionTurn:
         """Store a response as queued, and let a front answer later.
@@ -167,8 +177,21 @@ class BackgroundResponses:
             TierKVError: the call can't be asked, or the queue is full or away.
             FieldError: the request is too large for the queue.
         """
+        if run.body.stream and len(self._streamed) >= limits.MAX_BACKGROUND_RESPONSES:
+            raise OverloadedError(
+                f"{limits.MAX_BACKGROUND_RESPONSES} streamed responses are answered here",
+                hint="Wait until some have ended, or leave stream or background out.",
+            )
         await run.prepare()
         queued = run.asked.open(TurnStatus.QUEUED, self._conversations.clock.wall())
+        if run.body.stream:
+            stored = await run.put(queued, run.asked.asked)
+            run.go_on(stored)
+            kept = self._kept[stored.response_id] = KeptEvents()
+            task = asyncio.create_task(self._stream(run, stored, kept), name=stored.response_id)
+            self._streamed.add(task)
+            task.add_done_callback(self._streamed.discard)
+            return stored
         caller = run.caller
         entry = QueuedResponse(caller.tenant, caller.key, queued.response_id, request).to_json()
         if (size := len(entry.encode())) > limits.MAX_QUEUE_BODY_BYTES:
@@ -183,20 +206,48 @@ class BackgroundResponses:
             with suppress(SessionStoreError):
                 await self._conversations.run(store.delete_turn, stored.tenant, stored.response_id)
             if isinstance(error, SqlError):
+                full = "the queue of background responses is full"
                 hint = "Wait until some have ended, or leave background out."
-                raise OverloadedError(
-                    "the queue of background responses is full", hint=hint
-                ) from None
+                raise OverloadedError(full, hint=hint) from None
             raise
         return stored
 
+    def events_of(self, response_id: str) -> KeptEvents:
+        """Return the events of a streamed response.
+
+        Raises:
+            FieldError: this front does not have them.
+        """
+        if response_id in self._kept:
+            return self._kept[response_id]
+        error = UserError(
+            "stream can't be used here: the events of this response are not kept",
+            hint="They are kept at the front that answers, for responses made with background and "
+            f"stream, until {_KEPT_S / 60:.0f} minutes after the end. GET the response without "
+            "stream.",
+        )
+        raise FieldError("stream", error)
+
+    def forget(self, response_id: str) -> None:
+        """Stop answering a deleted response, and drop its events."""
+        self.end(response_id)
+        self._kept.pop(response_id, None)
+
     def end(self, response_id: str) -> None:
-        """Stop answering a response that was cancelled or deleted, if this front answers it."""
+        """Stop answering a cancelled response, if this front answers it."""
         if response_id in self._works:
             self._works[response_id].cancel()
 
-    async def looked_after(self, turn: SessionTurn) -> SessionTurn:
-        """Return a turn; an open one fails if no front goes on with it."""
+    async def turn(self, tenant: str, response_id: str) -> SessionTurn:
+        """Return a stored turn; an open one fails if no front goes on with it.
+
+        Raises:
+            UnknownSessionError: the tenant has none of this id.
+        """
+        store, now_s = self._conversations.store, self._conversations.clock.wall()
+        turn = await self._conversations.run(store.turn, tenant, response_id, now_s)
+        if turn is None:
+            raise unknown("Response", response_id)
         return await without_front(self._conversations, turn, self._queue.lost_s(turn.status))
 
     async def run(self, body: str) -> None:
@@ -219,16 +270,32 @@ class BackgroundResponses:
             RestCaller(queued.tenant, queued.key),
         )
         run.go_on(turn)
+        await self._answer(run, turn, KeptEvents())
+
+    async def _stream(self, run: ResponseRun, turn: SessionTurn, kept: KeptEvents) -> None:
+        try:
+            await self._answer(run, turn, kept)
+        except (SessionStoreError, asyncio.CancelledError) as error:
+            ending = TierKVError("the front that answered this response is shutting down")
+            cause = error if isinstance(error, TierKVError) else ending
+            with suppress(SessionStoreError):
+                await self._fail(turn, error_json(cause), kept)
+        kept.end()
+        loop = asyncio.get_running_loop()
+        loop.call_later(_KEPT_S, lambda: self._kept.pop(turn.response_id, None))
+
+    async def _answer(self, run: ResponseRun, turn: SessionTurn, kept: KeptEvents) -> None:
+        """Answer a stored turn, until it is cancelled or deleted."""
         error: BaseException | None = None
-        work = asyncio.ensure_future(_work(run))
+        work = asyncio.ensure_future(_work(run, kept))
         signs = asyncio.ensure_future(_sign(self._conversations, turn))
-        self._works[queued.response_id] = work
+        self._works[turn.response_id] = work
         try:
             await asyncio.wait({work, signs}, return_when=asyncio.FIRST_COMPLETED)
             if work.done() and not work.cancelled():
                 error = work.exception()
         finally:
-            del self._works[queued.response_id]
+            del self._works[turn.response_id]
             for each in (work, signs):
                 each.cancel()
             await asyncio.gather(work, signs, return_exceptions=True)
@@ -237,24 +304,29 @@ class BackgroundResponses:
         if error is not None:
             if not isinstance(error, TierKVError | FieldError):
                 log.error("a background response broke", exc_info=error)
-            await self._fail(turn, error_json(error))
+            await self._fail(turn, error_json(error), kept)
+        elif not kept.ended:  # Cancelled or deleted.
+            ended = unanswered(turn, self._conversations.clock.wall())
+            kept.add([kept.writer.cancelled(response_json(ended, ()))])
 
     async def give_up(self, body: str, reason: str) -> None:
         """Let the response fail; see EntryHandler."""
         turn = await self._turn(QueuedResponse.from_json(body))
         if turn is not None and turn.status.is_open:
-            await self._fail(turn, {"code": "server_error", "message": reason})
+            error = {"code": "server_error", "message": reason}
+            await self._fail(turn, error, KeptEvents())
 
     async def _turn(self, queued: QueuedResponse) -> SessionTurn | None:
         store, now_s = self._conversations.store, self._conversations.clock.wall()
         return await self._conversations.run(store.turn, queued.tenant, queued.response_id, now_s)
 
-    async def _fail(self, turn: SessionTurn, error: Mapping[str, Any]) -> None:
+    async def _fail(self, turn: SessionTurn, error: Mapping[str, Any], kept: KeptEvents) -> None:
         store, now_s = self._conversations.store, self._conversations.clock.wall()
         items = await self._conversations.run(store.turn_items, turn.tenant, turn.response_id)
-        await self._conversations.run(
-            store.put_turn, unanswered(turn, now_s, error), items, opened=True
-        )
+        failed = unanswered(turn, now_s, error)
+        told = await self._conversations.run(store.put_turn, failed, items, opened=True) or failed
+        tell = kept.writer.failed if told.status is TurnStatus.FAILED else kept.writer.cancelled
+        kept.add([tell(response_json(told, ()))])
 
 
 async def without_front(
@@ -271,15 +343,20 @@ async def without_front(
     return failed or turn
 
 
-async def _work(run: ResponseRun) -> None:
+async def _work(run: ResponseRun, kept: KeptEvents) -> None:
     async with run.opened():
         now_s = run.conversations.clock.wall()
         begun = await run.put(run.asked.open(TurnStatus.IN_PROGRESS, now_s), run.asked.asked)
         if not begun.status.is_open:
             return
-        async for _ in run.events():
-            pass
-        await run.store()
+        kept.add(kept.writer.begun(response_json(begun, ())))
+        async for event in run.events():
+            kept.add(told_events(run, kept.writer, event))
+        turn, items = await run.store()
+        output = [item for item in items if item.is_output]
+        if turn.status.is_answered:
+            kept.add(kept.writer.ended(run.asked, output, response_json(turn, items)))
+            kept.end()
 
 
 async def _sign(conversations: Conversations, turn: SessionTurn) -> None:

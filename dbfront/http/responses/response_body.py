@@ -35,11 +35,11 @@ _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt": (),
     "moderation": (),
     "context_management": ([],),
-    "top_logprobs": (0,),
     "reasoning": ({}, {"effort": "none"}),
 }
 """Unsupported fields, and the values (besides null) that ask for nothing special."""
 
+_LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDABLE: Final = frozenset(
     {
         "reasoning.encrypted_content",
@@ -49,9 +49,10 @@ _INCLUDABLE: Final = frozenset(
         "computer_call_output.output.image_url",
         "file_search_call.results",
         "message.input_image.image_url",
+        _LOGPROBS,
     }
 )
-"""Values of ``include`` about items that no response has; they change nothing."""
+"""Values of ``include``; but for the last one, they are about items that no response has."""
 
 
 class ConversationName(BaseModel):
@@ -163,7 +164,10 @@ class ResponseBody(CallBody):
         default=None, description="false: at most one call per answer; default true"
     )
     include: list[str] | None = Field(
-        default=None, description="further data; about items that no response has here"
+        default=None, description=f"{_LOGPROBS}: log-probabilities of the tokens of the text"
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)] | None = Field(
+        default=None, description="alternatives to report with each token; needs include"
     )
 
     @property
@@ -195,14 +199,14 @@ class ResponseBody(CallBody):
             if value not in _INCLUDABLE:
                 error = FeatureNotSupportedError(f"include={value[:80]!r} is not supported")
                 raise FieldError("include", error)
+        if self.top_logprobs and _LOGPROBS not in (self.include or ()):
+            raise _refused("top_logprobs", f"needs {_LOGPROBS!r} in include")
         if self.conversation_id and self.previous_response_id:
             raise _refused("previous_response_id", "can't be used together with conversation")
         if self.conversation_id and not self.stores:
             raise _refused("store", "must be true with a conversation, which keeps its turns")
         if self.background and not self.stores:
             raise _refused("store", "must be true with background, since GET returns the response")
-        if self.background and self.stream:
-            raise _refused("stream", "can't be used with background; GET tells the progress")
 
     def items(self) -> list[SessionItem]:
         """Return the items of ``input``.
@@ -224,7 +228,10 @@ class ResponseBody(CallBody):
         tools = [tool.checked(f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
         parallel = self.parallel_tool_calls is not False
         use = tool_use(tools, self.tool_choice, parallel=parallel)
-        return TextCall(messages=messages, tools=use, origin="responses", **known)
+        logprobs = (self.top_logprobs or 0) if _LOGPROBS in (self.include or ()) else None
+        return TextCall(
+            messages=messages, tools=use, logprobs=logprobs, origin="responses", **known
+        )
 
     def fields(self, call: TextCall) -> dict[str, Any]:
         """Return the fields of the response determined by the request."""
@@ -245,6 +252,7 @@ class ResponseBody(CallBody):
             "text": {"format": told.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": self.tool_choice or "auto",
             "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            "top_logprobs": self.top_logprobs or 0,
             "top_p": 1.0 if call.options.top_p is None else call.options.top_p,
             "truncation": self.truncation or "disabled",
             "user": self.user,

@@ -11,8 +11,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from tierkv.dbfront.answer_token import AnswerToken
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextCall, TextEvent
 from tierkv.dbfront.http.config import RestCaller
+from tierkv.dbfront.http.endpoints.openai import chat_logprobs
 from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.services import FieldError, Services
 from tierkv.dbfront.sessions.conversations import Conversations, unknown
@@ -54,6 +56,7 @@ class ResponseRun:
         asked: the turn; set by ``opened``.
         prepared: the call; set by ``opened``.
         answer: set when ``events`` has ended.
+        tokens: tokens of the answer's text, if the client asked for log-probabilities.
         opened_before: True if the turn is stored already, as a background response.
     """
 
@@ -67,6 +70,7 @@ class ResponseRun:
     asked: AskedTurn = field(init=False)
     prepared: PreparedCall = field(init=False)
     answer: TextAnswer | None = None
+    tokens: list[AnswerToken] = field(default_factory=list)
     opened_before: bool = False
     _created_s: float = 0.0
     _owner: str = ""
@@ -129,14 +133,25 @@ class ResponseRun:
         )
 
     async def events(self) -> AsyncGenerator[TextEvent, None]:
-        """Yield the answer while the model generates, and keep the text."""
+        """Yield the answer while the model generates, and keep the text.
+
+        Tokens come with the text that they begin in; those of calls are left out.
+        """
         parts: list[str] = []
         calls: list[CallDelta] = []
+        waiting: list[AnswerToken] = []
         stream = self.services.generator.stream(self.prepared)
         async with aclosing(stream) as events:  # type: ignore[type-var]
             async for event in events:
                 parts.append(event.text)
                 calls += event.calls
+                if waiting or event.tokens:
+                    waiting += event.tokens
+                    shown = sum(map(len, parts))
+                    tokens = tuple(token for token in waiting if token.start < shown)
+                    waiting = waiting[len(tokens) :]
+                    self.tokens += tokens
+                    event = replace(event, tokens=tokens)
                 if event.finish_reason is not None:
                     made = joined_calls(calls)
                     self.answer = TextAnswer.of("".join(parts), event, tool_calls=made)
@@ -153,7 +168,7 @@ class ResponseRun:
         """
         assert self.answer is not None
         turn = self.asked.answered(self.answer, self.conversations.clock.wall())
-        items = self.asked.items(self.answer)
+        items = self.asked.items(self.answer, chat_logprobs(self.tokens)["content"])
         if not self.body.stores:
             return turn, items
         return await self.put(turn, items), items

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 from tierkv.dbfront.contracts import TextEvent
 from tierkv.dbfront.http.responses.background import BackgroundResponses, error_json
+from tierkv.dbfront.http.responses.kept_events import told_events
 from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.responses.response_run import ResponseRun
 from tierkv.dbfront.http.services import (
@@ -30,6 +31,7 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.errors import TierKVError, UserError
 
 Order = Literal["asc", "desc"]
+Number = Annotated[int, Query(ge=-1, le=1 << 53)]
 Limit = Annotated[int, Query(ge=1, le=limits.MAX_ITEMS_AT_ONCE)]
 
 
@@ -40,19 +42,14 @@ def responses_router(
     router = APIRouter()
     store = conversations.store
 
-    async def turn_of(request: Request, response_id: str) -> SessionTurn:
-        tenant, now_s = caller_of(request).tenant, conversations.clock.wall()
-        turn = await conversations.run(store.turn, tenant, response_id, now_s)
-        if turn is None:
-            raise unknown("Response", response_id)
-        return await background.looked_after(turn)
-
     @router.post("/v1/responses", summary="Items in, an answer out; the turn is kept")
     async def create(request: Request) -> Response:
         body = await read_body(request, ResponseBody)
         run = ResponseRun.of(services, conversations, body, caller_of(request))
         if body.background:
             queued = await background.begin(run, (await request.body()).decode())
+            if body.stream:
+                return await _follow(services, background, queued.response_id, -1)
             return JSONResponse(response_json(queued, ()))
         if body.stream:
             writer = EventWriter()
@@ -60,23 +57,28 @@ def responses_router(
         return JSONResponse(await until_disconnect(services, request, _answered(run)))
 
     @router.get("/v1/responses/{response_id}", summary="A kept response")
-    async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:
+    async def retrieve(
+        request: Request, response_id: str, stream: bool = False, starting_after: Number = -1
+    ) -> Response:
+        turn = await background.turn(caller_of(request).tenant, response_id)
         if stream:
-            raise _refused("stream", "is not supported here; GET the response again to follow it")
-        turn = await turn_of(request, response_id)
-        return response_json(turn, await conversations.run(store.turn_items, *_key(turn)))
+            return await _follow(services, background, response_id, starting_after)
+        if starting_after >= 0:
+            raise _refused("starting_after", "needs stream=true")
+        items = await conversations.run(store.turn_items, *_key(turn))
+        return JSONResponse(response_json(turn, items))
 
     @router.delete("/v1/responses/{response_id}", summary="Delete a kept response")
     async def delete(request: Request, response_id: str) -> dict[str, Any]:
-        turn = await turn_of(request, response_id)
+        turn = await background.turn(caller_of(request).tenant, response_id)
         if not await conversations.run(store.delete_turn, *_key(turn)):
             raise unknown("Response", response_id)
-        background.end(response_id)
+        background.forget(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @router.post("/v1/responses/{response_id}/cancel", summary="Stop a background response")
     async def cancel(request: Request, response_id: str) -> dict[str, Any]:
-        turn = await turn_of(request, response_id)
+        turn = await background.turn(caller_of(request).tenant, response_id)
         if not turn.body["background"]:
             raise _refused("response_id", "names a response that is not a background response")
         items = await conversations.run(store.turn_items, *_key(turn))
@@ -97,12 +99,19 @@ def responses_router(
         order: Order = "desc",
         after: str = "",
     ) -> dict[str, Any]:
-        turn = await turn_of(request, response_id)
+        turn = await background.turn(caller_of(request).tenant, response_id)
         items = await conversations.run(store.turn_items, *_key(turn))
         asked = [item for item in items if not item.is_output]
         return page_json(_after(asked[::-1] if order == "desc" else asked, after), limit)
 
     return router
+
+
+async def _follow(
+    services: Services, background: BackgroundResponses, response_id: str, after: int
+) -> Response:
+    kept = background.events_of(response_id)
+    return await open_framed(services, kept.after(after), _framing(kept.writer))
 
 
 def _key(turn: SessionTurn) -> tuple[str, str]:
@@ -145,10 +154,10 @@ async def _pieces(
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """Yield the pieces of the answer and the end; an error is an event, too."""
     try:
-        for told in _piece(run, writer, await first):
+        for told in told_events(run, writer, await first):
             yield told
         async for event in events:
-            for told in _piece(run, writer, event):
+            for told in told_events(run, writer, event):
                 yield told
         turn, items = await run.store()
         output = [item for item in items if item.is_output]
@@ -158,13 +167,6 @@ async def _pieces(
         now_s = run.conversations.clock.wall()
         failed = unanswered(begun, now_s, error_json(error))
         yield writer.failed(response_json(failed, ()))
-
-
-def _piece(run: ResponseRun, writer: EventWriter, event: TextEvent) -> Iterator[Mapping[str, Any]]:
-    if event.text:
-        yield from writer.text(run.asked, event.text)
-    for delta in event.calls:
-        yield from writer.call(run.asked, delta)
 
 
 def _framing(writer: EventWriter) -> Framing[Mapping[str, Any]]:

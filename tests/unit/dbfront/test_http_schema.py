@@ -114,6 +114,17 @@ def test_parts_are_joined_and_developer_is_system() -> None:
     assert call.messages == (Message("system", "ab"), Message("assistant", ""))
 
 
+def test_a_refusal_is_read_and_what_no_template_reads_is_refused() -> None:
+    parts = [{"type": "refusal", "refusal": "no"}, {"type": "text", "text": "!"}]
+    said = [{"role": "assistant", "refusal": "No."}, {"role": "assistant", "content": parts}]
+    call = ChatBody.model_validate({"messages": said}).to_call(T, 1.0)
+    assert call.messages == (Message("assistant", "No."), Message("assistant", "no!"))
+    old = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(FieldError) as caught:
+        ChatBody.model_validate({"messages": [*USER, old]}).to_call(T, 1.0)
+    assert caught.value.param == "messages[1].function_call"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -125,6 +136,11 @@ def test_parts_are_joined_and_developer_is_system() -> None:
         ("logit_bias", {"x": 1}),
         ("logit_bias", {"5": 1, "05": 2}),
         ("guided_json", {}),
+        ("reasoning_effort", "high"),
+        ("store", True),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("stop_token_ids", [3]),
+        ("skip_special_tokens", False),
     ],
 )
 def test_what_we_do_not_do_is_refused_by_name(field: str, value: object) -> None:
@@ -134,7 +150,15 @@ def test_what_we_do_not_do_is_refused_by_name(field: str, value: object) -> None
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("n", 1), ("tools", []), ("logprobs", None), ("top_k", -1)]
+    ("field", "value"),
+    [
+        ("n", 1),
+        ("tools", []),
+        ("logprobs", None),
+        ("top_k", -1),
+        ("store", False),
+        ("reasoning_effort", "none"),
+    ],
 )
 def test_neutral_values_are_accepted(field: str, value: object) -> None:
     assert chat(**{field: value}).to_call(T, 1.0)

@@ -25,6 +25,7 @@ from tierkv.kvcore.request import FinishReason, HitTokens, Usage
 CALLER = RestCaller("t", "k")
 TOOL = {"name": "go", "description": "Go!", "input_schema": {"type": "object"}}
 ASK = [{"role": "user", "content": "hi"}]
+DOCUMENT = {"type": "document", "source": {"type": "text", "data": "Rome is big."}}
 MARK = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
 
@@ -44,7 +45,7 @@ def text(said: str, **more: Any) -> dict[str, Any]:
 
 def test_a_conversation_with_calls_results_and_documents() -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "Rome is big."}
-    document = {"type": "document", "source": source, "title": "Rome"}
+    document = {"type": "document", "source": source, "title": "Rome", "context": "A guide."}
     talk = [
         {"role": "user", "content": [document, text("Hi."), text("Well?")]},
         {
@@ -64,24 +65,24 @@ def test_a_conversation_with_calls_results_and_documents() -> None:
         },
     ]
     call = call_of(talk, system=[text("Be"), text("kind.")], tools=[TOOL])
-    assert call.documents == ("Rome\nRome is big.",)
+    assert call.documents == ("Rome\nA guide.\nRome is big.",)
     assert call.messages == (
         Message("system", "Be\n\nkind."),
         Message("user", "Hi.\n\nWell?"),
         Message("assistant", "Wait.", (ToolCall("c1", "go", '{"a": 1}'),)),
         Message("tool", "gone", tool_call_id="c1"),
-        Message("user", "Rome\nRome is big."),
+        Message("user", "Rome\nA guide.\nRome is big."),
     )
     assert (call.tenant, call.key, call.origin) == ("t", "k", "messages")
 
 
 def test_options_and_choices() -> None:
-    call = call_of(temperature=0, top_p=0.5, stop_sequences=["END", " "],
+    call = call_of(temperature=0, top_p=0.5, top_k=3, stop_sequences=["END", " "],
                    metadata={"user_id": "a b"}, tools=[TOOL],
                    tool_choice={"type": "any", "disable_parallel_tool_use": True})  # fmt: skip
     options = call.options
     assert (options.temperature, options.top_p, options.max_tokens) == (0.0, 0.5, 9)
-    assert options.stop == ("END",) and options.hint is None
+    assert (options.stop, options.top_k) == (("END", " "), 3) and options.hint is None
     assert options.session_id is not None and options.session_id.startswith("h-")
     use = call.tools
     assert use is not None and (use.choice, use.parallel) == (ToolChoice.REQUIRED, False)
@@ -90,7 +91,7 @@ def test_options_and_choices() -> None:
     assert named is not None and named.only == ("go",)
     form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     assert json.loads(call_of(output_config=form).json_schema) == {"type": "object"}
-    assert call_of(output_config={"effort": "low"}).json_schema == ""
+    assert call_of(output_config={"effort": "high"}).json_schema == ""
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,14 @@ def test_options_and_choices() -> None:
         ({"tool_choice": {"type": "tool", "name": "go"}}, "tool_choice"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"thinking": {"type": "often"}}, "thinking"),
+        ({"context_management": {"edits": [{"type": "clear"}]}}, "context_management"),
+        ({"tools": [TOOL | {"input_examples": [{"a": 1}]}]}, "input_examples"),
+        ({"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+         "tool_choice"),
+        ({"messages": [{"role": "user", "content": [DOCUMENT | {"citations": {"enabled": True}}]}]},
+         "messages.0.content.citations"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -132,6 +141,8 @@ def test_marks_retain_the_prompt_up_to_the_last_one_of_each_lifetime() -> None:
     assert [m.content for m in kept[3_600.0].messages or ()] == ["s", "a"]
     assert all(one.tools == call.tools and one.tenant == "t" for one in kept.values())
     assert body_of().retained(call) == []
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [text("x", cache_control=MARK)]}
+    assert body_of([{"role": "user", "content": [result]}]).kept_s() == 300.0
     whole = body_of(cache_control=MARK)
     assert [m.content for m in whole.retained(call)[0].messages or ()] == ["hi"]
 
