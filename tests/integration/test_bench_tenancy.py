@@ -26,6 +26,8 @@ def test_a_limit_is_kept_beside_a_quiet_tenant() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     metrics = json.loads(done.stdout)
     assert 0 < metrics["loud_highest_use_of_capacity"] <= 1
+    assert metrics["switch_blocks"] == 50_000 and metrics["get_metered_of_free"] > 0
+    assert metrics["weight_one_share"] < metrics["weight_two_share"] < metrics["weight_four_share"]
     assert metrics["quiet_hit_share_with_limit"] >= metrics["quiet_hit_share_alone"] - 0.05
 
 
