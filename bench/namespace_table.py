@@ -39,10 +39,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print; ``--quick`` switches 50,000 blocks and replays a short trace."""
     options = make_parser(__doc__).parse_args(argv)
     report = Report("namespace_table")
-    _switch(report, _QUICK_BLOCKS if options.quick else _BLOCKS)
-    _ledger(report, 2_000 if options.quick else 20_000)
-    _policies(report, tenants(options.seed, 400 if options.quick else 4_000))
+    measure(report, options.seed, quick=options.quick)
     finish(report, options.format)
+
+
+def measure(report: Report, seed: int, *, quick: bool) -> None:
+    """Measure everything, and add the results."""
+    _switch(report, _QUICK_BLOCKS if quick else _BLOCKS)
+    _ledger(report, 2_000 if quick else 20_000)
+    _policies(report, tenants(seed, 400 if quick else 4_000))
 
 
 def _table(slots: int) -> SlotTable:

@@ -6,7 +6,8 @@ beside it, as fast as four callers can, 120 prompts, whose KV is larger than the
 limit, with a quarter of the pool's memory, and last with a limit of its calls too, evenly spaced.
 Counted are the share of the quiet tenant's prompt
 tokens that were not computed, the time of one of its calls in a hundred, and the largest part of
-the capacity that the loud one ever used.
+the capacity that the loud one ever used. The same run measures a pool node alone
+(bench/tenancy_node.py) and its slot table (bench/namespace_table.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from bench import namespace_table, tenancy_node
 from bench.report import Report, finish, make_parser
 
 _POOL_BYTES = 64 << 20
@@ -107,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rounds, prompts = (1, _QUICK_PROMPTS) if arguments.quick else (5, _QUIET_PROMPTS)
     with running(arguments.policy) as (url, meta):
         asyncio.run(_measure(report, Front(url, arguments.seed), meta, rounds, prompts))
+    tenancy_node.measure(report, 2.0 if arguments.quick else 10.0)
+    namespace_table.measure(report, arguments.seed, quick=arguments.quick)
     finish(report, arguments.format)
 
 

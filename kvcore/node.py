@@ -248,6 +248,7 @@ class NamespaceUsage:
         read_bytes: bytes read from the node's memory.
         write_bytes: bytes written there.
         throttled: transfers and blocks that the node refused because a rate was used.
+        hits: uses of its blocks in memory; uses of one block within a second count once.
     """
 
     name: str
@@ -265,6 +266,7 @@ class NamespaceUsage:
     read_bytes: int = 0
     write_bytes: int = 0
     throttled: int = 0
+    hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

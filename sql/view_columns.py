@@ -242,6 +242,7 @@ VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "read_bytes": "BIGINT",
         "write_bytes": "BIGINT",
         "throttled": "BIGINT",
+        "hits": "BIGINT",
     },
     "load_decisions": {
         "node_id": "VARCHAR",

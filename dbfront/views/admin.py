@@ -293,7 +293,7 @@ def _model(model: ModelInfo) -> Row:
 _USED = ("used_bytes", "blocks", "refused_blocks", "disk_used_bytes", "disk_blocks")
 _EVICTED = (
     "evicted_for_quota", "evicted_for_memory", "evicted_for_ttl", "evicted_for_version",
-    "evicted_from_disk", "read_bytes", "write_bytes", "throttled",
+    "evicted_from_disk", "read_bytes", "write_bytes", "throttled", "hits",
 )  # fmt: skip
 
 

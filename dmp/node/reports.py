@@ -142,6 +142,7 @@ class Reports:
                 used_bytes=account.used_bytes,
                 blocks=account.blocks,
                 refused_blocks=account.refused,
+                hits=account.hits,
                 evicted_for_quota=account.evicted_for_quota,
                 evicted_for_memory=account.evicted_for_memory,
                 evicted_for_ttl=account.evicted_for_ttl,

@@ -108,6 +108,7 @@ class NamespaceAccount:
         quota: what the namespace may keep.
         used_bytes: slot bytes in use.
         blocks: slots in use.
+        hits: uses of blocks; uses of one block within a second count once.
         refused: blocks refused because the capacity was used.
         evicted_for_quota: own blocks that made room for own blocks.
         evicted_for_memory: blocks evicted because the node's memory was used.
@@ -123,6 +124,7 @@ class NamespaceAccount:
     evicted_for_memory: int = 0
     evicted_for_ttl: int = 0
     evicted_for_version: int = 0
+    hits: int = 0
 
 
 class Accounts:

@@ -93,6 +93,10 @@ class EvictionOrder:
         Uses within a second count as one: a load looks a block up and then reads the block layer by
         layer.
         """
+        if slot.account and (not slot.known or now - slot.used_at >= SAME_USE_S):
+            account = self._accounts.by_number.get(slot.account)
+            if account is not None:
+                account.hits += 1
         if not slot.known:
             self.entered(slot, now)
             self.offer(slot)

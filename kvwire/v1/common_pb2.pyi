@@ -403,6 +403,7 @@ class NamespaceUsage(_message.Message):
     READ_BYTES_FIELD_NUMBER: _builtins.int
     WRITE_BYTES_FIELD_NUMBER: _builtins.int
     THROTTLED_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     capacity_bytes: _builtins.int
     used_bytes: _builtins.int
@@ -418,6 +419,7 @@ class NamespaceUsage(_message.Message):
     read_bytes: _builtins.int
     write_bytes: _builtins.int
     throttled: _builtins.int
+    hits: _builtins.int
     def __init__(
         self,
         *,
@@ -436,10 +438,11 @@ class NamespaceUsage(_message.Message):
         read_bytes: _builtins.int = ...,
         write_bytes: _builtins.int = ...,
         throttled: _builtins.int = ...,
+        hits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "capacity_bytes", b"capacity_bytes", "disk_blocks", b"disk_blocks", "disk_used_bytes", b"disk_used_bytes", "evicted_for_memory", b"evicted_for_memory", "evicted_for_quota", b"evicted_for_quota", "evicted_for_ttl", b"evicted_for_ttl", "evicted_for_version", b"evicted_for_version", "evicted_from_disk", b"evicted_from_disk", "name", b"name", "read_bytes", b"read_bytes", "refused_blocks", b"refused_blocks", "throttled", b"throttled", "used_bytes", b"used_bytes", "write_bytes", b"write_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "capacity_bytes", b"capacity_bytes", "disk_blocks", b"disk_blocks", "disk_used_bytes", b"disk_used_bytes", "evicted_for_memory", b"evicted_for_memory", "evicted_for_quota", b"evicted_for_quota", "evicted_for_ttl", b"evicted_for_ttl", "evicted_for_version", b"evicted_for_version", "evicted_from_disk", b"evicted_from_disk", "hits", b"hits", "name", b"name", "read_bytes", b"read_bytes", "refused_blocks", b"refused_blocks", "throttled", b"throttled", "used_bytes", b"used_bytes", "write_bytes", b"write_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

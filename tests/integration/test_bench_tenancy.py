@@ -13,6 +13,8 @@ pytestmark = [mark.integration, mark.bench, mark.slow, mark.timeout(240)]
 def test_a_limit_is_kept_beside_a_quiet_tenant() -> None:
     metrics = quick_metrics("tenancy", timeout=230)
     assert 0 < metrics["loud_highest_use_of_capacity"] <= 1
+    assert metrics["switch_blocks"] == 50_000 and metrics["get_metered_of_free"] > 0
+    assert metrics["weight_one_share"] < metrics["weight_two_share"] < metrics["weight_four_share"]
     assert metrics["quiet_hit_share_with_limit"] >= metrics["quiet_hit_share_alone"] - 0.05
 
 

@@ -318,3 +318,16 @@ def test_unused_blocks_end_children_first_and_used_ones_stay() -> None:
     table.expire(201.0)
     table.expire(203.0)
     assert names(table, "a3") == []
+
+
+def test_uses_of_a_namespaces_blocks_are_counted_once_a_second() -> None:
+    table = with_quota(capacity_bytes=3 * SIZE)
+    own = put(table, "a", min(TEAMS["red"]))
+    assert own is not None and put(table, "b", "stranger") is not None
+    (account,) = table.accounts
+    assert account.hits == 0
+    for table.now in (5.0, 5.5, 7.0):
+        assert table.find(block_key("a")) is own and table.find(block_key("b")) is not None
+        table.pin_for_read(own)
+        table.unpin([own])
+    assert account.hits == 2

@@ -147,17 +147,27 @@ async def test_a_namespaces_use_is_the_sum_of_the_pool_nodes(
         await front.meta.put_namespace(Namespace("red", limits=KvLimits(4 << 20, 60.0, False)))
         for number in range(2):
             used = NamespaceUsage(
-                "red", 2 << 20, 1_000 + number, 3, 2, 5, 1, 4, read_bytes=10, throttled=1
+                "red",
+                2 << 20,
+                1_000 + number,
+                3,
+                2,
+                5,
+                1,
+                4,
+                read_bytes=10,
+                throttled=1,
+                hits=7,
             )
             await join(front.meta, pool_node(number), NodeReport(namespaces=(used,)))
         columns = (
             "SELECT name, capacity_bytes, ttl_s, on_full, used_bytes, blocks, refused_blocks, "
-            "evicted_for_quota, evicted_for_memory, evicted_for_ttl, read_bytes, throttled "
+            "evicted_for_quota, evicted_for_memory, evicted_for_ttl, read_bytes, throttled, hits "
             "FROM tierkv.namespaces"
         )
         assert await rows(session, columns) == [
-            ("own", None, None, "evict", None, None, None, None, None, None, None, None),
-            ("red", 4 << 20, 60.0, "refuse", 2_001, 6, 4, 10, 2, 8, 20, 2),
+            ("own", None, None, "evict", *[None] * 9),
+            ("red", 4 << 20, 60.0, "refuse", 2_001, 6, 4, 10, 2, 8, 20, 2, 14),
         ]
 
 
