@@ -4,6 +4,12 @@ set -euo pipefail
 missing=()
 command -v psql >/dev/null || missing+=(postgresql-client)
 command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing+=(postgresql)
+for server in /usr/lib/postgresql/*/; do  # The tests of vectors are skipped where apt has no pgvector.
+  [ -d "$server" ] || continue
+  vector="postgresql-$(basename "$server")-pgvector"
+  [ -e "/usr/share/postgresql/$(basename "$server")/extension/vector.control" ] && continue
+  apt-cache show "$vector" >/dev/null 2>&1 && missing+=("$vector")
+done
 command -v npm >/dev/null || missing+=(nodejs npm)
 command -v openssl >/dev/null || missing+=(openssl)
 command -v strace >/dev/null || missing+=(strace)

@@ -239,6 +239,8 @@ def _model(site: CallSite, defaults: CallDefaults) -> str | None:
 
 
 def _documents(site: CallSite) -> int | str | None:
+    if DOCUMENTS in site.form.collected:
+        return "of a query"
     if DOCUMENTS in site.form.row_parameters:
         return "per row"
     documents = site.form.constant(DOCUMENTS)

@@ -98,6 +98,7 @@ class CallForm:
         always_null: an argument that may not be NULL is a NULL constant.
         stage: lowest stage of its calls.
         filters: all its calls are conjuncts that an early-stopping LIMIT may leave unanswered.
+        collected: arguments whose list is the rows of a query.
         unordered: the form gathers rows in any order in which the engine meets them.
     """
 
@@ -109,6 +110,7 @@ class CallForm:
     always_null: bool = False
     stage: int = 0
     filters: bool = False
+    collected: tuple[str, ...] = ()
     unordered: bool = False
 
     def constant(self, name: str) -> Value:

@@ -130,6 +130,7 @@ def _form(key: int, call: FoundCall, places: list[Place]) -> CallForm:
         ),
         stage=min(place.stage for place in places),
         filters=all(place.filters for place in places),
+        collected=tuple(name for name, found in call.arguments.items() if found.collects),
         unordered=call.gathering is not None and not call.gathering.ordered,
     )
 

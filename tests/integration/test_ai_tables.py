@@ -164,3 +164,23 @@ def test_a_front_refreshes_its_tables_by_itself(start_cluster: Callable[..., Clu
         connection.execute("ALTER AI TABLE made SUSPEND")
         state = connection.execute("SELECT state, suspended FROM tierkv.ai_tables").fetchone()
         assert state == ("fresh", True)
+
+
+def test_embeddings_stay_those_of_their_rows(door: Door) -> None:
+    with door.session() as connection:
+        connection.execute(
+            "CREATE AI TABLE memory AS SELECT id, body, ai_embed(body) AS embedding FROM docs "
+            "WITH (key = id)"
+        )
+        connection.execute("UPDATE docs SET body = 'another text' WHERE id = 8")
+        door.generator.prompts.clear()
+        connection.execute("REFRESH AI TABLE memory")
+        assert door.generator.prompts == ["another text"]
+        right = "SELECT count(*), min(id) FROM memory WHERE embedding = ai_embed(body)"
+        assert connection.execute(right).fetchall() == [(ROWS, 1)]
+        answered = connection.execute(
+            "SELECT ai_generate('q', documents => (SELECT body FROM memory "
+            "WHERE embedding = ai_embed('another text'))) = ai_generate(E'another text\\nq')"
+        ).fetchone()
+        assert answered == (True,)
+        connection.execute("DROP AI TABLE memory")

@@ -109,4 +109,5 @@ def test_documents_in_another_order_are_not_computed_again(
     assert recomputed < reused / 2
     prompt, *hits = map(int, _TOKENS.findall(plan)[0])
     assert prompt - sum(hits) + recomputed < 0.8 * prompt, plan
+    assert "documents of a query" in plan
     assert "stage 2" in plan and "ai_embed in SELECT, stage 1" in plan

@@ -154,3 +154,21 @@ def test_without_the_extension_the_error_names_the_cure(relay_without: RunningRe
             "ORDER BY ai_embed(body)::real[] <=> ai_embed('note 2')::real[] LIMIT 1"
         ).fetchone()
         assert found == (2,)
+
+
+def test_filters_and_cursors_over_the_nearest_rows(client: psycopg.Connection) -> None:
+    client.execute("CREATE TABLE mem (id int, body text, embedding vector(8))")
+    client.execute("INSERT INTO mem SELECT id, body, ai_embed(body) FROM notes WHERE id <> 7")
+    query = (
+        "SELECT id, ai_generate(body, documents => (SELECT m.body FROM mem m "
+        "WHERE m.id <> mem.id ORDER BY m.embedding <=> mem.embedding LIMIT 1)) IS NOT NULL "
+        "FROM mem WHERE ai_filter('note 1', body) "
+        "ORDER BY embedding <=> ai_embed('note 12') LIMIT 2"
+    )
+    rows = client.execute(query).fetchall()
+    assert rows[0] == (12, True)
+    assert len(rows) == 2 and rows[1][0] in {1, *range(10, 20)}
+    with client.transaction():
+        client.execute(f"DECLARE near CURSOR FOR {query}")
+        assert client.execute("FETCH 1 FROM near").fetchall() == rows[:1]
+        assert client.execute("FETCH ALL FROM near").fetchall() == rows[1:]
