@@ -6,12 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
-import psycopg
 import pytest
 
-from tests.fix_postgres import PASSWORD, PostgresServer
 from tierkv.dbfront.sessions.session_database import SessionDatabase
 from tierkv.dbfront.sessions.session_file import SessionFile
 from tierkv.dbfront.sessions.session_store import (
@@ -31,18 +28,11 @@ Opens = Callable[[], SessionStore]
 NOW = 1_700_000_000.0
 
 
-@pytest.fixture
-def url(postgres: PostgresServer) -> Iterator[str]:
-    yield f"postgresql://alice:{quote(PASSWORD)}@127.0.0.1:{postgres.port}/app"
-    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS tierkv_front CASCADE")
-
-
 @pytest.fixture(params=["file", "postgres"])
 def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opens]:
     """Opens the same store again and again."""
     made: list[SessionStore] = []
-    place = request.getfixturevalue("url") if request.param == "postgres" else ""
+    place = request.getfixturevalue("front_url") if request.param == "postgres" else ""
 
     def open_one() -> SessionStore:
         store = SessionDatabase(place) if place else SessionFile(str(tmp_path / "s"))
