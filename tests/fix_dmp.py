@@ -8,12 +8,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tierkv.dmp.config import DmpConfig
 from tierkv.dmp.node.lower_tier import LowerTier
 from tierkv.dmp.node.node import DmpNode
 from tierkv.dmp.pool_node import PoolNode, RangeRead, RangeWrite
+from tierkv.dmp.segment.geometry import SLOT_DTYPE
+from tierkv.dmp.segment.restored import RestoredSlots
+from tierkv.dmp.segment.slots import Slot
 from tierkv.dmp.server.server import DmpServer
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import ROOT_PARENT, BlockSpec, Location, Outlook, Owner, RangeShape
@@ -180,3 +184,17 @@ def fetch(pool: PoolNode, location: Location, indices: Sequence[int] = (0, 1)) -
         ]
     )
     return [bytes(buffer) for buffer in buffers]
+
+
+def restored_rows(slots: Sequence[Slot]) -> RestoredSlots:
+    """The header rows of sealed slots, as a segment gives them back."""
+    rows = np.zeros(len(slots), SLOT_DTYPE)
+    for row, slot in zip(rows, slots, strict=True):
+        put = slot.block
+        row["generation"], row["key"], row["parent"] = slot.generation, put.key, put.parent
+        row["range_bytes"], row["range_count"] = put.ranges.size_bytes, put.ranges.count
+        row["tokens"], row["names"] = (
+            put.tokens,
+            (put.owner.model.encode(), put.owner.tenant.encode()),
+        )
+    return RestoredSlots.of(np.array([slot.index for slot in slots], int), rows)

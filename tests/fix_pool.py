@@ -124,6 +124,19 @@ class MemoryPoolNode(InprocPoolNode):
         super().read_ranges(reads)
 
 
+class GatedPoolNode(MemoryPoolNode):
+    """Reads of layer 1 and later wait for ``gate``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def read_ranges(self, reads: Sequence[RangeRead]) -> None:
+        if reads[0].index >= 1:
+            assert self.gate.wait(30)
+        super().read_ranges(reads)
+
+
 class CorruptingPoolNode(MemoryPoolNode):
     """Gives NaN bytes and a checksum error for one block, from one layer on."""
 

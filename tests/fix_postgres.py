@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -86,6 +87,10 @@ class PostgresServer:
     @property
     def dsn(self) -> str:
         return f"host=127.0.0.1 port={self.port} user={USER} password='{PASSWORD}' dbname=app"
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{USER}:{quote(PASSWORD)}@127.0.0.1:{self.port}/app"
 
     @property
     def log(self) -> str:
@@ -269,3 +274,11 @@ def ai_relay(postgres: PostgresServer, generator: InstantGenerator) -> Iterator[
 def postgres() -> Iterator[PostgresServer]:
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture
+def front_url(postgres: PostgresServer) -> Iterator[str]:
+    """A database for what a front keeps; the front's tables go after the test."""
+    yield postgres.url
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS tierkv_front CASCADE")

@@ -26,18 +26,11 @@ LIMITS = StoreLimits(most_bytes=1 << 20, keep_s=1_000.0)
 NOW = 1_700_000_000.0
 
 
-@pytest.fixture
-def url(postgres: PostgresServer) -> Iterator[str]:
-    yield f"postgresql://alice:{quote(PASSWORD)}@127.0.0.1:{postgres.port}/app"
-    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS tierkv_front CASCADE")
-
-
 @pytest.fixture(params=["file", "postgres"])
 def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opens]:
     """Opens the same store again and again."""
     made: list[AnswerStore] = []
-    place = request.getfixturevalue("url") if request.param == "postgres" else ""
+    place = request.getfixturevalue("front_url") if request.param == "postgres" else ""
 
     def open_one(limits: StoreLimits = LIMITS) -> AnswerStore:
         store = AnswerDatabase(place, limits) if place else AnswerFile(str(tmp_path / "a"), limits)
@@ -146,14 +139,14 @@ def test_5_two_stores_write_at_the_same_time(opens: Opens) -> None:
     assert {one.text for one in found.values()} <= {"0 9", "1 9"}
 
 
-def test_an_unreadable_answer_is_none(opens: Opens, url: str, tmp_path: Path) -> None:
+def test_an_unreadable_answer_is_none(opens: Opens, front_url: str, tmp_path: Path) -> None:
     store = opens()
     store.keep({key(1): answer(), key(2): answer()}, {}, NOW)
     if isinstance(store, AnswerFile):
         wrong = "UPDATE answers SET body = '[1]' WHERE key = ?"
         store._done(lambda database: database.execute(wrong, [key(1)]))
     else:
-        with psycopg.connect(url, autocommit=True) as connection:
+        with psycopg.connect(front_url, autocommit=True) as connection:
             connection.execute(
                 "UPDATE tierkv_front.answers SET body = 'oops' WHERE key = %s", [key(1)]
             )
@@ -180,8 +173,8 @@ def test_an_unusable_path_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_restarted_postgres_is_found_again(url: str, postgres: PostgresServer) -> None:
-    store = AnswerDatabase(url, LIMITS)
+def test_a_restarted_postgres_is_found_again(front_url: str, postgres: PostgresServer) -> None:
+    store = AnswerDatabase(front_url, LIMITS)
     store.keep({key(1): answer()}, {}, NOW)
     postgres.stop("immediate")
     try:

@@ -7,7 +7,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -28,13 +27,9 @@ from tierkv.metaserver.namespaces import NamespaceStore
 Opens = Callable[[], NamespaceDatabase]
 
 
-def url_of(server: PostgresServer) -> str:
-    return f"postgresql://alice:{quote(PASSWORD)}@127.0.0.1:{server.port}/app"
-
-
 @pytest.fixture
 def url(postgres: PostgresServer) -> Iterator[str]:
-    yield url_of(postgres)
+    yield postgres.url
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS tierkv_meta CASCADE")
 
@@ -257,7 +252,7 @@ def test_a_malformed_url_is_told_without_its_password() -> None:
 
 
 def test_reads_outlive_postgres_and_writes_say_what_is_wrong(postgres: PostgresServer) -> None:
-    store = NamespaceStore(url_of(postgres))
+    store = NamespaceStore(postgres.url)
     store.put(Namespace("before"))
     postgres.stop("immediate")
     try:
@@ -266,7 +261,7 @@ def test_reads_outlive_postgres_and_writes_say_what_is_wrong(postgres: PostgresS
             store.put(Namespace("after"))
         assert "meta.database" in refused.value.hint and PASSWORD not in str(refused.value)
         with pytest.raises(ConfigError, match="PostgreSQL can't be used") as unusable:
-            NamespaceStore(url_of(postgres))
+            NamespaceStore(postgres.url)
         assert PASSWORD not in str(unusable.value)
     finally:
         postgres.start()

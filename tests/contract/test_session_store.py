@@ -6,14 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
-import psycopg
 import pytest
 from valkey import Valkey
 
 from tests.fix_cluster import wait_for
-from tests.fix_postgres import PASSWORD, PostgresServer
 from tests.fix_valkey import redis_server, valkey_server
 from tierkv.dbfront.sessions.session_database import SessionDatabase
 from tierkv.dbfront.sessions.session_file import SessionFile
@@ -35,13 +32,6 @@ Opens = Callable[[], SessionStore]
 NOW = 1_700_000_000.0
 
 
-@pytest.fixture
-def url(postgres: PostgresServer) -> Iterator[str]:
-    yield f"postgresql://alice:{quote(PASSWORD)}@127.0.0.1:{postgres.port}/app"
-    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS tierkv_front CASCADE")
-
-
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """URLs of servers with expiry of fields, and without."""
@@ -56,7 +46,7 @@ def opens(
 ) -> Iterator[Opens]:
     """Opens the same store again and again."""
     made: list[SessionStore] = []
-    place = request.getfixturevalue("url") if request.param == "postgres" else ""
+    place = request.getfixturevalue("front_url") if request.param == "postgres" else ""
     server = servers.get(request.param, "")
     if server:
         with Valkey.from_url(server) as client:

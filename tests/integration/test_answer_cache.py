@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 import pytest
 
 from tests.fix_cluster import free_port, wait_for
-from tests.fix_postgres import PASSWORD, PostgresServer
+from tests.fix_postgres import PostgresServer
 from tests.fix_roles import COMPUTE, Roles
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -91,7 +90,7 @@ class TwoFronts(Roles):
 def fronts(
     tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
 ) -> Iterator[TwoFronts]:
-    url = f"postgresql://alice:{quote(PASSWORD)}@127.0.0.1:{postgres.port}/app"
+    url = postgres.url
     roles = TwoFronts(tmp_path_factory.mktemp("answers"), url)
     try:
         roles.start("meta", "dmp-0", *COMPUTE, "front", "front-b")

@@ -12,7 +12,7 @@ import torch
 
 from tests.fix_model import answer, make_request, write_calibration
 from tests.fix_model import layerwise_node as running_node
-from tests.fix_pool import DyingPoolNode, MemoryPoolNode
+from tests.fix_pool import DyingPoolNode, GatedPoolNode, MemoryPoolNode
 from tierkv.compute.node import ComputeNode
 from tierkv.kvcore.errors import (
     BlockNotFoundError,
@@ -28,19 +28,6 @@ from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import FinishReason
 
 PROMPT = [i * 5 % 128 for i in range(61)]
-
-
-class GatedPoolNode(MemoryPoolNode):
-    """Reads of layer 1 and later wait for ``gate``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def read_ranges(self, reads) -> None:
-        if reads[0].index >= 1:
-            assert self.gate.wait(30)
-        super().read_ranges(reads)
 
 
 class SteppedPoolNode(MemoryPoolNode):

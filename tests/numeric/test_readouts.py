@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from tests.fix_blend import DOCS, all_given_back, doc_request, known
 from tests.fix_logits import CASES, Pair, close
 from tests.fix_model import answer, make_request
 from tests.fix_model import layerwise_node as running_node
-from tests.fix_pool import MemoryPoolNode
+from tests.fix_pool import GatedPoolNode, MemoryPoolNode
 from tierkv.compute.config import LoadPolicy
 from tierkv.compute.node import ComputeNode
 from tierkv.kvcore.errors import RowLevelError, UserError
@@ -101,19 +100,6 @@ async def test_readouts_of_a_prompt_in_the_pool(reference: Reference, host: str)
     for ids in prompts:
         async with running_node(pool, **reference.node) as node:
             assert await check(node, reference, ids) == (len(ids) - 1) // 8 * 8
-
-
-class GatedPoolNode(MemoryPoolNode):
-    """Reads of layer 1 and later wait for ``gate``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def read_ranges(self, reads) -> None:
-        if reads[0].index >= 1:
-            assert self.gate.wait(30)
-        super().read_ranges(reads)
 
 
 @pytest.mark.parametrize("ask", [scoring, embedding])

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -21,9 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.fix_dmp import block_key, make_put
-from tierkv.dmp.segment.geometry import SLOT_DTYPE
-from tierkv.dmp.segment.restored import RestoredSlots
+from tests.fix_dmp import block_key, make_put, restored_rows
 from tierkv.dmp.segment.slots import Slot, SlotState, slot_bytes_for
 from tierkv.dmp.slots.eviction import policy_for
 from tierkv.dmp.slots.slot_table import SlotTable
@@ -53,20 +50,6 @@ def new_table(policy: str, *, has_lower_tier: bool) -> SlotTable:
         ),
         lease_share=0.4,
     )
-
-
-def restored_rows(slots: list[Slot]) -> RestoredSlots:
-    """The header rows of sealed slots, as a segment gives them back."""
-    rows = np.zeros(len(slots), SLOT_DTYPE)
-    for row, slot in zip(rows, slots, strict=True):
-        put = slot.block
-        row["generation"], row["key"], row["parent"] = slot.generation, put.key, put.parent
-        row["range_bytes"], row["range_count"] = put.ranges.size_bytes, put.ranges.count
-        row["tokens"], row["names"] = (
-            put.tokens,
-            (put.owner.model.encode(), put.owner.tenant.encode()),
-        )
-    return RestoredSlots.of(np.array([slot.index for slot in slots], int), rows)
 
 
 class SlotTableMachine(RuleBasedStateMachine):

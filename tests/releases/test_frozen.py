@@ -14,7 +14,6 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -23,7 +22,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tests.fix_dmp import Rig, block_key, fetch, make_range
-from tests.fix_postgres import PASSWORD, PostgresServer
+from tests.fix_postgres import PostgresServer
 from tests.releases.conversation import CLIENT_ID, NODE, Frame, FrozenNode, read_frame, talk
 from tests.releases.freeze import (
     DISK_BYTES,
@@ -250,7 +249,7 @@ def test_the_releases_schema_in_postgresql_is_used(
     database.execute("ALTER SCHEMA tierkv_meta OWNER TO alice")
     for table in ("cluster", "namespaces", "changes", "schema_version"):
         database.execute(f"ALTER TABLE tierkv_meta.{table} OWNER TO alice".encode())
-    url = f"postgresql://alice:{quote(PASSWORD)}@127.0.0.1:{postgres.port}/app"
+    url = postgres.url
     store = NamespaceStore(url, cluster_secret=SECRET)
     try:
         assert key_of(store, "bob") == key_of(store_with_secret(), "bob")

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from tests.fix_dmp import restored_rows
 from tests.sim.meta_server import ReportingNode
 from tests.sim.network import Network, Sleep, Steps
 from tests.sim.promises import Promises
 from tests.sim.prompts import BLOCK_TOKENS
-from tierkv.dmp.segment.geometry import SLOT_DTYPE
-from tierkv.dmp.segment.restored import RestoredSlots
 from tierkv.dmp.segment.slots import Slot, SlotState
 from tierkv.dmp.slots.slot_table import SlotTable
 from tierkv.kvcore.block import BlockSpec, Location, Outlook, Owner, RangeShape, Tier
@@ -73,7 +70,7 @@ class PoolServer(ReportingNode):
         self.stale = 0
         self._segment = segment
         if segment.sealed:
-            rows = _rows(segment.sealed)
+            rows = restored_rows(segment.sealed)
             self.table.restore(segment.extent_sizes, rows, (), generation=segment.generation)
         super().__init__(info, net, metas)
         self.every(0.5, self._expire)
@@ -202,17 +199,3 @@ def put_of(key: BlockKey, parent: BlockKey, *, depth: int, tail: bool) -> BlockS
         owner=Owner("tiny"),
         outlook=Outlook(depth=depth, tail=tail),
     )
-
-
-def _rows(sealed: Sequence[Slot]) -> RestoredSlots:
-    """Return the header rows of sealed slots, as a segment gives them back."""
-    rows = np.zeros(len(sealed), SLOT_DTYPE)
-    for row, slot in zip(rows, sealed, strict=True):
-        put = slot.block
-        row["generation"], row["key"], row["parent"] = slot.generation, put.key, put.parent
-        row["range_bytes"], row["range_count"] = put.ranges.size_bytes, put.ranges.count
-        row["tokens"], row["names"] = (
-            put.tokens,
-            (put.owner.model.encode(), put.owner.tenant.encode()),
-        )
-    return RestoredSlots.of(np.array([slot.index for slot in sealed], int), rows)
