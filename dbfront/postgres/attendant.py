@@ -6,6 +6,7 @@ run in the relay's task for the attendant.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Final
 
@@ -15,6 +16,7 @@ from tierkv.dbfront.jobs.ai_tables import AiTables
 from tierkv.dbfront.jobs.job_commands import JobCommands
 from tierkv.dbfront.jobs.job_views import JOB_VIEWS, VIEW_QUERIES, view_rows_of
 from tierkv.dbfront.jobs.kv_indexes import KvIndexes
+from tierkv.dbfront.jobs.source_watch import TABLES_CHANGED, TriggerWatch
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
@@ -38,11 +40,13 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange
 from tierkv.dbfront.postgres.wire.messages import decoded
 from tierkv.dbfront.postgres_values.parameters import declared_types, without_void
+from tierkv.dbfront.statement_results import StatementResult
 from tierkv.dbfront.views.admin import joined_rows, refuse_reset, to_json, visible_rows
 from tierkv.dbfront.views.statistics import Activity, activity_row
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.cluster_command import in_transaction
 from tierkv.sql.jobs.ai_table_command import AiTableCommand
+from tierkv.sql.jobs.job_tables import CHANNEL
 from tierkv.sql.jobs.kv_index_command import KvIndexCommand
 from tierkv.sql.views import Row
 
@@ -186,9 +190,10 @@ class AiAttendant:
             if command is None or len(statements) > 1:
                 raise _stands_alone("job")
             if isinstance(command, KvIndexCommand):
-                result = await KvIndexes(job, services.clock).run(command)
+                watch = TriggerWatch(job, services.keeper_refusal)
+                result = await KvIndexes(job, services.clock, watch).run(command)
             elif isinstance(command, AiTableCommand):
-                result = await AiTables(job, services.clock).run(command)
+                result = await self._run_ai_table(job, command)
             else:
                 commands = JobCommands(
                     job, services.clock, services.run_parts, queue=services.queue
@@ -203,6 +208,15 @@ class AiAttendant:
         notices = [notice_frame(notice, parameters) for notice in result.notices]
         done = [replies.command_complete(result.command_tag), replies.ready_for_query("I")]
         await self._exchange.send([*notices, *done])
+
+    async def _run_ai_table(self, job: RelayedJobs, command: AiTableCommand) -> StatementResult:
+        services, client = self._services, self._client
+        why_not = services.keeper_refusal(client.user, client.database)
+        changed = None if why_not else asyncio.Event()
+        result = await AiTables(job, services.clock, changed, why_not).run(command)
+        if changed is not None and changed.is_set():
+            await job.own(f"SELECT pg_catalog.pg_notify('{CHANNEL}', '{TABLES_CHANGED}')")
+        return result
 
     async def _batch(self, message: bytes) -> None:
         batch = Batch(

@@ -6,7 +6,8 @@ SQL for the schema.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tierkv.dbfront.contracts import ClientInfo, TextGenerator
 from tierkv.dbfront.postgres.attendant import AiAttendant
@@ -22,12 +23,16 @@ from tierkv.parts.ray_jobs import ray_runner
 from tierkv.settings import FrontSettings
 from tierkv.sql.views import Row
 
+if TYPE_CHECKING:
+    from tierkv.parts.postgres_keepers import PostgresKeepers
+
 
 async def relay_door(
     settings: FrontSettings,
     generator: TextGenerator,
     sql: DuckDbSqlServer,
     queue: FrontQueue | None = None,
+    keepers: PostgresKeepers | None = None,
 ) -> RelayServer:
     """Install schema ``tierkv`` and create the door, which does not listen yet.
 
@@ -36,6 +41,7 @@ async def relay_door(
         generator: answers AI calls.
         sql: provides the rows of the admin views; clients do not reach it.
         queue: takes queued jobs; None: this front has none.
+        keepers: refresh AI tables and KV indexes; None: this front has no way to log in.
 
     Raises:
         ConfigError: the server can't be reached, or the user may not install.
@@ -57,6 +63,8 @@ async def relay_door(
         run_parts=ray_runner(settings),
         queue=None if queue is None else queue.jobs,
     )
+    if keepers is not None:
+        services = replace(services, keeper_refusal=keepers.refusal)
 
     async def tell_activity(details: dict[str, Any]) -> list[Row]:
         return of_worker(sql.siblings, services.activity(details["user"]))

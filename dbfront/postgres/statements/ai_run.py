@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
 
 from tierkv.dbfront.accounts.statement_entry import StatementEntry
@@ -41,6 +41,7 @@ from tierkv.sql.plan.plan import Explain, StatementPlan
 from tierkv.sql.text.statement import StatementKind
 from tierkv.sql.views import Row
 
+NO_QUEUE_DOOR: Final = "the front can't log in as you: front.queue_door is not set"
 RunOnce = Callable[[], Awaitable[ServerReply]]
 
 
@@ -71,6 +72,8 @@ class AiServices:
         run_parts: hands the parts of jobs to a cluster; None: no cluster is known.
         queue: takes queued jobs; None: this front has no queue.
         job_holders: how to cancel the running jobs, by the names of their parts.
+        keeper_refusal: returns why no front refreshes what a user keeps in a database; empty if a
+            front does.
     """
 
     generator: TextGenerator
@@ -86,6 +89,7 @@ class AiServices:
     run_parts: RunParts | None = None
     queue: JobQueue | None = None
     job_holders: dict[str, Callable[[], None]] = field(default_factory=dict)
+    keeper_refusal: Callable[[str, str], str] = lambda user, database: NO_QUEUE_DOOR
 
     def activity(self, user: str) -> list[Row]:
         """Return the sessions' rows of stat_activity, as visible to a user."""
