@@ -23,11 +23,11 @@ from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
 from tierkv.dbfront.postgres.statements.block import Block
 from tierkv.dbfront.postgres.statements.extended import Batch, NamedStatements
 from tierkv.dbfront.postgres.statements.relayed_jobs import (
-    HAS_JOBS,
     HELD_PARTS,
     RelayedJobs,
     notice_frame,
 )
+from tierkv.dbfront.postgres.statements.session_indexes import HAS_JOBS, SessionIndexes
 from tierkv.dbfront.postgres.statements.simple import SimpleQuery
 from tierkv.dbfront.postgres.statements.statement import (
     RESETS,
@@ -66,6 +66,7 @@ class AiAttendant:
         self._exchange = RelayExchange(relay, services.reset)
         self._planner = StatementPlanner()
         self._names = NamedStatements({}, {})
+        self._indexes = SessionIndexes(services.clock, relay.books.parameters)
         self._run: AiRun | None = None
         self._job: RelayedJobs | None = None
         self._cursors = WindowCursors(self._exchange, relay.books.parameters, self._planner)
@@ -299,6 +300,7 @@ class AiAttendant:
             alone=alone,
             pid=self._relay.login.pid,
             on_progress=self._progress,
+            indexes=self._indexes,
         )
         self.activity.state, self.activity.query = "active", statement.text
         self.activity.query_start_s = self._services.clock.wall()

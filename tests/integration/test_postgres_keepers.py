@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,30 @@ def test_an_index_follows_committed_writes(tickets: KeepingFronts) -> None:
     tickets.rows("DROP KV INDEX tickets_kv")
     triggers = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'tierkv%'"
     assert tickets.rows(triggers) == [(0,)]
+
+
+def test_explain_names_the_index_and_answers_are_those_without_it(
+    tickets: KeepingFronts,
+) -> None:
+    asked = "SELECT id, ai_generate(body || ' Why?', options => '{\"max_tokens\": 6}') FROM tickets"
+    where = " WHERE id < 6 ORDER BY id"
+    with tickets.session() as connection:
+        connection.execute("SET tierkv.cache = off")
+        plain = connection.execute((asked + where).encode()).fetchall()
+        connection.execute("RESET tierkv.cache")
+        connection.execute("CREATE KV INDEX tickets_kv ON tickets (body) WITH (background = off)")
+        becomes(tickets, ROWS)
+        for option in ("AI_ESTIMATE", "ANALYZE"):
+            lines = connection.execute(f"EXPLAIN ({option}) {asked}{where}".encode()).fetchall()
+            (line,) = (text.strip() for (text,) in lines if "kv index" in text)
+            verb = "are" if option == "AI_ESTIMATE" else "were"
+            found = re.fullmatch(
+                rf"kv index tickets_kv: (\d+) of (\d+) prompt tokens {verb} cached", line
+            )
+            assert found and 0.5 * int(found[2]) < int(found[1]) < int(found[2]), line
+        assert connection.execute((asked + where).encode()).fetchall() == plain
+        ((document,),) = connection.execute(f"EXPLAIN (FORMAT JSON) {asked}".encode()).fetchall()
+        assert document[0]["AI Plan"]["Calls"][0]["KV Index"] == "tickets_kv"
 
 
 def test_another_front_goes_on_when_the_one_that_listens_is_killed(

@@ -28,6 +28,7 @@ from tierkv.dbfront.postgres.statements.ai_rounds import (
     add_ai_plan,
 )
 from tierkv.dbfront.postgres.statements.block import Block, SessionValues
+from tierkv.dbfront.postgres.statements.session_indexes import SessionIndexes
 from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import OnReset, RelayExchange, ServerReply
@@ -37,6 +38,7 @@ from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.cluster_command import ClusterCommand
+from tierkv.sql.jobs.kv_index_command import IndexedText
 from tierkv.sql.plan.plan import Explain, StatementPlan
 from tierkv.sql.text.statement import StatementKind
 from tierkv.sql.views import Row
@@ -117,6 +119,7 @@ class AiRun:
         alone: bool = True,
         pid: int = 0,
         on_progress: Callable[[StatementProgress], None] | None = None,
+        indexes: SessionIndexes | None = None,
     ) -> None:
         assert statement.plan is not None
         self.stats = AiStats()
@@ -131,6 +134,8 @@ class AiRun:
         self._pid = pid
         self.account: StatementEntry | None = None
         self._on_progress = on_progress
+        self._indexes = indexes
+        self._kv_indexes: tuple[IndexedText, ...] = ()
         self._ai: AiStatement | None = None
         self._rounds: RelayRounds | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -187,6 +192,9 @@ class AiRun:
             self.account,
         )
         await self._ai.check_constants()
+        if self._indexes is not None:
+            explains = self._plan.explain is not Explain.NO
+            self._kv_indexes = await self._indexes.read(self._block, afresh=explains)
         await self._block.open(self.values, reads=self._only_reads)
         first_key = min(form.key for form in self._plan.forms)
         await self._block.begin_rounds(first_key)
@@ -385,6 +393,7 @@ class AiRun:
             why_not_stream=self._plan.why_not_stream,
             max_calls=self.values.settings.error_policy().max_calls,
             estimate=self._estimate,
+            indexes=self._kv_indexes,
         )
         if self._plan.explain is Explain.ANALYZE:
             told = replace(told, analysis=Analysis(self.stats, self._ai.trace))
