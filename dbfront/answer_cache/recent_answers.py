@@ -6,7 +6,9 @@ Pure. dbfront/answer_cache/answer_cache.py looks here first.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
+from tierkv.dbfront.answer_cache.answer_key import PromptMark
 from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer
 
 
@@ -52,6 +54,17 @@ class RecentAnswers:
             _, oldest = self._answers.popitem(last=False)
             self.used_bytes -= oldest.memory_bytes
             self.evicted += 1
+
+    def forget(self, marks: Sequence[PromptMark]) -> set[bytes]:
+        """Remove the answers of forgotten prompts; return their keys."""
+        gone = {
+            key
+            for key, answer in self._answers.items()
+            if any(mark.is_in(answer.marks) for mark in marks)
+        }
+        for key in gone:
+            self.drop(key)
+        return gone
 
     def drop(self, key: bytes) -> None:
         """Remove an answer; nothing happens if it is unknown."""

@@ -387,7 +387,8 @@ class KvIndexes:
         )
 
     async def _forget_texts(self, index: KvIndex, values: str) -> None:
-        call = index.call("ai_forget")
+        # Kept answers leave by their age: they are right for whoever asks about the text again.
+        call = index.call("ai_forget", """options => '{"answer_cache": "off"}'""")
         text = f"SELECT {call} FROM ({values}) AS tierkv_old({_BODY})"
         await try_again(self._session, self._clock, lambda: self._session.execute(text))
 

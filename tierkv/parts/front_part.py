@@ -187,8 +187,13 @@ class FrontPart:
         self.generation.reducers.append(self.statements.take)
         self.generation.rights.admins = frozenset(name_list(settings.admins))
         self.records = RecordFollower(
-            meta, self.generation.gate, self.generation.rights, self.dispatcher.directory
+            meta,
+            self.generation.gate,
+            self.generation.rights,
+            self.dispatcher.directory,
+            self.generation.answers,
         )
+        self.generation.answers.tell_fronts = self.records.tell_forgotten
         self.source = MetaSource(
             meta, self.generation, self.dispatcher, config, records=self.records
         )
