@@ -203,7 +203,7 @@ class KvIndexKeeper:
 
 def _indexed(row: Sequence[Any]) -> IndexedText:
     owner, name, _, options, _, table, _, expression = row
-    return IndexedText(owner, name, table, expression, json.loads(options)["kind"])
+    return IndexedText.of_row(owner, name, table, expression, options)
 
 
 def due_indexes(

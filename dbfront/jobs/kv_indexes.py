@@ -195,7 +195,7 @@ class KvIndexes:
             await self._session.execute(
                 f"SELECT ai_count_tokens('', model => {literal(options.model)})"
             )
-        options = replace(options, made_by=self._session.user)
+        options = replace(options, made_by=self._session.user, made_s=self._clock.wall())
         path = await self._session.search_path()
         index = KvIndex(command.name, command.table, command.expression, options, path)
         before = index.documents.index(index.expression)

@@ -375,7 +375,8 @@ class AiAttendant:
         if await texts(HAS_JOBS) != [("t",)]:
             return []
         held = {str(name) for (name,) in await texts(HELD_PARTS)}
-        return view_rows_of(view, await texts(VIEW_QUERIES[view]), held.__contains__)
+        rows = view_rows_of(view, await texts(VIEW_QUERIES[view]), held.__contains__)
+        return await self._services.index_rows(rows) if view == "kv_indexes" else rows
 
 
 _NOT_TOLD: Final = {

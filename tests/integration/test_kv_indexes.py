@@ -263,6 +263,9 @@ def test_an_index_follows_committed_writes_and_survives_its_front(
         assert row is not None and row[0] > 0.8 * row[1]
         explain = "EXPLAIN ANALYZE SELECT ai_generate(body || '?') FROM docs LIMIT 2"
         assert "kv index docs_kv: " in str(connection.execute(explain).fetchall())
+        used = "SELECT calls, hit_tokens, saved_s > 0 FROM tierkv.kv_indexes"
+        calls, hit_tokens, has_saved = connection.execute(used.encode()).fetchone() or ()
+        assert (calls, has_saved) == (3, True) and row[0] < hit_tokens < 4 * row[0]
         connection.execute("INSERT INTO docs VALUES (1000, 'a new one')")
         wait_for(lambda: state()[1] == 301, what="the new document is indexed")
         connection.execute("BEGIN")

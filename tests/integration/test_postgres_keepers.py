@@ -137,6 +137,8 @@ def test_explain_names_the_index_and_answers_are_those_without_it(
             )
             assert found and 0.5 * int(found[2]) < int(found[1]) < int(found[2]), line
         assert connection.execute((asked + where).encode()).fetchall() == plain
+        used = "SELECT calls, hit_tokens > 0, saved_s > 0 FROM tierkv.kv_indexes"
+        assert connection.execute(used.encode()).fetchone() == (10, True, True)
         ((document,),) = connection.execute(f"EXPLAIN (FORMAT JSON) {asked}".encode()).fetchall()
         assert document[0]["AI Plan"]["Calls"][0]["KV Index"] == "tickets_kv"
 

@@ -62,6 +62,7 @@ async def relay_door(
         siblings=sql.siblings,
         run_parts=ray_runner(settings),
         queue=None if queue is None else queue.jobs,
+        index_rows=sql.index_rows,
     )
     if keepers is not None:
         services = replace(services, keeper_refusal=keepers.refusal)

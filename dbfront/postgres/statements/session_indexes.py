@@ -6,7 +6,6 @@ rows: those of the current user.
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from tierkv.dbfront.postgres.statements.block import Block
@@ -61,7 +60,4 @@ class SessionIndexes:
         return self._found
 
     def _indexed(self, row: list[bytes | None]) -> IndexedText:
-        owner, name, table, expression, options = (
-            decoded(value or b"", self._parameters) for value in row
-        )
-        return IndexedText(owner, name, table, expression, json.loads(options)["kind"])
+        return IndexedText.of_row(*(decoded(value or b"", self._parameters) for value in row))
