@@ -134,7 +134,9 @@ def test_reset_forgets_a_group_and_says_when() -> None:
     assert store.resets(1.0)["functions"] == 100.0
     count(store, calls=1)
     store.reset(GROUPS, 600.0)
-    assert [store.select(f"SELECT * FROM {table.name}", 1.0) for table in TABLES] == [[]] * len(TABLES)
+    assert [store.select(f"SELECT * FROM {table.name}", 1.0) for table in TABLES] == [[]] * len(
+        TABLES
+    )
     assert store.select("SELECT * FROM query_log", 1.0) == []
     assert store.resets(1.0) == dict.fromkeys(GROUPS, 600.0)
 
