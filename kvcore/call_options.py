@@ -48,10 +48,17 @@ class KvAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """A call about the KV of its prompt; ``keep_s`` is how long a pin lasts, 0.0 ends it."""
+    """A call about the KV of its prompt.
+
+    Attributes:
+        action: what to do.
+        keep_s: how long a pin lasts; 0.0 ends it.
+        keeps_answers: of FORGET: kept answers to the prompt stay.
+    """
 
     action: KvAction
     keep_s: float = 0.0
+    keeps_answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class FrontSettings(Section):
     stats_days: float = Field(default=30.0, gt=0.0, description="days of usage history, query log")
     ray_address: str = Field(default="", description="Ray for jobs of runner = 'ray'; empty: none")
     ray_door: str = Field(default="", description="DSN by which nodes of that Ray reach the fronts")
-    queue_door: str = Field(default="", description="DSN by which queued jobs run; empty: none can")
+    queue_door: str = Field(default="", description="DSN of queued jobs and refreshes; empty: none")
     queue_claim_s: float = Field(default=30.0, ge=1.0, description="silence of a lost job worker")
     answer_cache: str = Field(
         default="",

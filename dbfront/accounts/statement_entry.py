@@ -21,6 +21,7 @@ from tierkv.dbfront.accounts.statistic_tables import (
     FIRST_TOKENS,
     FUNCTIONS,
     HOUR_S,
+    KV_INDEX_USES,
     STATEMENTS,
     USAGE,
     step_of,
@@ -30,6 +31,7 @@ from tierkv.dbfront.contracts import CallDefaults, ClientInfo, PreparedCall
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlSyntaxError, TierKVError, UnknownUdfError
 from tierkv.sql.calls.ai_call import AiCall, CallForm
+from tierkv.sql.jobs.kv_index_command import IndexedText
 from tierkv.sql.text.lexer import tokenize
 from tierkv.sql.text.statement import normal_form, query_id
 
@@ -66,6 +68,7 @@ class StatementEntry:
         queryid: id of the statement without its literals; None until the statement began.
         kind: statement kind, for example ``query`` or ``insert``.
         rows: calls by the engine for final rows, by function and model.
+        indexed: KV index used by the prompts of a form, by the form's key.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class StatementEntry:
         self.queryid: int | None = None
         self.kind = ""
         self.rows: Counter[tuple[str, str]] = Counter()
+        self.indexed: Mapping[int, IndexedText] = {}
         self._holds_calls: bool | None = None
         self._store = store
         self._clock = clock
@@ -116,6 +120,12 @@ class StatementEntry:
             return
         facts = {"user_name": self._client.user, "query_tag": self._tag, "is_completed": 0}
         self._usage_keys[count_call(self._store, call, self._clock.wall(), facts)] = None
+        index = self.indexed.get(call.form)
+        if index is not None and not call.failed:
+            key = (index.owner, index.name, index.made_s)
+            counts = {"calls": 1, "hit_tokens": call.cost.usage.hit_tokens.total}
+            named = {"model_name": call.model}
+            self._store.add(KV_INDEX_USES, key, counts, at_s=self._clock.wall(), facts=named)
 
     def ended(self, stats: AiStats, error: BaseException | None = None) -> None:
         """Record the end of the statement, with the counters of its AI calls."""

@@ -132,7 +132,17 @@ SCHEDULER: Final = CounterTable(
     most_rows=limits.MAX_FUNCTIONS_KEPT,
     group="scheduler",
 )
-TABLES: Final = (STATEMENTS, FUNCTIONS, FIRST_TOKENS, USAGE, SCHEDULER)
+KV_INDEX_USES: Final = CounterTable(
+    "kv_index_uses",
+    keys={"owner": "TEXT", "name": "TEXT", "made_s": "REAL"},
+    facts={"model_name": "TEXT"},
+    counters={"calls": "INTEGER", "hit_tokens": "INTEGER"},
+    most_rows=limits.MAX_FUNCTIONS_KEPT,
+    group="functions",
+)
+"""Calls whose prompts begin with documents of an index."""
+
+TABLES: Final = (STATEMENTS, FUNCTIONS, FIRST_TOKENS, USAGE, SCHEDULER, KV_INDEX_USES)
 
 QUERY_LOG: Final[dict[str, str]] = {
     "event_s": "REAL",
@@ -259,12 +269,14 @@ def _make_tables(database: sqlite3.Connection, now_s: float) -> None:
         ((version,),) = database.execute("PRAGMA user_version")
         if version > SCHEMA_VERSION + 1:  # The next release only adds what may be left out.
             raise _UnusableFileError(f"schema {version}; this release knows {SCHEMA_VERSION}")
-        if version >= SCHEMA_VERSION:
-            return
-        for table in TABLES:
+        for table in TABLES:  # A file of an older release may lack some.
             columns = ", ".join(f"{name} {kind}" for name, kind in table.columns.items())
             keys = ", ".join(table.keys)
-            database.execute(f"CREATE TABLE {table.name} ({columns}, PRIMARY KEY ({keys}))")
+            database.execute(
+                f"CREATE TABLE IF NOT EXISTS {table.name} ({columns}, PRIMARY KEY ({keys}))"
+            )
+        if version >= SCHEMA_VERSION:
+            return
         columns = ", ".join(f"{name} {kind}" for name, kind in QUERY_LOG.items())
         database.execute(f"CREATE TABLE query_log (id INTEGER PRIMARY KEY, {columns})")
         database.execute("CREATE TABLE resets (name TEXT PRIMARY KEY, value REAL)")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from tierkv.dbfront.answer_cache.answer_key import AnswerKey, may_keep
+from tierkv.dbfront.answer_cache.answer_key import AnswerKey, PromptMark, may_keep
 from tierkv.dbfront.answer_cache.kept_answer import (
     AnswerStore,
     KeptAnswer,
@@ -34,6 +34,8 @@ _MOST_UNWRITTEN: Final = 2_000
 """Answers that are written at once, before the time is up."""
 _MOST_PENDING: Final = 5 * _MOST_UNWRITTEN
 """Answers that wait for a store that does not work."""
+_MOST_FORGOTTEN: Final = 1_000
+"""Forgotten prompts that answers on their way are compared with; beyond, none of these is kept."""
 _FIND_S: Final = 2.0
 """Time limit for finding answers in the store."""
 _LOST_S: Final = 5.0
@@ -84,6 +86,7 @@ class AnswerCache:
     Attributes:
         counts: counters.
         recent: the answers in memory.
+        tell_fronts: has the other front processes forget, too; soon after it returns.
         store: where answers outlive the process; None: memory only.
     """
 
@@ -106,6 +109,7 @@ class AnswerCache:
         self.counts = AnswerCounts()
         self.recent = RecentAnswers(memory_bytes)
         self.store = store
+        self.tell_fronts: Callable[[Sequence[PromptMark]], Awaitable[None]] | None = None
         self._clock = clock
         self._keep_s = keep_s
         self._asked: dict[bytes, asyncio.Future[KeptAnswer | None]] = {}
@@ -118,6 +122,8 @@ class AnswerCache:
         self._writing = asyncio.Lock()
         self._full = asyncio.Event()
         self._lost_until_s = 0.0
+        self._forgotten: dict[PromptMark, float] = {}
+        self._all_forgotten_s = float("-inf")
 
     async def start(self) -> None:
         """Start writing to the store."""
@@ -149,6 +155,7 @@ class AnswerCache:
         Yields:
             turn: with the answer found; otherwise the caller sets ``given`` before it leaves.
         """
+        began_s = self._clock.now()
         turn = AnswerTurn(await self._found(key))
         if turn.found is not None:
             self.counts.hits += 1
@@ -170,11 +177,54 @@ class AnswerCache:
         finally:
             kept = None
             if turn.given is not None and may_keep(turn.given):
-                kept = KeptAnswer.of(turn.given, self._clock.wall())
-                self._keep(key, kept)
+                kept = KeptAnswer.of(turn.given, self._clock.wall(), key.marks())
+                if not self._forgot_since(kept, began_s):
+                    self._keep(key, kept)
             if promise is not None:
                 del self._asked[key.digest]
                 promise.set_result(kept)
+
+    async def forget_everywhere(self, marks: Sequence[PromptMark]) -> set[bytes]:
+        """Have all front processes forget; return the keys of the answers deleted here.
+
+        Raises:
+            StoreLostError: the store does not work, and may have such answers.
+            DirectoryUnavailableError: other processes were not told.
+        """
+        gone = await self.forget(marks)
+        if self.tell_fronts is not None:
+            await self.tell_fronts(marks)
+        return gone
+
+    async def forget(self, marks: Sequence[PromptMark]) -> set[bytes]:
+        """Delete all answers to prompts with any of some marks; return their keys.
+
+        An answer on the way from a model or from the store is not kept.
+
+        Raises:
+            StoreLostError: the store does not work, and may have such answers.
+        """
+        if len(self._forgotten) > _MOST_FORGOTTEN:
+            self._forgotten.clear()
+            self._all_forgotten_s = self._clock.now()
+        now_s = self._clock.now()
+        self._forgotten |= dict.fromkeys(marks, now_s)
+        async with self._writing:  # What is being written is in the store then.
+            gone = self.recent.forget(marks)
+            for key in [k for k, a in self._unwritten.items() if _is_of(a, marks)]:
+                del self._unwritten[key]
+                gone.add(key)
+            if self.store is not None:
+                gone |= await asyncio.to_thread(self.store.forget, marks)
+        return gone
+
+    def _forgot_since(self, answer: KeptAnswer, began_s: float) -> bool:
+        """Return True if an answer's prompt was forgotten while the answer was on its way."""
+        if began_s <= self._all_forgotten_s:
+            return True
+        return any(
+            began_s <= at_s and mark.is_in(answer.marks) for mark, at_s in self._forgotten.items()
+        )
 
     async def flush(self) -> None:
         """Write pending answers; while the store does not work, the latest ones stay pending."""
@@ -196,7 +246,10 @@ class AnswerCache:
         oldest_s = now_s - min(self._keep_s, key.most_age_s or self._keep_s)
         found = self.recent.find(key.digest, oldest_s)
         if found is None and key.lasts and self.store is not None and not self._is_lost:
+            began_s = self._clock.now()
             found = await self._stored(key.digest)
+            if found is not None and self._forgot_since(found, began_s):
+                found = None
             newer = self.recent.find(key.digest, oldest_s)  # It may have come in the meantime.
             if newer is not None:
                 return newer
@@ -279,3 +332,7 @@ class AnswerCache:
         self.counts.errors += 1
         self._lost_until_s = self._clock.now() + _LOST_S
         _log.warning("the answer cache works without its store for %g s: %s", _LOST_S, error)
+
+
+def _is_of(answer: KeptAnswer, marks: Sequence[PromptMark]) -> bool:
+    return any(mark.is_in(answer.marks) for mark in marks)

@@ -7,12 +7,13 @@ URL. The table is ``tierkv_front.answers``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import psycopg
 
+from tierkv.dbfront.answer_cache.answer_key import MARK_BYTES, PromptMark
 from tierkv.dbfront.answer_cache.kept_answer import (
     KEPT_BETWEEN_PRUNES,
     KeptAnswer,
@@ -30,18 +31,24 @@ _TABLE: Final = """
 CREATE SCHEMA IF NOT EXISTS tierkv_front;
 CREATE TABLE IF NOT EXISTS tierkv_front.answers (
     key bytea PRIMARY KEY, body text NOT NULL, bytes bigint NOT NULL,
-    made_s double precision NOT NULL, used_s double precision NOT NULL
+    made_s double precision NOT NULL, used_s double precision NOT NULL, marks bytea
 );
 CREATE INDEX IF NOT EXISTS answers_used ON tierkv_front.answers (used_s);
 CREATE INDEX IF NOT EXISTS answers_made ON tierkv_front.answers (made_s);
 """
-_FIND: Final = "SELECT key, body, made_s FROM tierkv_front.answers WHERE key = ANY(%s)"
+_HAS_MARKS: Final = (
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attname = 'marks' "
+    "AND attrelid = 'tierkv_front.answers'::regclass)"
+)
+_ADD_MARKS: Final = "ALTER TABLE tierkv_front.answers ADD COLUMN IF NOT EXISTS marks bytea"
+"""For the table of an older release."""
+_FIND: Final = "SELECT key, body, made_s, marks FROM tierkv_front.answers WHERE key = ANY(%s)"
 _KEEP: Final = (
-    "INSERT INTO tierkv_front.answers "
-    "SELECT * FROM unnest(%s::bytea[], %s::text[], %s::bigint[], %s::float8[], %s::float8[]) "
-    "ORDER BY 1 "
+    "INSERT INTO tierkv_front.answers (key, body, bytes, made_s, used_s, marks) "
+    "SELECT * FROM unnest(%s::bytea[], %s::text[], %s::bigint[], %s::float8[], %s::float8[], "
+    "%s::bytea[]) ORDER BY 1 "
     "ON CONFLICT (key) DO UPDATE SET body = excluded.body, bytes = excluded.bytes, "
-    "made_s = excluded.made_s, used_s = excluded.used_s"
+    "made_s = excluded.made_s, used_s = excluded.used_s, marks = excluded.marks"
 )
 _USE: Final = (
     "UPDATE tierkv_front.answers SET used_s = u.at FROM "
@@ -55,6 +62,12 @@ _PRUNE: Final = (
     "DELETE FROM tierkv_front.answers WHERE key IN (SELECT key FROM (SELECT key, "
     "sum(bytes) OVER (ORDER BY used_s, key) - bytes AS before FROM tierkv_front.answers) AS t "
     "WHERE before < %s)"
+)
+_FORGET: Final = (
+    "DELETE FROM tierkv_front.answers WHERE key IN (SELECT a.key FROM tierkv_front.answers a "
+    "WHERE marks IS NULL OR EXISTS (SELECT FROM unnest(%s::int[], %s::bytea[]) AS m (at, mark) "
+    f"WHERE substring(a.marks FROM m.at FOR {MARK_BYTES}) = m.mark) ORDER BY a.key FOR UPDATE) "
+    "RETURNING key"
 )
 _ROW_BYTES: Final = 120
 """Bytes of a row and its index entries, besides the text."""
@@ -90,9 +103,13 @@ class AnswerDatabase:
         columns = (
             [key for key, _ in kept],
             bodies,
-            [len(body.encode()) + _ROW_BYTES for body in bodies],
+            [
+                len(body.encode()) + len(answer.marks) + _ROW_BYTES
+                for body, (_, answer) in zip(bodies, kept, strict=True)
+            ],
             [answer.made_s for _, answer in kept],
             [now_s] * len(kept),
+            [answer.marks for _, answer in kept],
         )
 
         def write(connection: Connection) -> None:
@@ -106,6 +123,13 @@ class AnswerDatabase:
 
         self._done(write)
         self._kept_since_prune = (self._kept_since_prune + len(kept)) % KEPT_BETWEEN_PRUNES
+
+    def forget(self, marks: Sequence[PromptMark]) -> set[bytes]:
+        """Delete the answers of forgotten prompts; see AnswerStore."""
+        places = [1 + MARK_BYTES * each.at for each in marks]
+        asked = (places, [each.mark for each in marks])
+        rows = self._done(lambda connection: connection.execute(_FORGET, asked).fetchall())
+        return {bytes(key) for (key,) in rows}
 
     def close(self) -> None:
         """Close the connection."""
@@ -163,6 +187,8 @@ class AnswerDatabase:
                 found = connection.execute("SELECT to_regclass('tierkv_front.answers')").fetchone()
                 if found == (None,):
                     connection.execute(_TABLE)
+                elif connection.execute(_HAS_MARKS).fetchone() == (False,):
+                    connection.execute(_ADD_MARKS)
         except BaseException:
             connection.close()
             raise

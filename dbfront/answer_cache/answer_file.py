@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
 from tierkv.dbfront.accounts.statistic_tables import Transaction, is_damage, open_private
+from tierkv.dbfront.answer_cache.answer_key import MARK_BYTES, PromptMark
 from tierkv.dbfront.answer_cache.kept_answer import (
     KEPT_BETWEEN_PRUNES,
     KeptAnswer,
@@ -29,7 +30,7 @@ T = TypeVar("T")
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, body TEXT NOT NULL, bytes INTEGER NOT NULL,
-    made_s REAL NOT NULL, used_s REAL NOT NULL
+    made_s REAL NOT NULL, used_s REAL NOT NULL, marks BLOB
 ) WITHOUT ROWID
 """
 _INDEXES: Final = (
@@ -37,9 +38,9 @@ _INDEXES: Final = (
     "CREATE INDEX IF NOT EXISTS answers_made ON answers (made_s)",
 )
 _KEEP: Final = (
-    "INSERT INTO answers VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
-    "body = excluded.body, bytes = excluded.bytes, made_s = excluded.made_s, "
-    "used_s = excluded.used_s"
+    "INSERT INTO answers (key, body, bytes, made_s, used_s, marks) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (key) DO UPDATE SET body = excluded.body, bytes = excluded.bytes, "
+    "made_s = excluded.made_s, used_s = excluded.used_s, marks = excluded.marks"
 )
 _FOUND_AT_ONCE: Final = 500
 _ROW_BYTES: Final = 80
@@ -72,7 +73,8 @@ class AnswerFile:
         rows = []
         for key, answer in answers.items():
             body = answer.to_json()
-            rows.append((key, body, len(body.encode()) + _ROW_BYTES, answer.made_s, now_s))
+            size = len(body.encode()) + len(answer.marks) + _ROW_BYTES
+            rows.append((key, body, size, answer.made_s, now_s, answer.marks))
 
         def write(database: sqlite3.Connection) -> None:
             with Transaction(database):
@@ -86,6 +88,29 @@ class AnswerFile:
 
         self._done(write)
         self._kept_since_prune = (self._kept_since_prune + len(rows)) % KEPT_BETWEEN_PRUNES
+
+    def forget(self, marks: Sequence[PromptMark]) -> set[bytes]:
+        """Delete the answers of forgotten prompts; see AnswerStore."""
+
+        wanted: dict[int, list[bytes]] = {}
+        for each in marks:
+            wanted.setdefault(1 + MARK_BYTES * each.at, []).append(each.mark)
+        # A look through all answers: forgetting is rare, and an index would cost every answer.
+        conditions = "".join(
+            f" OR substr(marks, {start}, {MARK_BYTES}) IN ({', '.join('?' * len(some))})"
+            for start, some in wanted.items()
+        )
+        deleting = f"DELETE FROM answers WHERE marks IS NULL{conditions} RETURNING key"
+        values = [mark for some in wanted.values() for mark in some]
+
+        def delete(database: sqlite3.Connection) -> set[bytes]:
+            with Transaction(database):
+                gone = database.execute(deleting, values).fetchall()
+            # The log of the file has old pages until a checkpoint.
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return {bytes(key) for (key,) in gone}
+
+        return self._done(delete)
 
     def close(self) -> None:
         """Close the connection."""
@@ -131,6 +156,8 @@ class AnswerFile:
 def _prepare(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA secure_delete = ON")
     database.execute(_TABLE)
+    if "marks" not in {name for _, name, *_ in database.execute("PRAGMA table_info(answers)")}:
+        database.execute("ALTER TABLE answers ADD COLUMN marks BLOB")  # Of an older release.
     for index in _INDEXES:
         database.execute(index)
 
@@ -141,7 +168,7 @@ def _find(database: sqlite3.Connection, keys: list[bytes]) -> dict[bytes, KeptAn
         some = keys[at : at + _FOUND_AT_ONCE]
         places = ", ".join("?" * len(some))
         rows = database.execute(
-            f"SELECT key, body, made_s FROM answers WHERE key IN ({places})", some
+            f"SELECT key, body, made_s, marks FROM answers WHERE key IN ({places})", some
         )
         found |= read_rows(rows)
     return found

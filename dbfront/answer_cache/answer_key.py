@@ -2,21 +2,96 @@
 
 Pure. Model and revision, namespace and version, prompt, options and the group of callers all change
 the key. Keys are made with the secret of the namespace, so a key says nothing about the prompt.
+
+A key alone can't tell which answers a forgotten prompt begins. Each answer therefore has marks:
+short keyed hashes of the prompt's first tokens, at lengths that grow by a quarter. A forgotten
+prompt is looked for at the longest of these lengths within the prompt. All prompts that begin with
+the forgotten prompt have this mark; so do prompts that differ only in the last fifth.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer
 from tierkv.kvcore.call_options import AnswerScope
 from tierkv.kvcore.errors import UserError
-from tierkv.kvcore.request import SamplingParams
+from tierkv.kvcore.ids import NamespaceKey
+from tierkv.kvcore.limits import MAX_CONTEXT_TOKENS
+from tierkv.kvcore.request import GenerateRequest, SamplingParams
 
 _KEY_BYTES: Final = 16
+MARK_BYTES: Final = 4
+"""A mark of another prompt is equal by chance once in 2**32; the answer is then computed again."""
+
+
+def _mark_lengths() -> Iterator[int]:
+    length = 1
+    while length <= MAX_CONTEXT_TOKENS:
+        yield length
+        length = max(length + 1, length * 5 // 4)
+
+
+MARK_LENGTHS: Final = tuple(_mark_lengths())
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PromptMark:
+    """A mark of a prompt to forget.
+
+    Attributes:
+        at: position among an answer's marks, by MARK_LENGTHS.
+        mark: MARK_BYTES bytes.
+    """
+
+    at: int
+    mark: bytes
+
+    @property
+    def text(self) -> str:
+        """Return the mark as text; ``of_text`` reads it."""
+        return f"{self.at}.{self.mark.hex()}"
+
+    @classmethod
+    def of_text(cls, text: str) -> PromptMark:
+        """Return the mark of ``text``.
+
+        Raises:
+            ValueError: the text is no mark.
+        """
+        at, _, mark = text.partition(".")
+        return cls(int(at), bytes.fromhex(mark))
+
+    def is_in(self, marks: bytes) -> bool:
+        """Return True if an answer with these marks may be of the prompt."""
+        start = MARK_BYTES * self.at
+        return marks[start : start + MARK_BYTES] == self.mark
+
+
+def prompt_marks(namespace_key: NamespaceKey, token_ids: Sequence[int]) -> bytes:
+    """Return the marks of a prompt, one after the other."""
+    hashed = blake2b(digest_size=MARK_BYTES, key=namespace_key, person=b"tierkv prompt")
+    marks: list[bytes] = []
+    done = 0
+    for length in MARK_LENGTHS:
+        if length > len(token_ids):
+            break
+        hashed.update(array("q", token_ids[done:length]))
+        marks.append(hashed.digest())
+        done = length
+    return b"".join(marks)
+
+
+def last_mark(namespace_key: NamespaceKey, token_ids: Sequence[int]) -> PromptMark | None:
+    """Return the mark by which the answers of a prompt are found; None without tokens."""
+    marks = prompt_marks(namespace_key, token_ids)
+    if not marks:
+        return None
+    return PromptMark(len(marks) // MARK_BYTES - 1, marks[-MARK_BYTES:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +102,19 @@ class AnswerKey:
         digest: 16 bytes; equal only for equal calls of those who share answers.
         lasts: whether the answer may outlive the process; answers of a session do not.
         most_age_s: age up to which an answer serves this call; 0.0: any age.
+        request: the call's request; None only in tests of the cache alone.
     """
 
     digest: bytes
     lasts: bool
     most_age_s: float
+    request: GenerateRequest | None = field(default=None, repr=False, compare=False)
+
+    def marks(self) -> bytes:
+        """Return the marks of the prompt; takes microseconds, so only kept answers get them."""
+        if self.request is None:
+            return b""
+        return prompt_marks(self.request.namespace_key, self.request.token_ids)
 
 
 def answer_key(prepared: PreparedCall) -> AnswerKey | None:
@@ -78,7 +161,7 @@ def answer_key(prepared: PreparedCall) -> AnswerKey | None:
     digest.update(repr(asked).encode("utf-8", "surrogatepass"))
     digest.update(array("q", request.token_ids))
     return AnswerKey(
-        digest.digest(), scope is not AnswerScope.SESSION, call.options.answer_ttl_s or 0.0
+        digest.digest(), scope is not AnswerScope.SESSION, call.options.answer_ttl_s or 0.0, request
     )
 
 

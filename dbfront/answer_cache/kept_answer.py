@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from tierkv.dbfront.answer_cache.answer_key import PromptMark
 from tierkv.dbfront.contracts import TextAnswer
 from tierkv.kvcore.request import FinishReason, Usage
 
@@ -28,8 +29,9 @@ class KeptAnswer:
     """A complete answer, and the work that it took.
 
     Attributes:
-        text: see TextAnswer, like all fields but the last.
+        text: see TextAnswer, like all fields but the last two.
         made_s: Unix time of the answer.
+        marks: of the prompt, to find the answer when the prompt is forgotten.
     """
 
     text: str
@@ -39,9 +41,10 @@ class KeptAnswer:
     label_probabilities: tuple[float, ...] = ()
     embedding: tuple[float, ...] = ()
     made_s: float = 0.0
+    marks: bytes = b""
 
     @classmethod
-    def of(cls, answer: TextAnswer, now_s: float) -> KeptAnswer:
+    def of(cls, answer: TextAnswer, now_s: float, marks: bytes = b"") -> KeptAnswer:
         """Return what is kept of an answer."""
         return cls(
             answer.text,
@@ -51,6 +54,7 @@ class KeptAnswer:
             answer.label_probabilities,
             answer.embedding,
             now_s,
+            marks,
         )
 
     @property
@@ -62,7 +66,7 @@ class KeptAnswer:
     def memory_bytes(self) -> int:
         """Memory that the answer takes, estimated from above."""
         numbers = len(self.label_probabilities) + len(self.embedding)
-        return _OVERHEAD_BYTES + 4 * len(self.text) + _NUMBER_BYTES * numbers
+        return _OVERHEAD_BYTES + 4 * len(self.text) + _NUMBER_BYTES * numbers + len(self.marks)
 
     def to_json(self) -> str:
         """Return the answer as a JSON array; numbers keep all their bits."""
@@ -78,7 +82,7 @@ class KeptAnswer:
         )
 
     @classmethod
-    def from_json(cls, body: str, made_s: float) -> KeptAnswer:
+    def from_json(cls, body: str, made_s: float, marks: bytes = b"") -> KeptAnswer:
         """Return the answer of ``to_json``.
 
         Raises:
@@ -94,17 +98,24 @@ class KeptAnswer:
                 tuple(probabilities),
                 tuple(embedding),
                 made_s,
+                marks,
             )
         except TypeError as error:
             raise ValueError("not an answer") from error
 
 
-def read_rows(rows: Iterable[tuple[bytes, str, float]]) -> dict[bytes, KeptAnswer]:
-    """Return answers by key from rows (key, JSON, Unix time); unreadable answers are left out."""
+def read_rows(rows: Iterable[tuple[bytes, str, float, bytes | None]]) -> dict[bytes, KeptAnswer]:
+    """Return answers by key from rows (key, JSON, Unix time, marks).
+
+    Unreadable answers are left out, and so are answers of older releases, which have no marks: in
+    memory nothing would find them when their prompt is forgotten.
+    """
     found = {}
-    for key, body, made_s in rows:
+    for key, body, made_s, marks in rows:
+        if marks is None:
+            continue
         try:
-            found[bytes(key)] = KeptAnswer.from_json(body, made_s)
+            found[bytes(key)] = KeptAnswer.from_json(body, made_s, bytes(marks))
         except ValueError:
             continue
     return found
@@ -143,6 +154,8 @@ class AnswerStore(Protocol):
     4. Methods may be called from any thread and wait for the disk or the network. StoreLostError
        says why a store does not work; later calls try again.
     5. Several stores may have the same place open, also in different processes.
+    6. ``forget`` deletes the answers with any of some marks, and all answers without marks, and
+       returns their keys. Their bytes are gone from an SQLite file on return.
     """
 
     @property
@@ -155,6 +168,8 @@ class AnswerStore(Protocol):
     def keep(
         self, answers: Mapping[bytes, KeptAnswer], used: Mapping[bytes, float], now_s: float
     ) -> None: ...
+
+    def forget(self, marks: Sequence[PromptMark]) -> set[bytes]: ...
 
     def close(self) -> None: ...
 
@@ -201,6 +216,17 @@ class RecentAnswers:
             _, oldest = self._answers.popitem(last=False)
             self.used_bytes -= oldest.memory_bytes
             self.evicted += 1
+
+    def forget(self, marks: Sequence[PromptMark]) -> set[bytes]:
+        """Remove the answers of forgotten prompts; return their keys."""
+        gone = {
+            key
+            for key, answer in self._answers.items()
+            if any(mark.is_in(answer.marks) for mark in marks)
+        }
+        for key in gone:
+            self.drop(key)
+        return gone
 
     def drop(self, key: bytes) -> None:
         """Remove an answer; nothing happens if it is unknown."""

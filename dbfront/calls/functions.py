@@ -29,7 +29,7 @@ from tierkv.dbfront.calls.recipe import (
     embed_text,
 )
 from tierkv.dbfront.contracts import CallDefaults, SessionCall, TextAnswer, TextCall
-from tierkv.kvcore.call_options import KvAction, Steering
+from tierkv.kvcore.call_options import AnswerScope, KvAction, Steering
 from tierkv.kvcore.errors import RowLevelError, TierKVError
 from tierkv.kvcore.request import FinishReason
 from tierkv.sql.calls.ai_call import AiCall
@@ -282,7 +282,9 @@ def pin(call: AiCall, defaults: CallDefaults) -> Recipe:
 
 def forget(call: AiCall, defaults: CallDefaults) -> Recipe:
     """Remove a prompt's KV, and all that follows it, from every tier; return JSON."""
-    (answer,) = yield (_question(call, defaults, Steering(KvAction.FORGET)),)
+    keeps = call.options.answer_cache is AnswerScope.OFF
+    steering = Steering(KvAction.FORGET, keeps_answers=keeps)
+    (answer,) = yield (_question(call, defaults, steering),)
     return json.loads(answer.text)
 
 

@@ -139,7 +139,7 @@ class Generation:
         self._default_model = default_model
         self._labels = Labels()
         self._answering = TextAnswering(dispatcher, self._clock, self._labels)
-        self.steering = PromptSteering(dispatcher, meta, self._clock, self.token_ids)
+        self.steering = PromptSteering(dispatcher, meta, self._clock, self.token_ids, self.answers)
         self._lengths = AnswerLengths()
         self._pace = FrontPace()
         self._served: tuple[ModelInfo, ...] = ()

@@ -18,6 +18,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
+from tierkv.dbfront.answer_cache.answer_key import PromptMark, last_mark
+from tierkv.dbfront.answer_cache.kept_answer import StoreLostError
 from tierkv.dbfront.contracts import PreparedCall, TextCall, TextEvent
 from tierkv.kvcore.block import block_keys
 from tierkv.kvcore.call_options import KvAction
@@ -43,6 +46,9 @@ _PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
 _CONTINUATIONS: Final = ("", "\n", " a")
 """The tokens common to all continuations are the text's own."""
 
+_ANY_CONTINUATION: Final = (*_CONTINUATIONS, "a", "0", ".")
+"""For answers, of which none may be missed: a continuation may change the last tokens."""
+
 TokenIds = Callable[[TextCall], Awaitable[tuple[int, ...]]]
 Generated = Callable[[PreparedCall], AsyncGenerator[TextEvent, None]]
 
@@ -55,7 +61,12 @@ class PromptSteering:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, meta: MetaClient | None, clock: Clock, token_ids: TokenIds
+        self,
+        dispatcher: Dispatcher,
+        meta: MetaClient | None,
+        clock: Clock,
+        token_ids: TokenIds,
+        answers: AnswerCache,
     ) -> None:
         """Use a dispatcher.
 
@@ -64,7 +75,9 @@ class PromptSteering:
             meta: keeps pins, and knows which blocks follow others.
             clock: ends pins.
             token_ids: tokenizes a prompt.
+            answers: has answers to prompts that are forgotten.
         """
+        self._answers = answers
         self.pins = PinKeeper(
             dispatcher.directory, meta, clock, lambda: dispatcher.view.pool_starts
         )
@@ -116,6 +129,14 @@ class PromptSteering:
         try:
             forgotten = await self._eraser.forget(request, block_tokens=block_tokens)
             await self.pins.end_with(forgotten.keys)
+            steering, answers = prepared.call.steering, set[bytes]()
+            if steering is None or not steering.keeps_answers:
+                answers = await self._answers.forget_everywhere(await self._marks(prepared))
+        except StoreLostError as error:
+            raise NotForgottenError(
+                f"the prompt's answers are not forgotten everywhere: {error}",
+                hint="Run it again when the store of front.answer_cache works.",
+            ) from None
         except CacheError as error:
             raise NotForgottenError(
                 f"the prompt is not forgotten everywhere: {error.message}",
@@ -132,7 +153,32 @@ class PromptSteering:
             "l1_bytes": erased.page_bytes,
             "memory_bytes": erased.memory_bytes,
             "disk_bytes": erased.resting_bytes,
+            "answers": len(answers),
         }
+
+    async def _marks(self, prepared: PreparedCall) -> list[PromptMark]:
+        """Return the marks of the answers to all prompts that begin with a prompt.
+
+        The text may also have been the input of an embedding, or a prompt without a chat template.
+        """
+        call, key = prepared.call, prepared.request.namespace_key
+        variants = [call]
+        if call.prompt_token_ids is None and not call.documents:
+            text = call.prompt if call.messages is None else call.messages[-1].content
+            alone = replace(call, messages=None, prompt=text)
+            variants += [alone, replace(alone, embed=True)] if text else []
+        marks: set[PromptMark] = set()
+        for variant in variants:
+            ids: tuple[int, ...] = prepared.request.token_ids
+            if call.prompt_token_ids is None:
+                ways = [_longer(variant, more) for more in _ANY_CONTINUATION]
+                if call.documents:  # Their text is in front of the prompt's, which is any text.
+                    ways += [_with_text(variant, more) for more in _ANY_CONTINUATION if more]
+                ids = _common([await self._token_ids(way) for way in ways])
+            mark = last_mark(key, ids)
+            if mark is not None:
+                marks.add(mark)
+        return sorted(marks)
 
     async def _demote(self, prepared: PreparedCall) -> dict[str, Any]:
         request, layout = await self._beginning(prepared), prepared.model.layout
@@ -246,6 +292,14 @@ def _longer(call: TextCall, more: str) -> TextCall:
         return replace(call, prompt=(call.prompt or "") + more)
     *before, last = call.messages
     return replace(call, messages=(*before, replace(last, content=last.content + more)))
+
+
+def _with_text(call: TextCall, text: str) -> TextCall:
+    """Return the call with a different text."""
+    if call.messages is None:
+        return replace(call, prompt=text)
+    *before, last = call.messages
+    return replace(call, messages=(*before, replace(last, content=text)))
 
 
 def _common(variants: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

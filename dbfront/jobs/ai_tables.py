@@ -76,7 +76,11 @@ class AiTables:
     """The statements about AI tables of one session."""
 
     def __init__(
-        self, session: JobSession, clock: Clock, changed: asyncio.Event | None = None
+        self,
+        session: JobSession,
+        clock: Clock,
+        changed: asyncio.Event | None = None,
+        why_not: str = "no front has this database open",
     ) -> None:
         """Use a session.
 
@@ -84,7 +88,9 @@ class AiTables:
             session: runs the batches.
             clock: for the times of refreshes.
             changed: set after a change of the tables; None: nobody refreshes tables here.
+            why_not: the reason if ``changed`` is None.
         """
+        self._why_not = why_not
         self._session = session
         self._clock = clock
         self._changed = changed
@@ -125,8 +131,8 @@ class AiTables:
         options = ai_table_options(command, old)
         if options.refresh_s and self._changed is None:
             raise FeatureNotSupportedError(
-                "behind PostgreSQL, AI tables do not refresh by themselves",
-                hint="The front can't log in as you. Run REFRESH AI TABLE from cron or pg_cron.",
+                f"this AI table can't refresh by itself: {self._why_not}",
+                hint="Leave refresh out, and run REFRESH AI TABLE yourself, as from cron.",
             )
         return replace(options, made_by=options.made_by or self._session.user)
 

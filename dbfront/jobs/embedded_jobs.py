@@ -33,12 +33,14 @@ class WrittenTables:
         watched: names of tables with an index, in lower case; set by the keeper.
         changed: set when a watched table was written to, or an index was made.
         indexes: all indexes, for EXPLAIN; set by the keeper.
+        numbers: number of the table in the catalogue by digest of the index, since this start.
     """
 
     def __init__(self) -> None:
         self.watched: frozenset[str] = frozenset()
         self.indexes: tuple[IndexedText, ...] = ()
         self.changed = asyncio.Event()
+        self.numbers: dict[str, int] = {}
         self._written: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:

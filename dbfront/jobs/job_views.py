@@ -7,6 +7,7 @@ these queries, each in the database of its door.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -153,8 +154,40 @@ def _kv_index(row: Sequence[str | None]) -> Row:
         "removed": int(facts["removed"] or 0),
         "refresh_s": options["refresh_s"],
         "pin_s": options["pin_s"],
+        "made_s": options.get("made_s", 0.0),
         "last_error": facts["error"] or None,
     }
+
+
+INDEX_USES: Final = "SELECT * FROM kv_index_uses"
+"""Query of the statistics for ``with_uses``."""
+
+
+def with_uses(rows: Sequence[Row], uses: Iterable[Row], costs: Iterable[Row]) -> list[Row]:
+    """Add to the rows of ``kv_indexes`` what this front counted of their use.
+
+    Args:
+        rows: of the view.
+        uses: result of INDEX_USES.
+        costs: rows of ``node_costs``; the time to compute a token is the least of a model's nodes.
+    """
+    counted = {(use["owner"], use["name"], use["made_s"]): use for use in uses}
+    token_s: dict[str, float] = {}
+    for cost in costs:
+        for model in cost["models"].split(", "):
+            found_s = cost["prefill_token_s"] or math.inf
+            token_s[model] = min(token_s.get(model, math.inf), found_s)
+    found: list[Row] = []
+    for row in rows:
+        use = counted.get((row["owner"], row["name"], row.pop("made_s"))) or _NO_USES
+        seconds = token_s.get(use["model_name"], math.inf)
+        saved_s = use["hit_tokens"] * seconds if seconds < math.inf else None
+        counts = {name: use[name] for name in ("calls", "hit_tokens")}
+        found.append(row | counts | {"saved_s": saved_s})
+    return found
+
+
+_NO_USES: Final[Row] = {"model_name": "", "calls": 0, "hit_tokens": 0}
 
 
 def _job(

@@ -1,8 +1,9 @@
-"""Background work over the embedded database: AI tables and KV indexes that are due, and jobs.
+"""Background work: AI tables and KV indexes that are due, and jobs.
 
-dbfront/postgres_dialect/server.py runs the keepers beside a front's doors, in sessions of the
-owners. A refresh longer than the table's period begins anew at once; one table at a time, hence
-tables can't crowd out users. A background job that a killed front left goes on with the next front.
+Over the embedded database dbfront/postgres_dialect/server.py runs the keepers beside a front's
+doors; behind PostgreSQL tierkv/parts/postgres_keepers.py does. Sessions of the owners work. A
+refresh longer than the table's period begins anew at once; one table at a time, hence tables can't
+crowd out users. A background job that a killed front left goes on with the next front.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -27,6 +28,12 @@ KV_INDEXES: Final = (
     "SELECT owner, name, path, options, coalesce(refreshed_s, 0), source_name, state, expression "
     f"FROM {SCHEMA}.kv_indexes"
 )
+TOLD_INDEXES: Final = KV_INDEXES.replace("source_name", "md5(owner || '/' || name)")
+"""Behind PostgreSQL, where a trigger tells the index whose table was written to."""
+
+Read = Callable[[str], Awaitable[Sequence[tuple[Any, ...]]]]
+"""Runs a query of the front over the tables of jobs."""
+
 BUILDING: Final = "building"
 _RETRY_S: Final = 30.0
 """Pause after a refresh of a KV index that failed."""
@@ -48,12 +55,14 @@ class DueTable:
         name: the table.
         path: search path of the session.
         due_s: Unix time.
+        login: who made the table, and logs in where ``user`` is a role of PostgreSQL.
     """
 
     user: str
     name: str
     path: str
     due_s: float
+    login: str = ""
 
 
 class AiTableKeeper:
@@ -61,7 +70,7 @@ class AiTableKeeper:
 
     def __init__(
         self,
-        read: Callable[[str], list[tuple[Any, ...]]],
+        read: Read,
         refresh: Callable[[DueTable], Awaitable[None]],
         clock: Clock,
         changed: asyncio.Event,
@@ -69,7 +78,7 @@ class AiTableKeeper:
         """Note what to use.
 
         Args:
-            read: runs a query, in another thread.
+            read: runs a query.
             refresh: refreshes a table.
             clock: tells what is due.
             changed: set after each CREATE, ALTER or DROP of an AI table.
@@ -84,7 +93,7 @@ class AiTableKeeper:
         """Refresh what is due, and wait for the next; without tables it waits for one."""
         while True:
             self._changed.clear()
-            tables = due_tables(await asyncio.to_thread(self._read, DUE_TABLES), self._tried)
+            tables = due_tables(await self._read(DUE_TABLES), self._tried)
             now_s = self._clock.wall()
             for table in tables:
                 if table.due_s <= now_s and not self._changed.is_set():
@@ -121,7 +130,8 @@ def due_tables(
         user = owner or options["made_by"]
         if options["refresh_s"] and not options["suspended"]:
             last_s = max(float(refreshed_s), tried.get((user, name), 0.0))
-            found.append(DueTable(user, name, path, last_s + options["refresh_s"]))
+            due_s = last_s + options["refresh_s"]
+            found.append(DueTable(user, name, path, due_s, options.get("made_by", "")))
     return sorted(found, key=lambda table: table.due_s)
 
 
@@ -130,19 +140,22 @@ class KvIndexKeeper:
 
     def __init__(
         self,
-        read: Callable[[str], list[tuple[Any, ...]]],
+        read: Read,
         refresh: Callable[[DueTable], Awaitable[None]],
         clock: Clock,
         written: WrittenTables,
+        query: str = KV_INDEXES,
     ) -> None:
         """Note what to use.
 
         Args:
-            read: runs a query, in another thread.
+            read: runs a query.
             refresh: refreshes an index.
             clock: tells what is due.
             written: the tables that statements write to.
+            query: KV_INDEXES, or TOLD_INDEXES if ``written`` has digests of indexes.
         """
+        self._query = query
         self._read = read
         self._refresh = refresh
         self._clock = clock
@@ -151,13 +164,20 @@ class KvIndexKeeper:
         self._failed: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
-        """Refresh what is due, and wait for the next write or time."""
+        """Refresh what is due, and wait for the next write or time.
+
+        The first look refreshes all indexes that follow changes: writes may have been missed.
+        """
+        is_first = True
         while True:
             self._written.changed.clear()
-            rows = await asyncio.to_thread(self._read, KV_INDEXES)
+            rows = await self._read(self._query)
             self._written.watched = frozenset(str(row[5]) for row in rows)
             self._written.indexes = tuple(map(_indexed, rows))
-            indexes = due_indexes(rows, self._written.take(), self._tried, self._failed)
+            written: Collection[str] = self._written.take()
+            if is_first:
+                written, is_first = {str(row[5]) for row in rows}, False
+            indexes = due_indexes(rows, written, self._tried, self._failed)
             now_s = self._clock.wall()
             for index in indexes:
                 if index.due_s <= now_s:
@@ -183,7 +203,7 @@ class KvIndexKeeper:
 
 def _indexed(row: Sequence[Any]) -> IndexedText:
     owner, name, _, options, _, table, _, expression = row
-    return IndexedText(owner, name, table, expression, json.loads(options)["kind"])
+    return IndexedText.of_row(owner, name, table, expression, options)
 
 
 def due_indexes(
@@ -208,9 +228,10 @@ def due_indexes(
         is_new = state == BUILDING and options["background"] and not last_s
         is_due = is_new or (table in written and (period_s < 0 or state == BUILDING))
         if (user, name) in failed:
-            found.append(DueTable(user, name, path, last_s + _RETRY_S))
+            found.append(DueTable(user, name, path, last_s + _RETRY_S, options.get("made_by", "")))
         elif is_due or period_s > 0:
-            found.append(DueTable(user, name, path, 0.0 if is_due else last_s + period_s))
+            due_s = 0.0 if is_due else last_s + period_s
+            found.append(DueTable(user, name, path, due_s, options.get("made_by", "")))
     return found
 
 
@@ -236,14 +257,14 @@ class JobKeeper:
 
     def __init__(
         self,
-        read: Callable[[str], list[tuple[Any, ...]]],
+        read: Read,
         run_job: Callable[[OpenJob], Awaitable[None]],
         changed: asyncio.Event,
     ) -> None:
         """Note what to use.
 
         Args:
-            read: runs a query, in another thread.
+            read: runs a query.
             run_job: runs the partitions of a job.
             changed: set after each CREATE or RESUME of a background job.
         """
@@ -257,7 +278,7 @@ class JobKeeper:
         try:
             while True:
                 self._changed.clear()
-                for job in open_jobs(await asyncio.to_thread(self._read, OPEN_JOBS)):
+                for job in open_jobs(await self._read(OPEN_JOBS)):
                     if (job.user, job.name) not in self._running:
                         self._start(job)
                 await self._changed.wait()

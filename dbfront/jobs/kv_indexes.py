@@ -11,7 +11,7 @@ not name the index, because prompts with the same text have the same KV.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -21,6 +21,7 @@ from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
 from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
 from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction, unknown_name
 from tierkv.dbfront.jobs.keepers import BUILDING
+from tierkv.dbfront.jobs.source_watch import SourceWatch, WatchedSource
 from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
@@ -33,12 +34,10 @@ from tierkv.sql.jobs.kv_index_command import (
     KvIndexOptions,
     volatile,
 )
+from tierkv.sql.text.lexer import name_value, tokenize
 
 FRESH: Final = "fresh"
 STALE: Final = "stale"
-Wake = Callable[[str], None]
-"""Tells the keeper of a front that a table's index has work to do."""
-
 _BODY: Final = "tierkv_body"
 _BUCKET_ROWS: Final = 100_000
 """Digests that the front compares at a time."""
@@ -93,17 +92,17 @@ def _listed(column: str) -> str:
 class KvIndexes:
     """The statements about KV indexes of one session."""
 
-    def __init__(self, session: JobSession, clock: Clock, wake: Wake | None = None) -> None:
+    def __init__(self, session: JobSession, clock: Clock, watch: SourceWatch) -> None:
         """Use a session.
 
         Args:
             session: runs the batches.
             clock: for the times of refreshes.
-            wake: called after a change of the indexes; None: nobody works in the background here.
+            watch: tells the keeper of a front about changes of tables and indexes.
         """
         self._session = session
         self._clock = clock
-        self._wake = wake
+        self._watch = watch
         self._source = JobSource(session)
 
     async def run(self, command: KvIndexCommand) -> StatementResult:
@@ -139,31 +138,52 @@ class KvIndexes:
                 sqlstate="42710",
                 hint=f"REFRESH KV INDEX {command.name} brings it up to date.",
             )
-        index = await self._checked(command)
+        index, watched = await self._checked(command), self._watched(command.name, command.table)
+        why = await self._watch.why_not()
+        await self._session.execute("BEGIN")
+        try:
+            index, unheard = await self._recorded(index, command.table_name, why)
+            await self._session.execute("COMMIT")
+        except TierKVError:
+            await self._session.abandon()
+            raise
+        notices = [_by_hand(index, unheard)] if unheard else []
+        if not why:
+            await self._watch.wake(watched)  # From now on writes to the table count.
+        if not why and index.options.background:
+            told_where = "SELECT * FROM tierkv.kv_indexes tells how far it is"
+            built = f"KV index {index.name} is built in the background: {told_where}"
+            return (*notices, _notice(built))
+        return (*notices, await self.refresh(index))
+
+    async def _recorded(self, index: KvIndex, table_name: str, why: str) -> tuple[KvIndex, str]:
+        """Insert an index in the open transaction; return why no change wakes the index, if so.
+
+        Raises:
+            FeatureNotSupportedError: the index was to refresh by itself.
+        """
+        asked = index.options.refresh_s
+        unheard = "" if asked == MANUAL else why
+        if not why and asked in (None, ON_CHANGE):
+            unheard = await self._watch.begin(self._watched(index.name, index.source))
+        if unheard and asked is not None:
+            raise FeatureNotSupportedError(
+                f"this KV index can't refresh by itself: {unheard}",
+                hint="Leave refresh out, and run REFRESH KV INDEX yourself, as from cron.",
+            )
+        if asked is None:
+            asked = MANUAL if unheard else ON_CHANGE
+        index = replace(index, options=replace(index.options, refresh_s=asked))
         owner, options = literal(self._session.owner), literal(json.dumps(asdict(index.options)))
-        texts = (index.name, index.source, command.table_name, index.expression)
+        texts = (index.name, index.source, table_name, index.expression)
         await self._session.own(
             f"INSERT INTO {SCHEMA}.kv_indexes VALUES ({owner}, {', '.join(map(literal, texts))}, "
             f"{options}, {literal(index.path)}, NULL, 0, 0, 0, '{BUILDING}', '')"
         )
-        if self._wake is not None and index.options.background:
-            self._wake(command.table_name)
-            told_where = "SELECT * FROM tierkv.kv_indexes tells how far it is"
-            return (_notice(f"KV index {index.name} is built in the background: {told_where}"),)
-        done = await self.refresh(index)
-        if self._wake is not None:
-            self._wake(command.table_name)  # From now on writes to the table count.
-        return (done,)
+        return index, unheard
 
     async def _checked(self, command: KvIndexCommand) -> KvIndex:
         options = command.options
-        if options.refresh_s is None:
-            options = replace(options, refresh_s=MANUAL if self._wake is None else ON_CHANGE)
-        if options.refresh_s and self._wake is None:
-            raise FeatureNotSupportedError(
-                "behind PostgreSQL, KV indexes do not refresh by themselves",
-                hint="The front can't log in as you. Run REFRESH KV INDEX from cron or pg_cron.",
-            )
         await self._refuse_volatile(command.functions)
         if options.system_prompt is None:
             shown = await self._session.execute("SHOW tierkv.system_prompt")
@@ -175,7 +195,7 @@ class KvIndexes:
             await self._session.execute(
                 f"SELECT ai_count_tokens('', model => {literal(options.model)})"
             )
-        options = replace(options, made_by=self._session.user)
+        options = replace(options, made_by=self._session.user, made_s=self._clock.wall())
         path = await self._session.search_path()
         index = KvIndex(command.name, command.table, command.expression, options, path)
         before = index.documents.index(index.expression)
@@ -224,10 +244,21 @@ class KvIndexes:
         while digests := await self._known(index, f"TRUE LIMIT {index.options.batch}"):
             await self._forget(index, digests)
             removed += len(digests)
-        await self._session.own(f"DELETE FROM {SCHEMA}.kv_indexes WHERE {self._is(index.name)}")
-        if self._wake is not None:
-            self._wake(index.source.lower())
-        return _notice(f"KV index {index.name}: {why}the KV of {removed} documents was removed")
+        watched = self._watched(index.name, index.source)
+        await self._session.execute("BEGIN")
+        try:
+            await self._session.own(f"DELETE FROM {SCHEMA}.kv_indexes WHERE {self._is(index.name)}")
+            left = await self._watch.end(watched)
+            await self._session.execute("COMMIT")
+        except TierKVError:
+            await self._session.abandon()
+            raise
+        if not await self._watch.why_not():
+            await self._watch.wake(watched)
+        told_left = f"; {left}" if left else ""
+        return _notice(
+            f"KV index {index.name}: {why}the KV of {removed} documents was removed{told_left}"
+        )
 
     # Refresh.
 
@@ -241,13 +272,22 @@ class KvIndexes:
         started = self._clock.now()
         async with self._alone(index):
             try:
-                indexed, removed = await self._compare(index)
+                try:
+                    indexed, removed = await self._compare(index)
+                except TierKVError as error:
+                    await self._session.abandon()
+                    if error.sqlstate != _NO_TABLE:
+                        raise
+                    renamed = await self._renamed(index)
+                    if renamed is None:
+                        return await self._remove(index, "its table is gone: ")
+                    index = renamed
+                    indexed, removed = await self._compare(index)
             except TierKVError as error:
                 await self._session.abandon()
-                if error.sqlstate == _NO_TABLE:
-                    return await self._remove(index, "its table is gone: ")
                 await self._note(index, f"state = '{STALE}', error = {literal(told(error))}")
                 raise
+            await self._watch.note(self._watched(index.name, index.source))
             await self._note(
                 index,
                 f"state = '{FRESH}', error = '', refreshed_s = {self._clock.wall()}, "
@@ -255,6 +295,16 @@ class KvIndexes:
                 f"removed = {removed}",
             )
         return _notice(f"KV index {index.name}: {indexed} documents indexed, {removed} removed")
+
+    async def _renamed(self, index: KvIndex) -> KvIndex | None:
+        """Return the index over the present name of its table; None if the table is gone."""
+        name = await self._watch.present_name(self._watched(index.name, index.source))
+        if name and name != index.source:
+            last = name_value(tokenize(name)[-1])
+            await self._note(index, f"source = {literal(name)}, source_name = {literal(last)}")
+            if not await self._watch.why_not():
+                await self._watch.wake(self._watched(index.name, name))
+        return replace(index, source=name) if name else None
 
     async def _compare(self, index: KvIndex) -> tuple[int, int]:
         ((rows,),) = (
@@ -337,7 +387,8 @@ class KvIndexes:
         )
 
     async def _forget_texts(self, index: KvIndex, values: str) -> None:
-        call = index.call("ai_forget")
+        # Kept answers leave by their age: they are right for whoever asks about the text again.
+        call = index.call("ai_forget", """options => '{"answer_cache": "off"}'""")
         text = f"SELECT {call} FROM ({values}) AS tierkv_old({_BODY})"
         await try_again(self._session, self._clock, lambda: self._session.execute(text))
 
@@ -355,6 +406,9 @@ class KvIndexes:
             yield
         finally:
             await self._session.unlock(name)
+
+    def _watched(self, name: str, source: str) -> WatchedSource:
+        return WatchedSource(self._session.owner, name, source)
 
     def _is(self, name: str) -> str:
         return f"owner = {literal(self._session.owner)} AND name = {literal(name)}"
@@ -394,3 +448,8 @@ def _tokens(told_: object) -> str:
 
 def _notice(text: str) -> Notice:
     return Notice("NOTICE", text)
+
+
+def _by_hand(index: KvIndex, unheard: str) -> Notice:
+    text = f"KV index {index.name} does not refresh by itself: {unheard}"
+    return Notice("NOTICE", text, hint=f"Run REFRESH KV INDEX {index.name} after changes.")

@@ -6,6 +6,7 @@ run in the relay's task for the attendant.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Final
 
@@ -15,17 +16,18 @@ from tierkv.dbfront.jobs.ai_tables import AiTables
 from tierkv.dbfront.jobs.job_commands import JobCommands
 from tierkv.dbfront.jobs.job_views import JOB_VIEWS, VIEW_QUERIES, view_rows_of
 from tierkv.dbfront.jobs.kv_indexes import KvIndexes
+from tierkv.dbfront.jobs.source_watch import TABLES_CHANGED, TriggerWatch
 from tierkv.dbfront.pgwire.protocol import replies
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
 from tierkv.dbfront.postgres.statements.block import Block
 from tierkv.dbfront.postgres.statements.extended import Batch, NamedStatements
 from tierkv.dbfront.postgres.statements.relayed_jobs import (
-    HAS_JOBS,
     HELD_PARTS,
     RelayedJobs,
     notice_frame,
 )
+from tierkv.dbfront.postgres.statements.session_indexes import HAS_JOBS, SessionIndexes
 from tierkv.dbfront.postgres.statements.simple import SimpleQuery
 from tierkv.dbfront.postgres.statements.statement import (
     RESETS,
@@ -38,11 +40,13 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange
 from tierkv.dbfront.postgres.wire.messages import decoded
 from tierkv.dbfront.postgres_values.parameters import declared_types, without_void
+from tierkv.dbfront.statement_results import StatementResult
 from tierkv.dbfront.views.admin import joined_rows, refuse_reset, to_json, visible_rows
 from tierkv.dbfront.views.statistics import Activity, activity_row
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.cluster_command import in_transaction
 from tierkv.sql.jobs.ai_table_command import AiTableCommand
+from tierkv.sql.jobs.job_tables import CHANNEL
 from tierkv.sql.jobs.kv_index_command import KvIndexCommand
 from tierkv.sql.views import Row
 
@@ -62,6 +66,7 @@ class AiAttendant:
         self._exchange = RelayExchange(relay, services.reset)
         self._planner = StatementPlanner()
         self._names = NamedStatements({}, {})
+        self._indexes = SessionIndexes(services.clock, relay.books.parameters)
         self._run: AiRun | None = None
         self._job: RelayedJobs | None = None
         self._cursors = WindowCursors(self._exchange, relay.books.parameters, self._planner)
@@ -186,9 +191,10 @@ class AiAttendant:
             if command is None or len(statements) > 1:
                 raise _stands_alone("job")
             if isinstance(command, KvIndexCommand):
-                result = await KvIndexes(job, services.clock).run(command)
+                watch = TriggerWatch(job, services.keeper_refusal)
+                result = await KvIndexes(job, services.clock, watch).run(command)
             elif isinstance(command, AiTableCommand):
-                result = await AiTables(job, services.clock).run(command)
+                result = await self._run_ai_table(job, command)
             else:
                 commands = JobCommands(
                     job, services.clock, services.run_parts, queue=services.queue
@@ -203,6 +209,15 @@ class AiAttendant:
         notices = [notice_frame(notice, parameters) for notice in result.notices]
         done = [replies.command_complete(result.command_tag), replies.ready_for_query("I")]
         await self._exchange.send([*notices, *done])
+
+    async def _run_ai_table(self, job: RelayedJobs, command: AiTableCommand) -> StatementResult:
+        services, client = self._services, self._client
+        why_not = services.keeper_refusal(client.user, client.database)
+        changed = None if why_not else asyncio.Event()
+        result = await AiTables(job, services.clock, changed, why_not).run(command)
+        if changed is not None and changed.is_set():
+            await job.own(f"SELECT pg_catalog.pg_notify('{CHANNEL}', '{TABLES_CHANGED}')")
+        return result
 
     async def _batch(self, message: bytes) -> None:
         batch = Batch(
@@ -285,6 +300,7 @@ class AiAttendant:
             alone=alone,
             pid=self._relay.login.pid,
             on_progress=self._progress,
+            indexes=self._indexes,
         )
         self.activity.state, self.activity.query = "active", statement.text
         self.activity.query_start_s = self._services.clock.wall()
@@ -359,7 +375,8 @@ class AiAttendant:
         if await texts(HAS_JOBS) != [("t",)]:
             return []
         held = {str(name) for (name,) in await texts(HELD_PARTS)}
-        return view_rows_of(view, await texts(VIEW_QUERIES[view]), held.__contains__)
+        rows = view_rows_of(view, await texts(VIEW_QUERIES[view]), held.__contains__)
+        return await self._services.index_rows(rows) if view == "kv_indexes" else rows
 
 
 _NOT_TOLD: Final = {

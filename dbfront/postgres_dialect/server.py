@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
@@ -69,10 +69,15 @@ class DialectServer:
         from tierkv.dbfront.jobs.keepers import AiTableKeeper, JobKeeper, KvIndexKeeper
 
         jobs = self._jobs
-        if jobs.read is not None:
-            tables = AiTableKeeper(jobs.read, self._refresh, jobs.clock, jobs.changed)
-            keeper = JobKeeper(jobs.read, self._run_job, jobs.jobs_changed)
-            indexes = KvIndexKeeper(jobs.read, self._refresh_index, jobs.clock, jobs.written)
+        read_now = jobs.read
+        if read_now is not None:
+
+            async def read(sql: str) -> list[tuple[Any, ...]]:
+                return await asyncio.to_thread(read_now, sql)
+
+            tables = AiTableKeeper(read, self._refresh, jobs.clock, jobs.changed)
+            keeper = JobKeeper(read, self._run_job, jobs.jobs_changed)
+            indexes = KvIndexKeeper(read, self._refresh_index, jobs.clock, jobs.written)
             jobs.keeps = True
             self._keeping = [asyncio.create_task(each.run()) for each in (tables, indexes, keeper)]
 

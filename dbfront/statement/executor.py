@@ -28,7 +28,7 @@ from tierkv.dbfront.statement.transaction import ClientTransaction
 from tierkv.dbfront.statement_results import StatementResult
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
-from tierkv.sql.jobs.kv_index_command import IndexedText
+from tierkv.sql.jobs.kv_index_command import IndexedText, indexed_forms
 from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.plan import SqlStatement, StatementPlan
 from tierkv.sql.plan.rewrite import RewrittenSql, joined
@@ -98,6 +98,7 @@ async def run_statement(
     plan = statement.take_plan(context.connection.new_key_base)
     if context.account is not None:
         context.account.planned(plan.kind.value, holds_calls=bool(plan.sites))
+        context.account.indexed = indexed_forms(plan, context.kv_indexes)
     await context.refresh_views(plan.admin_views)
     if not plan.sites and plan.explained is None:
         return client_result(plan, await _run_alone(plan, params, context))

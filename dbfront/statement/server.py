@@ -20,7 +20,13 @@ from tierkv.dbfront.contracts import (
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
 from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
-from tierkv.dbfront.jobs.job_views import JOB_VIEWS, VIEW_QUERIES, view_rows_of
+from tierkv.dbfront.jobs.job_views import (
+    INDEX_USES,
+    JOB_VIEWS,
+    VIEW_QUERIES,
+    view_rows_of,
+    with_uses,
+)
 from tierkv.dbfront.queue.work_log import WorkLog
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.session import DuckDbSession
@@ -279,7 +285,8 @@ class DuckDbSqlServer:
             )
         if view in JOB_VIEWS:
             found = await asyncio.to_thread(self._engine.rows, VIEW_QUERIES[view])
-            return view_rows_of(view, found, self.jobs.holders.__contains__)
+            jobs = view_rows_of(view, found, self.jobs.holders.__contains__)
+            return await self.index_rows(jobs) if view == "kv_indexes" else jobs
         if view in QUEUE_VIEWS:
             return [] if self.queue is None else await queue_rows(view, self.queue)
         if view in STATISTIC_VIEWS:
@@ -294,6 +301,15 @@ class DuckDbSqlServer:
             names = ("name", "setting", "source", "description")
             rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
         return rows
+
+    async def index_rows(self, rows: list[Row]) -> list[Row]:
+        """Add the counters of this front to rows of ``kv_indexes``."""
+        await self.siblings.ask_all("flush")
+        uses = await self.statements.select(INDEX_USES)
+        costs: list[Row] = []
+        if self._cluster is not None:
+            costs = await self._cluster_rows("node_costs", self._cluster)
+        return with_uses(rows, uses, costs)
 
     def _activity(self, user: str) -> list[Row]:
         """Return the rows of this process's sessions, as visible to a user."""

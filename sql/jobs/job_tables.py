@@ -29,6 +29,19 @@ _TABLES: Final = {
     "failed_s float8",
 }
 
+CHANNEL: Final = "tierkv_changed"
+"""Channel of PostgreSQL on which triggers tell that a table with an index was written to."""
+
+TELL_CHANGE: Final = f"{SCHEMA}.tell_change"
+_TELL_CHANGE: Final = f"""
+CREATE OR REPLACE FUNCTION {TELL_CHANGE}() RETURNS trigger LANGUAGE plpgsql AS $tell$
+BEGIN
+  PERFORM pg_catalog.pg_notify('{CHANNEL}', TG_ARGV[0]);
+  RETURN NULL;
+END
+$tell$;
+"""
+
 NEWEST: Final = "kv_index_texts"
 """The table that was added last: where it is, all tables are."""
 
@@ -72,4 +85,5 @@ def postgres_tables() -> str:
         )
     for name, columns in _INDEXES.items():
         texts.append(f"CREATE INDEX IF NOT EXISTS {name}_of ON {SCHEMA}.{name} ({columns});\n")
+    texts.append(_TELL_CHANGE)
     return "".join(texts)

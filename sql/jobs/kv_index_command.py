@@ -10,6 +10,7 @@ Pure. dbfront/jobs/kv_indexes.py carries them out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
 from tierkv.sql.calls.calls import find_calls
 from tierkv.sql.command_reader import CommandOption, CommandReader
 from tierkv.sql.jobs.job_command import OPTION_KINDS, option_value
+from tierkv.sql.plan.plan import StatementPlan
 from tierkv.sql.text.durations import seconds_of
 from tierkv.sql.text.lexer import Token, TokenKind, closing_index, name_value, tokenize
 from tierkv.sql.text.suggest import did_you_mean
@@ -50,6 +52,7 @@ class KvIndexOptions:
         priority: of the calls.
         background: CREATE returns at once, where the front can work in the background.
         made_by: user whose sessions refresh, where indexes have no owners.
+        made_s: Unix time of CREATE.
     """
 
     kind: str = "prefix"
@@ -61,6 +64,7 @@ class KvIndexOptions:
     priority: int | None = 1
     background: bool = True
     made_by: str = ""
+    made_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,7 @@ class IndexedText:
         owner: owner of the index; empty without logins.
         table: name of the table, in lower case, without schema.
         kind: ``prefix`` or ``chunk``.
+        made_s: Unix time of CREATE.
     """
 
     owner: str
@@ -257,6 +262,15 @@ class IndexedText:
     table: str
     expression: str
     kind: str
+    made_s: float = 0.0
+
+    @classmethod
+    def of_row(
+        cls, owner: str, name: str, table: str, expression: str, options: str
+    ) -> IndexedText:
+        """Read a row of the table of indexes; ``options`` are JSON."""
+        known = json.loads(options)
+        return cls(owner, name, table, expression, known["kind"], known.get("made_s", 0.0))
 
 
 _PROMPTS: Final = ("input", "prompt")
@@ -289,6 +303,16 @@ def index_used_by(
         if any(_begins(_plain(tokens[at:]), wanted) for at in starts):
             return index
     return None
+
+
+def indexed_forms(plan: StatementPlan, indexes: Sequence[IndexedText]) -> dict[int, IndexedText]:
+    """Return the index used by the prompts of each form of a statement; pure."""
+    found: dict[int, IndexedText] = {}
+    for site in plan.sites if indexes else ():
+        index = index_used_by(plan.text, dict(site.arguments), indexes)
+        if index is not None:
+            found.setdefault(site.form.key, index)
+    return found
 
 
 def _places(tokens: Sequence[Token], start: int | None, wanted: Sequence[str]) -> Sequence[int]:

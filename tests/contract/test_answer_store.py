@@ -13,12 +13,14 @@ import pytest
 from tests.fix_postgres import PASSWORD, PostgresServer
 from tierkv.dbfront.answer_cache.answer_database import AnswerDatabase
 from tierkv.dbfront.answer_cache.answer_file import AnswerFile
+from tierkv.dbfront.answer_cache.answer_key import last_mark, prompt_marks
 from tierkv.dbfront.answer_cache.kept_answer import (
     AnswerStore,
     KeptAnswer,
     StoreLimits,
     StoreLostError,
 )
+from tierkv.kvcore.ids import NamespaceKey
 from tierkv.kvcore.request import FinishReason
 
 Opens = Callable[..., AnswerStore]
@@ -137,6 +139,47 @@ def test_5_two_stores_write_at_the_same_time(opens: Opens) -> None:
     assert not wrong
     found = stores[0].find([key(n) for n in range(50)])
     assert {one.text for one in found.values()} <= {"0 9", "1 9"}
+
+
+def test_6_answers_to_forgotten_prompts_are_deleted(opens: Opens) -> None:
+    store = opens()
+    secret = NamespaceKey(bytes(32))
+    prompts = {n: tuple(range(100, 100 + n)) for n in (1, 3, 40, 90)} | {50: tuple(range(50))}
+    store.keep({key(n): answer(marks=prompt_marks(secret, p)) for n, p in prompts.items()}, {}, NOW)
+    assert store.find([key(3)])[key(3)].marks == prompt_marks(secret, prompts[3])
+    assert opens().forget([]) == set()
+    marks = [last_mark(secret, range(100, 130)), last_mark(secret, range(3, 5))]
+    assert store.forget([mark for mark in marks if mark is not None]) == {key(40), key(90)}
+    assert set(opens().find(map(key, prompts))) == {key(1), key(3), key(50)}
+
+
+def test_6_answers_of_an_older_release_have_no_marks_and_go(
+    opens: Opens, front_url: str, tmp_path: Path
+) -> None:
+    store = opens()
+    store.keep({key(1): answer(), key(2): answer()}, {}, NOW)
+    old = "ALTER TABLE {} DROP COLUMN marks"
+    if isinstance(store, AnswerFile):
+        store._done(lambda database: database.execute(old.format("answers")))
+    else:
+        with psycopg.connect(front_url, autocommit=True) as connection:
+            connection.execute(old.format("tierkv_front.answers").encode())
+    again = opens()
+    assert again.find([key(1)]) == {}
+    again.keep({key(3): answer()}, {}, NOW)
+    assert again.forget([]) == {key(1), key(2)}
+    assert again.find([key(3)]) == {key(3): answer()}
+
+
+def test_6_no_byte_of_a_forgotten_answer_is_in_the_file(tmp_path: Path) -> None:
+    store, secret = AnswerFile(str(tmp_path / "a"), LIMITS), NamespaceKey(bytes(32))
+    kept = answer("a very personal answer", marks=prompt_marks(secret, range(9)))
+    store.keep({key(1): kept}, {}, NOW)
+    mark = last_mark(secret, range(9))
+    assert mark is not None and store.forget([mark]) == {key(1)}
+    raw = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"very personal" not in raw
+    store.close()
 
 
 def test_an_unreadable_answer_is_none(opens: Opens, front_url: str, tmp_path: Path) -> None:

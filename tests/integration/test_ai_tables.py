@@ -122,7 +122,7 @@ def test_what_can_not_be_an_ai_table_is_refused(door: Door) -> None:
         connection.execute("ALTER AI TABLE made SUSPEND")
         period = "ALTER AI TABLE made SET (refresh = '1 minute')"
         if "password" in door.dsn:
-            with pytest.raises(psycopg.errors.FeatureNotSupported, match="behind PostgreSQL"):
+            with pytest.raises(psycopg.errors.FeatureNotSupported, match="queue_door is not set"):
                 connection.execute(period.encode())
         else:
             connection.execute(period.encode())

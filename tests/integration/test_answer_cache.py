@@ -199,6 +199,36 @@ def test_equal_statements_at_the_same_time_ask_once(fronts: TwoFronts) -> None:
     assert after["hits"] + after["shared"] - before["hits"] - before["shared"] == 3 * ROWS
 
 
+def test_forgetting_a_prompt_deletes_its_answers_at_both_fronts(
+    fronts: TwoFronts, postgres: PostgresServer
+) -> None:
+    begun_s = time.time()
+    document = "A note of Mia Brandt about her knee. " * 6
+    told = "SELECT i, ai_generate('{}' || i, options => '{{\"max_tokens\": 4}}') FROM range(5) t(i)"
+    mine, others = told.format(document), told.format("A recipe for soup. " * 12)
+    embedded = f"SELECT ai_embed('{document}')"
+    before = {text: fronts.sql(text) for text in (mine, others, embedded)}
+    for text, rows in before.items():
+        assert fronts.sql(text, at_b=True) == rows, "kept in the memory of both fronts"
+    wait_for(lambda: fronts.kept(postgres, begun_s) >= 11, what="all answers are in the database")
+    kept = fronts.kept(postgres, begun_s)
+    ((gone,),) = fronts.sql(f"SELECT ai_forget('{document}') ->> 'answers'")
+    assert int(gone) == 6 and fronts.kept(postgres, begun_s) == kept - 6
+
+    def asks_again() -> bool:
+        misses = fronts.counts(at_b=True)["misses"]
+        assert fronts.sql(mine, at_b=True) == before[mine]
+        return bool(fronts.counts(at_b=True)["misses"] == misses + 5)
+
+    wait_for(asks_again, what="the other front has forgotten, too")
+    hits = fronts.counts()["hits"]
+    assert fronts.sql(others) == before[others] and fronts.counts()["hits"] == hits + 5
+    left = (
+        f"SELECT ai_forget('{document}', options => '{{\"answer_cache\": \"off\"}}') ->> 'answers'"
+    )
+    assert fronts.sql(left) == [("0",)]
+
+
 def test_a_killed_fronts_answers_are_not_paid_again(
     fronts: TwoFronts, postgres: PostgresServer
 ) -> None:

@@ -172,12 +172,48 @@ def test_what_commits_batches_is_refused_inside_a_transaction(
         assert index_row(door) == ()
 
 
-def test_behind_postgresql_an_index_is_refreshed_by_statements(door: Door) -> None:
-    if "password" not in door.dsn:
-        pytest.skip("the embedded front works in the background")
-    with door.session() as connection, pytest.raises(psycopg.errors.FeatureNotSupported) as no:
-        connection.execute("CREATE KV INDEX d ON docs (body) WITH (refresh = 'on change')")
-    assert "behind PostgreSQL" in str(no.value)
+def test_without_a_keeper_an_index_is_refreshed_by_statements_and_says_so(door: Door) -> None:
+    with door.session() as connection:
+        with pytest.raises(psycopg.errors.FeatureNotSupported) as refused:
+            connection.execute("CREATE KV INDEX d ON docs (body) WITH (refresh = 'on change')")
+        assert "can't refresh by itself" in str(refused.value)
+        notices: list[str] = []
+        connection.add_notice_handler(lambda told: notices.append(told.message_primary or ""))
+        connection.execute("CREATE KV INDEX docs_kv ON docs (body)")
+        assert any("docs_kv does not refresh by itself: " in notice for notice in notices)
+        connection.execute("DROP KV INDEX docs_kv")
+        notices.clear()
+        connection.execute("CREATE KV INDEX docs_kv ON docs (body) WITH (refresh = manual)")
+        assert not any("by itself" in notice for notice in notices)
+        connection.execute("DROP KV INDEX docs_kv")
+
+
+def test_an_index_of_a_view_is_refreshed_by_statements(door: Door) -> None:
+    with door.session() as connection:
+        connection.execute("CREATE VIEW shown AS SELECT body FROM docs WHERE id < 4")
+        connection.execute("CREATE KV INDEX docs_kv ON shown (body) WITH (background = off)")
+        assert index_row(door) == ("fresh", 3, 0, 3, 0)
+        connection.execute("DROP KV INDEX docs_kv")
+        connection.execute("DROP VIEW shown")
+
+
+def test_a_renamed_table_keeps_its_index_on_the_embedded_door(door: Door) -> None:
+    if "password" in door.dsn:
+        pytest.skip("behind PostgreSQL the trigger tells the name: test_postgres_keepers.py")
+    with door.session() as connection:
+        connection.execute(MADE)
+        door.generator.calls.clear()
+        connection.execute("ALTER TABLE docs RENAME TO papers")
+        connection.execute("DELETE FROM papers WHERE id = 1")
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert steered(door) == [(KvAction.FORGET, "text 1")]
+        source = "SELECT source, state FROM tierkv.kv_indexes"
+        assert door.rows(source) == [('"main"."papers"', "fresh")]
+        connection.execute("DROP TABLE papers")
+        connection.execute("CREATE TABLE papers (body text)")
+        connection.execute("DROP TABLE papers")
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert index_row(door) == ()
 
 
 def test_a_database_of_an_older_release_gets_the_new_tables(
@@ -227,6 +263,9 @@ def test_an_index_follows_committed_writes_and_survives_its_front(
         assert row is not None and row[0] > 0.8 * row[1]
         explain = "EXPLAIN ANALYZE SELECT ai_generate(body || '?') FROM docs LIMIT 2"
         assert "kv index docs_kv: " in str(connection.execute(explain).fetchall())
+        used = "SELECT calls, hit_tokens, saved_s > 0 FROM tierkv.kv_indexes"
+        calls, hit_tokens, has_saved = connection.execute(used.encode()).fetchone() or ()
+        assert (calls, has_saved) == (3, True) and row[0] < hit_tokens < 4 * row[0]
         connection.execute("INSERT INTO docs VALUES (1000, 'a new one')")
         wait_for(lambda: state()[1] == 301, what="the new document is indexed")
         connection.execute("BEGIN")

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tierkv.dbfront.pgwire.config import PgWireConfig
     from tierkv.dbfront.pgwire.server import PgWireServer
     from tierkv.dbfront.postgres.server import RelayServer
+    from tierkv.parts.postgres_keepers import PostgresKeepers
     from tierkv.scheduler.shared_state.contract import SharedState
 
 
@@ -192,8 +193,13 @@ class FrontPart:
         self.generation.reducers.append(self.statements.take)
         self.generation.rights.admins = frozenset(name_list(settings.admins))
         self.records = RecordFollower(
-            meta, self.generation.gate, self.generation.rights, self.dispatcher.directory
+            meta,
+            self.generation.gate,
+            self.generation.rights,
+            self.dispatcher.directory,
+            self.generation.answers,
         )
+        self.generation.answers.tell_fronts = self.records.tell_forgotten
         self.source = MetaSource(
             meta, self.generation, self.dispatcher, config, records=self.records
         )
@@ -212,6 +218,7 @@ class FrontPart:
         self.database.queue = self.queue.log
         self._pg: PgWireServer | RelayServer | None = None
         self._http: HttpServer | None = None
+        self._keepers: PostgresKeepers | None = None
 
     async def start(self) -> None:
         """Find the nodes and keep watching them."""
@@ -240,6 +247,8 @@ class FrontPart:
         http_port = await self.open_http(sql_port=pg_port)
         await self.siblings.start()
         self.queue.start()
+        if self._keepers is not None:
+            self._keepers.start()
         return {"pg": f"{settings.bind}:{pg_port}", "http": f"{settings.bind}:{http_port}"}
 
     async def _sql_door(self, settings: FrontSettings) -> PgWireServer | RelayServer:
@@ -247,7 +256,13 @@ class FrontPart:
         if settings.postgres:
             from tierkv.parts.postgres_door import relay_door
 
-            return await relay_door(settings, self.generation, self.database, self.queue)
+            if self.queue.postgres_door is not None:
+                from tierkv.parts.postgres_keepers import PostgresKeepers
+
+                self._keepers = PostgresKeepers(settings.postgres, self.queue.postgres_door)
+            return await relay_door(
+                settings, self.generation, self.database, self.queue, self._keepers
+            )
         from tierkv.dbfront.pgwire.server import PgWireServer
 
         door = PgWireServer(
@@ -315,6 +330,8 @@ class FrontPart:
 
     async def stop(self) -> None:
         """Close the doors, the sessions and the connections, in that order."""
+        if self._keepers is not None:
+            await self._keepers.stop()
         await self.queue.stop()
         if self._pg is not None:
             await self._pg.stop()

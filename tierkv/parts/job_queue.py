@@ -62,6 +62,7 @@ class FrontQueue:
         lasts: the log outlives this process.
         front: names this process among all consumers.
         jobs: the queue as statements see it; None: no worker could run the jobs.
+        postgres_door: how the front logs in behind PostgreSQL; None: not at all.
     """
 
     def __init__(self, settings: FrontSettings, sql: DialectServer) -> None:
@@ -79,13 +80,16 @@ class FrontQueue:
         self._settings = settings
         self._worker: asyncio.Task[None] | None = None
         self._door: JobDoor | None = None
+        self.postgres_door: PostgresDoor | None = None
         user = ""
         if not settings.postgres:
             self._door = EmbeddedDoor(sql)
         elif settings.queue_door:
-            door = PostgresDoor(settings.queue_door)
-            self._door, user = door, door.user
-        self.jobs = None if self._door is None else JobQueue(self._add, lambda u: _refusal(u, user))
+            self._door = self.postgres_door = PostgresDoor(settings.queue_door)
+            user = self.postgres_door.user
+        self.jobs = (
+            None if self._door is None else JobQueue(self._add, lambda u: door_refusal(u, user))
+        )
 
     def start(self) -> None:
         """Begin to take jobs."""
@@ -113,10 +117,11 @@ class FrontQueue:
         await self.log.add(QUEUE, job.to_json())
 
 
-def _refusal(user: str, door_user: str) -> str:
+def door_refusal(user: str, door_user: str) -> str:
+    """Return why a door can't open a user's sessions; empty if it can."""
     if not door_user or user == door_user:
         return ""
-    return f"front.queue_door logs in as {door_user}, so {user} can't queue jobs here"
+    return f"front.queue_door logs in as {door_user}, so it can't work as {user}"
 
 
 class EmbeddedDoor:

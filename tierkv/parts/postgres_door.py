@@ -6,7 +6,8 @@ SQL for the schema.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tierkv.dbfront.contracts import ClientInfo, TextGenerator
 from tierkv.dbfront.postgres.attendant import AiAttendant
@@ -21,12 +22,16 @@ from tierkv.parts.job_queue import FrontQueue, ray_runner
 from tierkv.settings import FrontSettings
 from tierkv.sql.views import Row
 
+if TYPE_CHECKING:
+    from tierkv.parts.postgres_keepers import PostgresKeepers
+
 
 async def relay_door(
     settings: FrontSettings,
     generator: TextGenerator,
     sql: DuckDbSqlServer,
     queue: FrontQueue | None = None,
+    keepers: PostgresKeepers | None = None,
 ) -> RelayServer:
     """Install schema ``tierkv`` and create the door, which does not listen yet.
 
@@ -35,6 +40,7 @@ async def relay_door(
         generator: answers AI calls.
         sql: provides the rows of the admin views; clients do not reach it.
         queue: takes queued jobs; None: this front has none.
+        keepers: refresh AI tables and KV indexes; None: this front has no way to log in.
 
     Raises:
         ConfigError: the server can't be reached, or the user may not install.
@@ -55,7 +61,10 @@ async def relay_door(
         siblings=sql.siblings,
         run_parts=ray_runner(settings),
         queue=None if queue is None else queue.jobs,
+        index_rows=sql.index_rows,
     )
+    if keepers is not None:
+        services = replace(services, keeper_refusal=keepers.refusal)
 
     async def tell_activity(details: dict[str, Any]) -> list[Row]:
         return of_worker(sql.siblings, services.activity(details["user"]))

@@ -1,5 +1,8 @@
 """Keeps a front's limits, rights, logins and REST keys equal to the meta server's records.
 
+Prompts that another front process forgot are records for a while, too: this process then deletes
+the answers to these prompts.
+
 Used by tierkv/parts/front_part.py. The meta server is asked every second; without an answer the
 front goes on with those known so far.
 
@@ -14,6 +17,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +25,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import json_format
 
+from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
+from tierkv.dbfront.answer_cache.answer_key import PromptMark
+from tierkv.dbfront.answer_cache.kept_answer import StoreLostError
 from tierkv.kvcore import call_limits
 from tierkv.kvcore.access import (
     KEY_RECORDS,
@@ -32,9 +39,10 @@ from tierkv.kvcore.access import (
     rights_of,
 )
 from tierkv.kvcore.call_limits import limits_of
+from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import DirectoryUnavailableError, RemoteProtocolError
 from tierkv.kvwire.v1 import meta_pb2
-from tierkv.metaserver.client import DirectoryNode, MetaClient, Namespace
+from tierkv.metaserver.client import ClusterRecord, DirectoryNode, MetaClient, Namespace
 from tierkv.metaserver.rpc import wire
 from tierkv.parts.audit_writer import AuditWriter
 from tierkv.scheduler.directory_client import DirectoryClient
@@ -46,6 +54,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 LOOK_S: Final = 0.8
+FORGOTTEN_RECORDS: Final = "kv_forgotten"
+_TOLD_S: Final = 3_600.0
+_MOST_TOLD: Final = 500
+"""Records of forgotten prompts leave after an hour, or if there are more."""
 
 
 class RecordFollower:
@@ -57,13 +69,21 @@ class RecordFollower:
     """
 
     def __init__(
-        self, meta: MetaClient, gate: CallGate, book: RightsBook, directory: DirectoryClient
+        self,
+        meta: MetaClient,
+        gate: CallGate,
+        book: RightsBook,
+        directory: DirectoryClient,
+        answers: AnswerCache,
     ) -> None:
+        self._answers = answers
+        self._forgotten: frozenset[str] = frozenset()
         self.keys: KeyRing | None = None
         self.logins: Authenticator | None = None
         self._directory = directory
         self._namespaces: tuple[Namespace, ...] = ()
         self._meta = meta
+        self._clock = SystemClock()
         self._gate = gate
         self._book = book
         self._audit = AuditWriter(meta)
@@ -107,6 +127,38 @@ class RecordFollower:
             for tenant in namespace.members
         }
         self._gate.follow(limits)
+        await self._forget(await self._meta.list_records(FORGOTTEN_RECORDS))
+
+    async def tell_forgotten(self, marks: Sequence[PromptMark]) -> None:
+        """Tell the other front processes about forgotten prompts.
+
+        Raises:
+            DirectoryUnavailableError: the meta server does not answer; they were not told.
+        """
+        now_s = self._clock.wall()
+        name = f"{round(1000 * now_s):015}.{secrets.token_hex(4)}"
+        self._forgotten |= {name}
+        body = json.dumps([mark.text for mark in marks])
+        await self._meta.put_record(ClusterRecord(FORGOTTEN_RECORDS, name, body))
+        known = sorted(self._forgotten)
+        oldest = f"{round(1000 * (now_s - _TOLD_S)):015}"
+        old = [each for each in known if each < oldest] + known[:-_MOST_TOLD]
+        for each in dict.fromkeys(old):
+            await self._meta.put_record(ClusterRecord(FORGOTTEN_RECORDS, each, ""))
+
+    async def _forget(self, records: Sequence[ClusterRecord]) -> None:
+        told = [record for record in records if record.name not in self._forgotten]
+        marks: list[PromptMark] = []
+        for record in told:
+            with suppress(ValueError, TypeError, AttributeError):
+                marks += map(PromptMark.of_text, json.loads(record.body))
+        if marks:
+            try:
+                await self._answers.forget(marks)
+            except StoreLostError as error:
+                _log.warning("answers to forgotten prompts are deleted later: %s", error)
+                return
+        self._forgotten = frozenset(record.name for record in records)
 
     async def _follow(self) -> None:
         while True:

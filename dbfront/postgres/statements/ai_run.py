@@ -20,6 +20,7 @@ from tierkv.dbfront.contracts import CallDefaults, ClientInfo, TextGenerator
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.plan import Analysis, Explanation
 from tierkv.dbfront.jobs.job_commands import RunParts
+from tierkv.dbfront.jobs.job_views import with_uses
 from tierkv.dbfront.jobs.queued_job import JobQueue
 from tierkv.dbfront.pgwire.protocol.replies import notice_fields
 from tierkv.dbfront.postgres.relay import hinted
@@ -29,6 +30,7 @@ from tierkv.dbfront.postgres.statements.ai_rounds import (
     add_ai_plan,
 )
 from tierkv.dbfront.postgres.statements.block import Block, SessionValues
+from tierkv.dbfront.postgres.statements.session_indexes import SessionIndexes
 from tierkv.dbfront.postgres.statements.statement import Statement
 from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.exchange import OnReset, RelayExchange, ServerReply
@@ -38,10 +40,18 @@ from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.cluster_command import ClusterCommand
+from tierkv.sql.jobs.kv_index_command import IndexedText, indexed_forms
 from tierkv.sql.plan.plan import Explain, StatementPlan
 from tierkv.sql.text.statement import StatementKind
 from tierkv.sql.views import Row
 
+
+async def without_uses(rows: list[Row]) -> list[Row]:
+    """Return rows of ``kv_indexes`` where no statistics are kept."""
+    return with_uses(rows, (), ())
+
+
+NO_QUEUE_DOOR: Final = "the front can't log in as you: front.queue_door is not set"
 RunOnce = Callable[[], Awaitable[ServerReply]]
 
 
@@ -72,6 +82,9 @@ class AiServices:
         run_parts: hands the parts of jobs to a cluster; None: no cluster is known.
         queue: takes queued jobs; None: this front has no queue.
         job_holders: how to cancel the running jobs, by the names of their parts.
+        index_rows: adds this front's counters to rows of ``kv_indexes``.
+        keeper_refusal: returns why no front refreshes what a user keeps in a database; empty if a
+            front does.
     """
 
     generator: TextGenerator
@@ -87,6 +100,8 @@ class AiServices:
     run_parts: RunParts | None = None
     queue: JobQueue | None = None
     job_holders: dict[str, Callable[[], None]] = field(default_factory=dict)
+    index_rows: Callable[[list[Row]], Awaitable[list[Row]]] = without_uses
+    keeper_refusal: Callable[[str, str], str] = lambda user, database: NO_QUEUE_DOOR
 
     def activity(self, user: str) -> list[Row]:
         """Return the sessions' rows of stat_activity, as visible to a user."""
@@ -114,6 +129,7 @@ class AiRun:
         alone: bool = True,
         pid: int = 0,
         on_progress: Callable[[StatementProgress], None] | None = None,
+        indexes: SessionIndexes | None = None,
     ) -> None:
         assert statement.plan is not None
         self.stats = AiStats()
@@ -128,6 +144,8 @@ class AiRun:
         self._pid = pid
         self.account: StatementEntry | None = None
         self._on_progress = on_progress
+        self._indexes = indexes
+        self._kv_indexes: tuple[IndexedText, ...] = ()
         self._ai: AiStatement | None = None
         self._rounds: RelayRounds | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -184,6 +202,11 @@ class AiRun:
             self.account,
         )
         await self._ai.check_constants()
+        if self._indexes is not None:
+            explains = self._plan.explain is not Explain.NO
+            self._kv_indexes = await self._indexes.read(self._block, afresh=explains)
+            if self.account is not None:
+                self.account.indexed = indexed_forms(self._plan, self._kv_indexes)
         await self._block.open(self.values, reads=self._only_reads)
         first_key = min(form.key for form in self._plan.forms)
         await self._block.begin_rounds(first_key)
@@ -382,6 +405,7 @@ class AiRun:
             why_not_stream=self._plan.why_not_stream,
             max_calls=self.values.settings.error_policy().max_calls,
             estimate=self._estimate,
+            indexes=self._kv_indexes,
         )
         if self._plan.explain is Explain.ANALYZE:
             told = replace(told, analysis=Analysis(self.stats, self._ai.trace))

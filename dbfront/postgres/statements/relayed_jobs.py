@@ -18,6 +18,7 @@ from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.statements.ai_rounds import PostgresError
 from tierkv.dbfront.postgres.statements.ai_run import AiRun
 from tierkv.dbfront.postgres.statements.block import Block
+from tierkv.dbfront.postgres.statements.session_indexes import HAS_JOBS
 from tierkv.dbfront.postgres.statements.simple import MakeRun, Refresh, SimpleQuery
 from tierkv.dbfront.postgres.statements.statement import Statement, StatementPlanner
 from tierkv.dbfront.postgres.statements.windows import WindowCursors
@@ -27,7 +28,7 @@ from tierkv.dbfront.postgres.wire.messages import decoded, encoded, shown
 from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.jobs.job_statement import literal
-from tierkv.sql.jobs.job_tables import NEWEST, SCHEMA
+from tierkv.sql.jobs.job_tables import SCHEMA
 
 _LOCK_CLASS: Final = 0x746B766A
 """First number of the advisory locks of jobs; the second is a hash of the name."""
@@ -39,8 +40,6 @@ HELD_PARTS: Final = (
     "|| p.job || '/' || p.part) AS bigint) & 4294967295 AS oid)"
 )
 """Names of the parts that sessions hold now, for the view of jobs."""
-
-HAS_JOBS: Final = f"SELECT pg_catalog.to_regclass('{SCHEMA}.{NEWEST}') IS NOT NULL"
 
 
 class _QuietExchange(RelayExchange):

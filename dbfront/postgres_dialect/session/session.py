@@ -309,6 +309,7 @@ class DialectSession:
         from tierkv.dbfront.jobs.embedded_jobs import EmbeddedJobs
         from tierkv.dbfront.jobs.job_commands import JobCommands
         from tierkv.dbfront.jobs.kv_indexes import KvIndexes
+        from tierkv.dbfront.jobs.source_watch import EmbeddedWatch
 
         async def execute(text: str) -> StatementResult:
             return await self._execute(text, None)
@@ -317,8 +318,8 @@ class DialectSession:
         self._job = EmbeddedJobs(self._inner, execute, self._client, jobs)
         try:
             if isinstance(command, KvIndexCommand):
-                wake_index = jobs.written.wake if jobs.keeps else None
-                return await KvIndexes(self._job, jobs.clock, wake_index).run(command)
+                watch = EmbeddedWatch(self._job, jobs.written, keeps=jobs.keeps)
+                return await KvIndexes(self._job, jobs.clock, watch).run(command)
             if isinstance(command, AiTableCommand):
                 return await AiTables(self._job, jobs.clock, jobs.changed).run(command)
             wake = jobs.jobs_changed if jobs.keeps else None

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Event
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fix_accounts import USAGE, make_answer
 from tests.fix_sql import make_model
 from tests.fix_text import text_call
 from tierkv.dbfront.answer_cache.answer_cache import AnswerCache
 from tierkv.dbfront.answer_cache.answer_key import (
+    MARK_LENGTHS,
     AnswerKey,
+    PromptMark,
     answer_key,
     check_scope,
+    last_mark,
     may_keep,
+    prompt_marks,
 )
 from tierkv.dbfront.answer_cache.kept_answer import KeptAnswer, StoreLimits, StoreLostError
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer
@@ -66,6 +72,13 @@ class MemoryStore:
         self._check()
         self.answers |= answers
         self.used |= used
+
+    def forget(self, marks: Sequence[PromptMark]) -> set[bytes]:
+        self._check()
+        gone = {k for k, a in self.answers.items() if any(mark.is_in(a.marks) for mark in marks)}
+        for key in gone:
+            del self.answers[key]
+        return gone
 
     def close(self) -> None:
         self.broken = True
@@ -206,6 +219,81 @@ async def ask(
         if turn.found is None:
             turn.given = answer
         return turn.found
+
+
+SECRET = NamespaceKey(bytes(range(32)))
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=80),
+    st.lists(st.integers(0, 3), max_size=40),
+    st.lists(st.integers(0, 3), min_size=1, max_size=80),
+)
+def test_a_mark_is_in_every_prompt_that_begins_with_the_forgotten_one(
+    forgotten: list[int], more: list[int], other: list[int]
+) -> None:
+    mark = last_mark(SECRET, forgotten)
+    assert mark is not None and PromptMark.of_text(mark.text) == mark
+    assert mark.is_in(prompt_marks(SECRET, forgotten + more))
+    length = MARK_LENGTHS[mark.at]
+    assert 0.75 * len(forgotten) < length <= len(forgotten)
+    assert mark.is_in(prompt_marks(SECRET, other)) == (other[:length] == forgotten[:length])
+    assert not mark.is_in(prompt_marks(NamespaceKey(bytes(32)), forgotten))
+
+
+def keyed(name: bytes, *tokens: int, lasts: bool = True) -> AnswerKey:
+    request = prepared(token_ids=tokens).request
+    return AnswerKey(16 * name, lasts=lasts, most_age_s=0.0, request=request)
+
+
+async def test_answers_to_a_forgotten_prompt_leave_memory_and_store() -> None:
+    store = MemoryStore()
+    answers, clock = cache(store)
+    mark = last_mark(NamespaceKey(bytes(32)), (1, 2, 3))
+    assert mark is not None
+    mine = [keyed(b"a", 1, 2, 3), keyed(b"b", 1, 2, 3, 4, lasts=False)]
+    other = keyed(b"c", 1, 2)
+    for key in (*mine, other):
+        await ask(answers, key)
+    await answers.flush()
+    unwritten = keyed(b"d", 1, 2, 3, 5)
+    await ask(answers, unwritten)
+    assert await answers.forget([mark]) == {key.digest for key in (*mine, unwritten)}
+    await answers.flush()
+    assert set(store.answers) == {other.digest}
+    clock.advance(1)
+    for key in (*mine, unwritten):
+        assert await ask(answers, key) is None, "it is asked again, and kept again"
+    assert await ask(answers, other) is not None and await ask(answers, mine[0]) is not None
+
+
+async def test_an_answer_on_its_way_to_a_forgotten_prompt_is_not_kept() -> None:
+    store = MemoryStore()
+    answers, _ = cache(store)
+    key = keyed(b"a", 1, 2, 3)
+    mark = last_mark(NamespaceKey(bytes(32)), (1, 2, 3))
+    assert mark is not None
+    async with answers.turn(key, leads=True) as turn:
+        await answers.forget([mark])
+        turn.given = EXACT
+    assert len(answers.recent) == 0 and await ask(answers, key, None) is None
+    store.answers[key.digest] = KeptAnswer.of(EXACT, answers._clock.wall(), key.marks())
+    store.goes.clear()
+    finding = asyncio.create_task(ask(answers, key, None))
+    while not any(key.digest in look for look in store.looks[1:]):
+        await asyncio.sleep(0)
+    await answers.forget([mark])
+    store.answers[key.digest] = KeptAnswer.of(EXACT, answers._clock.wall(), key.marks())
+    store.goes.set()
+    assert await finding is None and len(answers.recent) == 0
+
+
+async def test_a_lost_store_fails_to_forget() -> None:
+    store = MemoryStore()
+    answers, _ = cache(store)
+    store.broken = True
+    with pytest.raises(StoreLostError):
+        await answers.forget([PromptMark(0, b"abcd")])
 
 
 def test_a_deletion_leaves_a_tenth_of_the_limit_free() -> None:

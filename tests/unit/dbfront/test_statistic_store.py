@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tierkv.dbfront.accounts.statistic_store import DAMAGED, StatisticStore
 from tierkv.dbfront.accounts.statistic_tables import (
     FUNCTIONS,
     GROUPS,
+    KV_INDEX_USES,
     MEMORY,
     STATEMENTS,
     TABLES,
@@ -132,7 +134,9 @@ def test_reset_forgets_a_group_and_says_when() -> None:
     assert store.resets(1.0)["functions"] == 100.0
     count(store, calls=1)
     store.reset(GROUPS, 600.0)
-    assert [store.select(f"SELECT * FROM {table.name}", 1.0) for table in TABLES] == [[]] * 5
+    assert [store.select(f"SELECT * FROM {table.name}", 1.0) for table in TABLES] == [[]] * len(
+        TABLES
+    )
     assert store.select("SELECT * FROM query_log", 1.0) == []
     assert store.resets(1.0) == dict.fromkeys(GROUPS, 600.0)
 
@@ -162,6 +166,18 @@ def test_usage_and_log_are_bounded_by_age_and_number() -> None:
     ((bounds),) = store.select("SELECT count(*) n, min(pid) a, max(pid) b FROM query_log", now_s)
     last = limits.MAX_QUERY_LOG_ROWS + 499
     assert bounds == {"n": limits.MAX_QUERY_LOG_ROWS - 500, "a": 1_000, "b": last}
+
+
+def test_a_file_of_an_older_release_gets_the_tables_that_it_lacks(tmp_path: Path) -> None:
+    path = str(tmp_path / "statistics")
+    StatisticStore(path, now_s=1.0).close(1.0)
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("DROP TABLE kv_index_uses")
+    store = StatisticStore(path, now_s=2.0)
+    store.add(KV_INDEX_USES, ("ann", "i", 5.5), {"calls": 1, "hit_tokens": 7}, at_s=2.0)
+    (row,) = store.select("SELECT owner, name, made_s, hit_tokens FROM kv_index_uses", 2.0)
+    assert row == {"owner": "ann", "name": "i", "made_s": 5.5, "hit_tokens": 7}
+    store.close(3.0)
 
 
 def test_a_folder_in_its_place_leaves_memory(

@@ -1,0 +1,215 @@
+"""KV indexes and AI tables behind PostgreSQL that refresh by themselves, through real fronts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fix_cluster import free_port, wait_for
+from tests.fix_postgres import PASSWORD, USER, PostgresServer
+from tests.fix_roles import Roles
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+FRONTS = ("front-a", "front-b")
+DATABASE = "kept_indexes"  # of its own: other tests leave tables in theirs
+ROWS = 30
+
+
+class KeepingFronts(Roles):
+    """Two fronts over one PostgreSQL, each with a login for what its keeper refreshes."""
+
+    def __init__(self, folder: Path, postgres: PostgresServer) -> None:
+        super().__init__(folder, environment={"PGPASSWORD": PASSWORD})
+        self.dsn = postgres.dsn.replace("dbname=app", f"dbname={DATABASE}")
+        self.ports = {name: free_port() for name in FRONTS}
+
+    def _settings(self, name: str) -> Iterator[str]:
+        yield from super()._settings(name)
+        if name in FRONTS:
+            yield from (f"front.pg_port={self.ports[name]}", "front.http_port=0")
+            yield f"front.postgres={self.dsn}"
+            yield f"front.queue_door=host=127.0.0.1 port={self.ports[name]}"
+
+    def session(self) -> psycopg.Connection[Any]:
+        """Connect to the first front that lives."""
+        ports = ",".join(str(self.ports[name]) for name in FRONTS)
+        dsn = f"host=127.0.0.1,127.0.0.1 port={ports} user={USER} dbname={DATABASE}"
+        return psycopg.connect(dsn, password=PASSWORD, autocommit=True)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        with self.session() as connection:
+            cursor = connection.execute(sql.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def index(self) -> tuple[Any, ...]:
+        rows = self.rows("SELECT state, documents, source FROM tierkv.kv_indexes")
+        return rows[0] if rows else ()
+
+    def keeper_pid(self) -> int:
+        """Return the backend that has the keepers' lock; 0 if none has it."""
+        locked = (
+            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objid = "
+            f"{0x746B766B} AND database = (SELECT oid FROM pg_database WHERE datname = "
+            "current_database())"
+        )
+        with psycopg.connect(self.dsn) as direct:
+            rows = direct.execute(locked.encode()).fetchall()
+        return int(rows[0][0]) if rows else 0
+
+
+@pytest.fixture(scope="module")
+def fronts(
+    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+) -> Iterator[KeepingFronts]:
+    roles = KeepingFronts(tmp_path_factory.mktemp("keepers"), postgres)
+    try:
+        with psycopg.connect(postgres.dsn, autocommit=True) as direct:
+            direct.execute(f"CREATE DATABASE {DATABASE}".encode())
+        roles.start("meta", "dmp-0", "compute-0", *FRONTS)
+        yield roles
+    finally:
+        roles.stop()
+
+
+@pytest.fixture
+def tickets(fronts: KeepingFronts) -> Iterator[KeepingFronts]:
+    fronts.rows("CREATE TABLE tickets (id int PRIMARY KEY, body text)")
+    fronts.rows(
+        "INSERT INTO tickets SELECT i, 'Ticket ' || i || repeat(' is late', 30) "
+        f"FROM generate_series(1, {ROWS}) t(i)"
+    )
+    yield fronts
+    fronts.rows("DROP KV INDEX IF EXISTS tickets_kv")
+    fronts.rows("DROP TABLE IF EXISTS tickets, moved CASCADE")
+
+
+def becomes(fronts: KeepingFronts, documents: int, source: str = "tickets") -> None:
+    wait_for(lambda: fronts.index() == ("fresh", documents, source), what=f"{documents} documents")
+
+
+def test_an_index_follows_committed_writes(tickets: KeepingFronts) -> None:
+    tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body)")
+    becomes(tickets, ROWS)
+    with tickets.session() as connection:
+        connection.execute("INSERT INTO tickets VALUES (1000, 'a new one')")
+        becomes(tickets, ROWS + 1)
+        connection.execute("BEGIN")
+        connection.execute("DELETE FROM tickets")
+        connection.execute("ROLLBACK")
+        connection.execute("UPDATE tickets SET body = 'changed' WHERE id IN (1, 2)")
+        becomes(tickets, ROWS)
+    with psycopg.connect(tickets.dsn, autocommit=True) as direct:
+        direct.execute("INSERT INTO tickets VALUES (1001, 'written behind the front')")
+        becomes(tickets, ROWS + 1)
+        direct.execute("ALTER TABLE tickets RENAME TO moved")
+        direct.execute("DELETE FROM moved WHERE id = 1001")
+        becomes(tickets, ROWS, "moved")
+        direct.execute("TRUNCATE moved")
+        becomes(tickets, 0, "moved")
+    tickets.rows("DROP KV INDEX tickets_kv")
+    triggers = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'tierkv%'"
+    assert tickets.rows(triggers) == [(0,)]
+
+
+def test_explain_names_the_index_and_answers_are_those_without_it(
+    tickets: KeepingFronts,
+) -> None:
+    asked = "SELECT id, ai_generate(body || ' Why?', options => '{\"max_tokens\": 6}') FROM tickets"
+    where = " WHERE id < 6 ORDER BY id"
+    with tickets.session() as connection:
+        connection.execute("SET tierkv.cache = off")
+        plain = connection.execute((asked + where).encode()).fetchall()
+        connection.execute("RESET tierkv.cache")
+        connection.execute("CREATE KV INDEX tickets_kv ON tickets (body) WITH (background = off)")
+        becomes(tickets, ROWS)
+        for option in ("AI_ESTIMATE", "ANALYZE"):
+            lines = connection.execute(f"EXPLAIN ({option}) {asked}{where}".encode()).fetchall()
+            (line,) = (text.strip() for (text,) in lines if "kv index" in text)
+            verb = "are" if option == "AI_ESTIMATE" else "were"
+            found = re.fullmatch(
+                rf"kv index tickets_kv: (\d+) of (\d+) prompt tokens {verb} cached", line
+            )
+            assert found and 0.5 * int(found[2]) < int(found[1]) < int(found[2]), line
+        assert connection.execute((asked + where).encode()).fetchall() == plain
+        used = "SELECT calls, hit_tokens > 0, saved_s > 0 FROM tierkv.kv_indexes"
+        assert connection.execute(used.encode()).fetchone() == (10, True, True)
+        ((document,),) = connection.execute(f"EXPLAIN (FORMAT JSON) {asked}".encode()).fetchall()
+        assert document[0]["AI Plan"]["Calls"][0]["KV Index"] == "tickets_kv"
+
+
+def test_another_front_goes_on_when_the_one_that_listens_is_killed(
+    tickets: KeepingFronts,
+) -> None:
+    tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body)")
+    becomes(tickets, ROWS)
+    before = tickets.keeper_pid()
+    assert before
+    tickets.kill("front-a")
+    with psycopg.connect(tickets.dsn, autocommit=True) as direct:
+        direct.execute("DELETE FROM tickets WHERE id <= 10")
+    becomes(tickets, ROWS - 10)
+    tickets.start("front-a")
+    tickets.kill("front-b")
+    with psycopg.connect(tickets.dsn, autocommit=True) as direct:
+        direct.execute("DELETE FROM tickets WHERE id <= 12")
+    becomes(tickets, ROWS - 12)
+    tickets.start("front-b")
+
+
+def test_partitions_written_by_name_wake_the_index(tickets: KeepingFronts) -> None:
+    for text in (
+        "CREATE TABLE moved (id int, body text) PARTITION BY RANGE (id)",
+        "CREATE TABLE moved_low PARTITION OF moved FOR VALUES FROM (0) TO (100)",
+        "CREATE KV INDEX tickets_kv ON moved (body)",
+        "CREATE TABLE moved_high PARTITION OF moved FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO moved_high VALUES (150, 'in a partition')",
+    ):
+        tickets.rows(text)
+    becomes(tickets, 1, "moved")
+
+
+def test_a_user_without_privileges_gets_an_index_that_is_refreshed_by_hand(
+    tickets: KeepingFronts,
+) -> None:
+    with tickets.session() as connection:
+        connection.execute("CREATE ROLE reader")
+        connection.execute("GRANT SELECT ON tickets TO reader")
+        connection.execute("SET ROLE reader")
+        notices: list[str] = []
+        connection.add_notice_handler(lambda told: notices.append(told.message_primary or ""))
+        connection.execute("CREATE KV INDEX read_kv ON tickets (body) WITH (background = off)")
+        assert any("reader has no privilege TRIGGER on tickets" in told for told in notices)
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="no privilege TRIGGER"):
+            connection.execute("CREATE KV INDEX b ON tickets (body) WITH (refresh = 'on change')")
+        connection.execute("DROP KV INDEX read_kv")
+        connection.execute("RESET ROLE")
+        connection.execute("GRANT TRIGGER ON tickets TO reader")
+        connection.execute("SET ROLE reader")
+        connection.execute("CREATE KV INDEX read_kv ON tickets (body)")
+        wait_for(lambda: tickets.index()[:2] == ("fresh", ROWS), what="built as reader")
+        notices.clear()
+        connection.execute("DROP KV INDEX read_kv")
+        assert any("the owner of tickets may drop its triggers" in told for told in notices)
+        connection.execute("RESET ROLE")
+        connection.execute("DROP OWNED BY reader")
+        connection.execute("DROP ROLE reader")
+
+
+def test_an_ai_table_is_refreshed_by_the_clock(tickets: KeepingFronts) -> None:
+    asked = "ai_generate(body, options => '{\"max_tokens\": 2}') AS said"
+    tickets.rows(
+        f"CREATE AI TABLE told AS SELECT id, {asked} FROM tickets WHERE id <= 5 "
+        "WITH (key = id, refresh = '1 second')"
+    )
+    assert tickets.rows("SELECT count(*) FROM told") == [(5,)]
+    with psycopg.connect(tickets.dsn, autocommit=True) as direct:
+        direct.execute("DELETE FROM tickets WHERE id = 3")
+    wait_for(lambda: tickets.rows("SELECT count(*) FROM told") == [(4,)], what="a refresh")
+    tickets.rows("ALTER AI TABLE told SUSPEND")
+    tickets.rows("DROP AI TABLE told")
