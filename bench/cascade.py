@@ -29,15 +29,9 @@ ASKED = 0.95
 _SLACK = 0.02
 """True agreement may be below the bound once in twenty times, but not by much."""
 
-_GUIDE = (
-    "A review is about delivery if it tells how long the parcel took, who brought it, or in what "
-    "state it arrived; about price if it calls the product cheap, dear or worth its money; about "
-    "quality if it tells how well the product is made or how long it lasted; about support if it "
-    "tells how the staff answered a question or a complaint. Which of them fits best?"
-)
 QUESTIONS = {
     "tone": "ai_classify(review, ['positive', 'negative'], 'Is the review positive or negative?')",
-    "guided": f"ai_classify(review, ['delivery', 'price', 'quality', 'support'], '{_GUIDE}')",
+    "topic": "ai_classify(review, ['delivery', 'price', 'quality', 'support'])",
 }
 _WAYS = ("model", "cascade", "kept")
 

@@ -30,8 +30,8 @@ _LEAST_ROWS: Final = 100
 """Fewest rows to learn from, and fewest to check."""
 
 _MOST_LEARNED: Final = 1_000
-_SAMPLED_SHARE: Final = 20
-"""Of many rows, one in 20 is learned from and one in 20 is checked, up to _MOST_LEARNED each."""
+_SAMPLED_SHARE: Final = 10
+"""Of many rows, one in ten is learned from and one in ten is checked, up to _MOST_LEARNED each."""
 
 LEAST_OF_ANSWER: Final = 5
 """Learned rows that an answer needs; the classifier never gives a rarer one."""

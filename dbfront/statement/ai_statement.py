@@ -332,7 +332,7 @@ class AiStatement:
                 self.book, self.plan, self._generator, self._defaults, self._contexts,
                 most=MOST_SAMPLED,
             )  # fmt: skip
-            self._announced = await announce_batch(calls, weighing)
+            self._announced = await announce_batch(calls, weighing, cascaded=self.cascade.is_asked)
         else:
             self._announced = announce_stream(calls, self.stats)
         self.report("llm", self._announced)

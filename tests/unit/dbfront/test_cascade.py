@@ -180,6 +180,14 @@ async def test_an_agreement_out_of_bounds_is_refused(session: DuckDbSession, tex
         await session.execute("SELECT ai_filter('x', options => '{\"cascade\": 1.5}')")
 
 
+async def test_the_notice_of_a_large_statement_leaves_the_cascade_out(
+    session: DuckDbSession, generator: TasteGenerator
+) -> None:
+    await session.execute(f"SET tierkv.notice_calls = {JUDGED - 1}")
+    (notice,) = notices(await session.execute(CLASSIFY))
+    assert notice.startswith(f"this statement without its cascade makes {JUDGED:,} AI calls: about")
+
+
 # -- not used, and why
 
 
@@ -362,7 +370,7 @@ def test_the_text_of_a_row_is_what_differs() -> None:
     [
         (100, 0.6, 100, 100),
         (1_000, 0.95, 354, 354),
-        (10_000, 0.95, 500, 500),
+        (5_000, 0.95, 500, 500),
         (1_000_000, 0.95, 1_000, 1_000),
         (1_000_000, 0.99, 1_000, 1_794),
     ],
