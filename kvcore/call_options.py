@@ -19,6 +19,7 @@ from tierkv.kvcore.value_kinds import (
     Flag,
     Number,
     OneOf,
+    ShareOrOff,
     Text,
     Texts,
     TokenBias,
@@ -94,6 +95,8 @@ class CallOptions:
         repetition_penalty: above 1 lowers tokens of prompt and answer.
         logit_bias: token ids, ascending, with the number added to their logits.
         min_tokens: the answer does not end before this many tokens.
+        cascade: agreement asked of a classifier that answers rows of a statement; 0.0: none does.
+        cascade_model: model of the vectors that the classifier sees; empty: the call's model.
     """
 
     temperature: float | None = None
@@ -122,6 +125,8 @@ class CallOptions:
     repetition_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] | None = None
     min_tokens: int | None = None
+    cascade: float | None = None
+    cascade_model: str | None = None
 
     def over(self, defaults: CallOptions) -> CallOptions:
         """Return these options; those that are None come from ``defaults``."""
@@ -411,6 +416,27 @@ OPTIONS: Final = (
             "answer_cache_ttl",
             0.0,
             "greatest age of a reused answer, such as 30min or 7d; 0: as long as answers are kept",
+        ),
+    ),
+    OptionSpec(
+        "cascade",
+        ShareOrOff(0.5, 1),
+        "ai_filter and ai_classify: rows answered by a classifier that agrees with the model this "
+        "often; off: the model answers all rows",
+        sql="cascade",
+        setting=OptionSetting(
+            "cascade",
+            0.0,
+            "a classifier answers rows of ai_filter and ai_classify if it agrees with the model "
+            "this often, such as 0.95; 0 or off: never",
+        ),
+    ),
+    OptionSpec(
+        "cascade_model",
+        Text(),
+        "model of the vectors of tierkv.cascade",
+        setting=OptionSetting(
+            "cascade_model", "", "model of the vectors of tierkv.cascade; empty: the call's model"
         ),
     ),
     OptionSpec(

@@ -62,6 +62,34 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareOrOff:
+    """A number between ``low`` and ``high``, both left out; or 0.0, written as 0 or as ``off``."""
+
+    low: float
+    high: float
+
+    def from_json(self, value: Any) -> float:
+        """Read a JSON number, or ``"off"``."""
+        if value == "off":
+            return 0.0
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError("must be a number or off")
+        if value != 0 and not self.low < value < self.high:
+            raise ValueError(f"must be above {self.low:g} and below {self.high:g}, or off")
+        return float(value)
+
+    def from_text(self, text: str) -> float:
+        """Read a number, or ``off`` in any case."""
+        if text.lower() == "off":
+            return 0.0
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError("must be a number or off") from None
+        return self.from_json(number)
+
+
+@dataclass(frozen=True, slots=True)
 class Whole:
     """A whole number in [low, high]; None is no bound."""
 

@@ -106,6 +106,9 @@ class EndedCall:
         error: error of a failed call of a statement.
         is_null: True if the call gives NULL, answered or not.
         is_local: True if the function asks no model.
+        is_vector: True for the vector of a row, computed for a cascade; the row's own call is
+            another event.
+        is_classified: True if a classifier answered instead of the model.
         retries: requests sent again for the call.
         ended_s: monotonic time.
     """
@@ -119,6 +122,8 @@ class EndedCall:
     error: TierKVError | None = None
     is_null: bool = False
     is_local: bool = False
+    is_vector: bool = False
+    is_classified: bool = False
     retries: int = 0
     ended_s: float = 0.0
 

@@ -24,6 +24,36 @@ MOST_ROUNDS = 256
 
 
 @dataclass(slots=True)
+class CascadeTrace:
+    """What a cascade did (dbfront/statement/cascade.py): distinct calls of one form.
+
+    Attributes:
+        asked: agreement asked for.
+        by_model: calls answered by the model, the sample included.
+        by_classifier: calls answered by the classifier.
+        vectors: vectors asked for.
+        checked: rows on which the answers of both were compared; only of checks that were passed.
+        agreed: checked rows with equal answers.
+        bound: lower bound of the share of agreement, with 95 % confidence.
+        unused: why the model answered all rows of the last batch without a classifier.
+    """
+
+    asked: float
+    by_model: int = 0
+    by_classifier: int = 0
+    vectors: int = 0
+    checked: int = 0
+    agreed: int = 0
+    bound: float = 0.0
+    unused: str = ""
+
+    @property
+    def is_used(self) -> bool:
+        """True if a classifier passed its check."""
+        return self.checked > 0
+
+
+@dataclass(slots=True)
 class FormTrace:
     """Counters of calls with the same form.
 
@@ -39,6 +69,7 @@ class FormTrace:
         prompt_tokens: of answered requests, like ``completion_tokens`` and ``hit_tokens``.
         ttft_s: times to first token of answered requests.
         wall_s: sum over batches of the time from the batch's start to the last answer for the form.
+        cascade: None if the calls ask for no cascade.
     """
 
     rows: int = 0
@@ -53,6 +84,7 @@ class FormTrace:
     hit_tokens: HitTokens = field(default_factory=HitTokens)
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     wall_s: float = 0.0
+    cascade: CascadeTrace | None = None
 
     @property
     def dedup_ratio(self) -> float:
@@ -70,7 +102,7 @@ class FormTrace:
         cost = call.cost
         self.requests += len(cost.nodes)
         self.cached_answers += cost.cached_answers
-        self.errors += call.failed
+        self.errors += call.failed and not call.is_vector
         self.retries += call.retries
         self.prompt_tokens += cost.usage.prompt_tokens
         self.completion_tokens += cost.usage.completion_tokens

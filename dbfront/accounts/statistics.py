@@ -24,7 +24,9 @@ class AiStats:
         calls: AI calls with a prompt made by the engine in its last round, counted per row and
             call; plus distinct calls asked earlier to learn an order of filters, if absent from the
             last round.
-        distinct_calls: calls answered by models, or failed.
+        distinct_calls: calls answered by models or by a classifier, or failed.
+        classified_calls: calls answered by a classifier (``tierkv.cascade``).
+        vectors: vectors computed for the classifier; their requests and tokens are in the sums.
         requests: requests to models for these calls; a call may need none or several.
         cached_answers: answers from the answer cache; the sums of tokens leave them out.
         errors: number of failed distinct calls.
@@ -45,6 +47,8 @@ class AiStats:
 
     calls: int = 0
     distinct_calls: int = 0
+    classified_calls: int = 0
+    vectors: int = 0
     requests: int = 0
     cached_answers: int = 0
     errors: int = 0
@@ -76,8 +80,12 @@ class AiStats:
         if call.is_local and not call.failed:
             return
         cost = call.cost
-        self.distinct_calls += 1
-        self.errors += call.failed
+        if call.is_vector:
+            self.vectors += 1
+        else:
+            self.distinct_calls += 1
+            self.errors += call.failed
+        self.classified_calls += call.is_classified
         self.requests += len(cost.nodes)
         self.cached_answers += cost.cached_answers
         self.prompt_tokens += cost.usage.prompt_tokens

@@ -252,6 +252,10 @@ class AnswerBook:
             if answer is not _UNKNOWN:
                 yield key, text, answer
 
+    def value_of(self, call: AiCall) -> Any:
+        """Return the recorded answer of a call as a Python value; None for NULL and no answer."""
+        return self._values.get(_identity(call))
+
     def missed_forms(self, call: AiCall) -> tuple[int, ...]:
         """Return the keys of the forms that missed a call in this round, in order of stage.
 

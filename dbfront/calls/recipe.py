@@ -89,7 +89,9 @@ def _question_options(options: CallOptions, labelled: bool) -> CallOptions:
     Equal questions of several calls are asked once, even if their timeouts differ.
     """
     most = 1 if labelled else options.max_tokens
-    return replace(options, max_tokens=most, timeout_s=None, retries=None)
+    return replace(
+        options, max_tokens=most, timeout_s=None, retries=None, cascade=None, cascade_model=None
+    )
 
 
 def embed_text(call: AiCall, defaults: CallDefaults, text: str) -> TextCall:

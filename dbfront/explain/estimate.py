@@ -273,21 +273,26 @@ _HINT: Final = (
 )
 
 
-async def announce_batch(calls: int, weighing: Awaitable[Estimate]) -> Notice:
-    """Return the NOTICE for a statement whose calls are all known."""
+async def announce_batch(
+    calls: int, weighing: Awaitable[Estimate], *, cascaded: bool = False
+) -> Notice:
+    """Return the NOTICE for a statement whose calls are all known.
+
+    With ``cascaded``, a classifier may answer some of the calls.
+    """
+    makes = "without its cascade makes" if cascaded else "makes at least"
     try:
         estimate = await weighing
     except TierKVError:
         # The calls themselves will meet the same error and report it.
-        return _notice(f"this statement makes at least {calls:,} AI calls")
+        return _notice(f"this statement {makes} {calls:,} AI calls")
     tokens, seconds = round(estimate.total.prompt_tokens), _time(estimate.seconds)
     shortest = _time(estimate.shortest_s)
     if not estimate.prospect.learned and shortest != seconds:
         # No answer was seen yet. Most answers are much shorter than max_tokens allows.
         seconds = f"{shortest} for prompts, up to {seconds} if answers are as long as max_tokens"
     return _notice(
-        f"this statement makes at least {calls:,} AI calls: about {tokens:,} prompt tokens, "
-        f"{seconds}"
+        f"this statement {makes} {calls:,} AI calls: about {tokens:,} prompt tokens, {seconds}"
     )
 
 

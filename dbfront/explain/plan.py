@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tierkv.dbfront.accounts.statement_trace import StatementTrace
 from tierkv.dbfront.accounts.statistics import AiStats
+from tierkv.dbfront.calls.agreement import asked_agreement
 from tierkv.dbfront.contracts import CallDefaults
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.rendering import (
@@ -111,6 +112,8 @@ def ai_plan_lines(told: Explanation) -> list[str]:
         lines += estimate_lines(told.estimate, told.max_calls)
         if _shares_answers(told):
             lines.append("  assumed: the answer cache has no answer")
+        if _cascades(told):
+            lines.append("  assumed: the model answers all rows, without a cascade")
     if told.not_estimated:
         lines.append(f"  no estimate: {told.not_estimated}")
     return lines
@@ -151,6 +154,11 @@ def _scope(told: Explanation) -> AnswerScope:
 
 def _shares_answers(told: Explanation) -> bool:
     return bool(told.plan.sites) and _scope(told) is not AnswerScope.OFF
+
+
+def _cascades(told: Explanation) -> bool:
+    """Return whether a classifier may answer rows; a call may ask for a cascade in its options."""
+    return any(asked_agreement(site.form, told.defaults) for site in told.plan.sites)
 
 
 def _ways(told: Explanation) -> str:

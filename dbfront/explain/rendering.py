@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tierkv.dbfront.accounts.statement_trace import FormTrace, RoundTrace, StatementTrace
+from tierkv.dbfront.accounts.statement_trace import (
+    CascadeTrace,
+    FormTrace,
+    RoundTrace,
+    StatementTrace,
+)
 from tierkv.dbfront.accounts.statistics import AiStats
 from tierkv.dbfront.explain.estimate import Estimate, FormEstimate
 from tierkv.kvcore.request import HitTokens
@@ -25,6 +30,8 @@ def form_trace_lines(form: FormTrace, *, rows: bool) -> list[str]:
     asked = f"asked {form.asked}, requests {form.requests}, errors {form.errors}{retries}"
     cached = f", from the answer cache {form.cached_answers}" if form.cached_answers else ""
     lines = [f"    {distinct}, {asked}{cached}"]
+    if form.cascade is not None:
+        lines.append(f"    {_cascade_text(form.cascade)}")
     if form.requests:
         lines += [
             f"    prompt tokens {form.prompt_tokens}, completion tokens "
@@ -33,6 +40,18 @@ def form_trace_lines(form: FormTrace, *, rows: bool) -> list[str]:
             f"p95 {_ms(form.ttft_quantile_s(0.95))}, wall {_ms(form.wall_s)}",
         ]
     return lines
+
+
+def _cascade_text(told: CascadeTrace) -> str:
+    """Say how many distinct rows the model and the classifier answered, or why only the model."""
+    if not told.is_used:
+        return f"cascade {told.asked:g} not used: {told.unused or 'no row was asked about'}"
+    stopped = f"; stopped: {told.unused}" if told.unused else ""
+    return (
+        f"cascade {told.asked:g}: rows answered by the model {told.by_model}, by the classifier "
+        f"{told.by_classifier}; agreement {told.agreed} of {told.checked} checked rows, at least "
+        f"{told.bound:.3f} (95 % confidence); vectors {told.vectors}{stopped}"
+    )
 
 
 def round_line(number: int, one: RoundTrace, call_of: Mapping[int, int], *, met: bool) -> str:
@@ -71,6 +90,7 @@ def stats_lines(stats: AiStats, trace: StatementTrace, *, rows: bool) -> list[st
         f"  prompt tokens {stats.prompt_tokens}, completion tokens "
         f"{stats.completion_tokens}, hit tokens {hit_text(stats.hit_tokens)}",
         *_cached_lines(stats),
+        *_classified_lines(stats),
         *_blended_lines(stats),
         *_plan_lines(stats),
         *([f"  requests answered by {nodes}"] if nodes else []),
@@ -181,6 +201,15 @@ def _cached_lines(stats: AiStats) -> list[str]:
     return [f"  answers from the answer cache {stats.cached_answers}: no model was asked for them"]
 
 
+def _classified_lines(stats: AiStats) -> list[str]:
+    if not stats.vectors and not stats.classified_calls:
+        return []
+    return [
+        f"  answers by a classifier {stats.classified_calls}, which are approximate; vectors "
+        f"{stats.vectors}"
+    ]
+
+
 def _blended_lines(stats: AiStats) -> list[str]:
     if not stats.blended_tokens and not stats.recomputed_tokens:
         return []
@@ -251,6 +280,8 @@ def stats_json(stats: AiStats, trace: StatementTrace) -> dict[str, Any]:
         "Distinct Calls": stats.distinct_calls,
         "Requests": stats.requests,
         "Cached Answers": stats.cached_answers,
+        "Classified Calls": stats.classified_calls,
+        "Vectors": stats.vectors,
         "Errors": stats.errors,
         "Retries": sum(form.retries for form in trace.forms.values()),
         "Prompt Tokens": stats.prompt_tokens,
@@ -288,6 +319,22 @@ def estimate_json(estimate: Estimate, max_calls: int) -> dict[str, Any]:
     }
 
 
+def _cascade_json(told: CascadeTrace | None) -> dict[str, Any]:
+    if told is None:
+        return {}
+    numbers: dict[str, Any] = {
+        "Asked": told.asked,
+        "Used": told.is_used,
+        "Model Rows": told.by_model,
+        "Classifier Rows": told.by_classifier,
+        "Vectors": told.vectors,
+        "Checked Rows": told.checked,
+        "Agreed Rows": told.agreed,
+        "Agreement at Least": round(told.bound, 4),
+    }
+    return {"Cascade": numbers | ({"Not Used": told.unused} if told.unused else {})}
+
+
 def _trace_json(form: FormTrace) -> dict[str, Any]:
     return {
         "Rows": form.rows,
@@ -304,6 +351,7 @@ def _trace_json(form: FormTrace) -> dict[str, Any]:
         "TTFT p50 ms": _milliseconds(form.ttft_quantile_s(0.5)),
         "TTFT p95 ms": _milliseconds(form.ttft_quantile_s(0.95)),
         "Wall ms": _milliseconds(form.wall_s),
+        **_cascade_json(form.cascade),
     }
 
 

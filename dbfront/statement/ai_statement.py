@@ -9,6 +9,7 @@ never sees rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from tierkv.dbfront.accounts.ended_call import CallCost, CallEnd, CallReducer, EndedCall, end_of
@@ -34,6 +35,7 @@ from tierkv.dbfront.explain.estimate import (
     announce_stream,
     estimate,
 )
+from tierkv.dbfront.statement.cascade import EMBED, Cascade
 from tierkv.dbfront.statement.error_policy import (
     ErrorPolicy,
     Failures,
@@ -93,6 +95,7 @@ class AiStatement:
         book: known answers and missed calls.
         stats: live counters.
         trace: live counters by call and round.
+        cascade: the classifiers that answer rows, if the session asks for them.
     """
 
     def __init__(
@@ -124,6 +127,9 @@ class AiStatement:
         self._announced: Notice | None = None
         self._names = CallNames(plan.forms, defaults)
         self._account = account
+        self.cascade = Cascade(
+            plan.forms, defaults, self, trace=self.trace, book=self.book, spending=self._spending
+        )
         reducers: list[CallReducer] = [self.trace, stats, self._spending, self._failures]
         self._reducers = reducers if account is None else [account, *reducers]
 
@@ -262,14 +268,18 @@ class AiStatement:
         summary = PlanSummary()
         self.trace.batch_begins([self.book.missed_forms(call)[0] for call in batch], started)
         try:
-            summary = await self._ask(batch)
+            if self.cascade.is_asked and not self._policy.dry_run:
+                forms = {call: self.book.missed_forms(call)[0] for call in batch}
+                summary = await self.cascade.answer(batch, forms)
+            else:
+                summary = await self.ask(batch)
             self.stats.add_plan(summary)
         finally:
             model_s = self._clock.now() - started
             self.stats.llm_s += model_s
             self.trace.batch_ended(summary, model_s)
 
-    async def _ask(self, calls: Sequence[AiCall]) -> PlanSummary:
+    async def ask(self, calls: Sequence[AiCall]) -> PlanSummary:
         """Send the requests of the calls, wave by wave; a dry run sends none."""
         batch, summary = CallBatch(self._generator, self._defaults, self._ended), PlanSummary()
         try:
@@ -286,6 +296,34 @@ class AiStatement:
             raise
         return summary
 
+    async def embed(
+        self, form: int, calls: Sequence[AiCall], take: Callable[[AiCall, Any], None]
+    ) -> PlanSummary:
+        """See CascadeHost."""
+
+        def ended(call: AiCall, outcome: CallOutcome) -> None:
+            event = self._event(call, outcome, form)
+            for reducer in self._reducers:
+                reducer.take(event)
+            take(call, outcome.value)
+
+        self._generator.rights.check_functions(self._defaults.tenant, (EMBED,))
+        self._spending.vectors += len(calls)
+        batch, summary = CallBatch(self._generator, self._defaults, ended), PlanSummary()
+        await batch.start(calls, {})
+        while await batch.next_wave():
+            self._check_wave(batch.wave)
+            summary += await batch.ask()
+        return summary
+
+    def classified(self, call: AiCall, answer: Any) -> None:
+        """See CascadeHost."""
+        event = replace(self._event(call, CallOutcome(answer)), is_classified=True)
+        for reducer in self._reducers:
+            reducer.take(event)
+        self.book.add(call, answer)
+        self.report("llm")
+
     async def _announce(self, *, all_known: bool) -> None:
         """Tell the client the size of a large statement before its calls are sent."""
         calls = self._spending.calls
@@ -294,7 +332,7 @@ class AiStatement:
                 self.book, self.plan, self._generator, self._defaults, self._contexts,
                 most=MOST_SAMPLED,
             )  # fmt: skip
-            self._announced = await announce_batch(calls, weighing)
+            self._announced = await announce_batch(calls, weighing, cascaded=self.cascade.is_asked)
         else:
             self._announced = announce_stream(calls, self.stats)
         self.report("llm", self._announced)
@@ -318,6 +356,7 @@ class AiStatement:
         notices = self._failures.notices(self._spending.calls + self._spending.local_calls)
         if self._announced is not None:
             notices.insert(0, self._announced)
+        notices += self.cascade.notices()
         if self._policy.dry_run:
             notices.append(self._spending.rehearsed())
         if self._stopped_at_default_length:
@@ -360,7 +399,8 @@ class AiStatement:
         self.book.add(call, value)
         self.report("llm")
 
-    def _event(self, call: AiCall, outcome: CallOutcome) -> EndedCall:
+    def _event(self, call: AiCall, outcome: CallOutcome, vector_of: int | None = None) -> EndedCall:
+        """Return the event of a call's end; ``vector_of`` is the form that a vector is for."""
         function, failed = AI_FUNCTIONS[call.function], outcome.error is not None
         gives_null = function.returns is not Returns.RESULT if failed else outcome.value is None
         return EndedCall(
@@ -369,10 +409,11 @@ class AiStatement:
             model=self._names.model_of(call),
             end=CallEnd.FAILED if failed else end_of(outcome.answers),
             cost=CallCost.of(outcome.answers),
-            form=self.book.missed_forms(call)[0],
+            form=self.book.missed_forms(call)[0] if vector_of is None else vector_of,
             error=outcome.error,
-            is_null=gives_null,
+            is_null=gives_null and vector_of is None,
             is_local=function.local,
+            is_vector=vector_of is not None,
             retries=outcome.retries,
             ended_s=self._clock.now(),
         )

@@ -59,6 +59,7 @@ class Spending:
     Attributes:
         calls: distinct calls known so far that need a model.
         local_calls: distinct calls that need no model.
+        vectors: vectors computed for a cascade, which count for ``tierkv.max_calls``.
         requests: requests to models, sent or (in a dry run) only counted.
         prompt_tokens: prompt tokens of these requests.
         partly: the next batch is of some of the statement's rows, and other rows will need more:
@@ -69,6 +70,7 @@ class Spending:
         self.partly = False
         self.calls = 0
         self.local_calls = 0
+        self.vectors = 0
         self.requests = 0
         self.prompt_tokens = 0
         self._policy = policy
@@ -82,7 +84,15 @@ class Spending:
         """
         self.calls += count
         self.local_calls += local
-        self._check("AI calls", self.calls, "tierkv.max_calls", self._policy.max_calls)
+        needed = self.calls + self.vectors
+        self._check("AI calls", needed, "tierkv.max_calls", self._policy.max_calls)
+
+    def refusal_of_vectors(self, count: int) -> str:
+        """Return why further vectors may not be computed; empty if they may."""
+        most = self._policy.max_calls
+        if not most or self.calls + self.vectors + count <= most:
+            return ""
+        return f"{count} vectors would exceed tierkv.max_calls = {most}"
 
     @property
     def is_large(self) -> bool:

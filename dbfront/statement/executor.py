@@ -19,6 +19,7 @@ from tierkv.dbfront.contracts import CallDefaults, TextGenerator
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection, EngineResult
 from tierkv.dbfront.explain.plan import STREAM
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
+from tierkv.dbfront.statement.cascade import WHY_NOT_STREAM
 from tierkv.dbfront.statement.error_policy import ErrorPolicy
 from tierkv.dbfront.statement.explain import explain_statement
 from tierkv.dbfront.statement.redo_log import PendingChange
@@ -267,8 +268,12 @@ class _Replay:
             reordered = context.defaults.field_reorder is not FieldReorder.OFF and any(
                 "context" in form.row_parameters for form in plan.forms
             )
+            cascaded = self.statement.cascade.is_asked
             limited = plan.stream.limit is not None or plan.stream.limit_name
             stops_early = plan.stream.filters and limited
+            if cascaded and not stops_early:
+                self.statement.trace.why_not_stream = WHY_NOT_STREAM
+                return None
             if reordered or not (context.sink is not None or stops_early):
                 self.statement.trace.why_not_stream = (
                     "fields of contexts are ordered by all rows"
