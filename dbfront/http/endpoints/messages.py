@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 
 from tierkv.dbfront.contracts import PreparedCall, TextCall
 from tierkv.dbfront.http.messages.answers import NAMED_EVENTS, MessageEvents, message_json
-from tierkv.dbfront.http.messages.schema import MessagesBody, PromptBody
+from tierkv.dbfront.http.messages.schema import SHORT_S, MessagesBody, PromptBody
 from tierkv.dbfront.http.services import Services, caller_of, read_body, until_disconnect
 from tierkv.dbfront.http.sse import open_framed
 from tierkv.kvcore.call_options import CallOptions
@@ -45,9 +45,11 @@ def messages_router(services: Services) -> APIRouter:
         call = body.to_call(caller_of(request), options)
         prepared = await _prepare(services, call)
         retained = body.retained(call)
+        hour_tokens = await _hour_tokens(services, prepared, retained)
         message_id = f"msg_{prepared.request.request_id}"
         if body.stream:
-            events = _events(services, prepared, message_id, most=body.max_tokens)
+            most = body.max_tokens
+            events = _events(services, prepared, message_id, most=most, hour_tokens=hour_tokens)
 
             async def streamed() -> AsyncGenerator[Mapping[str, Any], None]:
                 async with aclosing(events):
@@ -59,7 +61,9 @@ def messages_router(services: Services) -> APIRouter:
         answer = await until_disconnect(services, request, services.generator.answer(prepared))
         retain(retained)
         name = prepared.model.name
-        return JSONResponse(message_json(message_id, name, answer, most=body.max_tokens))
+        most = body.max_tokens
+        told = message_json(message_id, name, answer, most=most, hour_tokens=hour_tokens)
+        return JSONResponse(told)
 
     @router.post("/v1/messages/count_tokens", summary="Tokens of a conversation; no model runs")
     async def count_tokens(request: Request) -> dict[str, Any]:
@@ -82,10 +86,23 @@ async def _prepare(services: Services, call: TextCall) -> PreparedCall:
         return await services.generator.prepare(replace(call, options=options))
 
 
+async def _hour_tokens(
+    services: Services, prepared: PreparedCall, retained: Sequence[TextCall]
+) -> int:
+    """Return the tokens of the prompt up to the last mark that asks for an hour."""
+    hours = [one for one in retained if one.steering and one.steering.keep_s > SHORT_S]
+    if not hours:
+        return 0
+    if len(retained) == 1:  # What is stored beyond the mark is counted there, too.
+        return len(prepared.request.token_ids)
+    return len(await services.generator.token_ids(hours[0]))
+
+
 async def _events(
-    services: Services, prepared: PreparedCall, message_id: str, *, most: int
+    services: Services, prepared: PreparedCall, message_id: str, *, most: int, hour_tokens: int
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    events = MessageEvents(message_id, prepared.model.name, len(prepared.request.token_ids))
+    tokens = len(prepared.request.token_ids)
+    events = MessageEvents(message_id, prepared.model.name, tokens, hour_tokens=hour_tokens)
     begun = False
     async with aclosing(services.generator.stream(prepared)) as answered:  # type: ignore[type-var]
         async for event in answered:

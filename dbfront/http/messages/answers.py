@@ -22,7 +22,9 @@ _ERRORS: Final = {
 }
 
 
-def message_json(message_id: str, model: str, answer: TextAnswer, *, most: int) -> dict[str, Any]:
+def message_json(
+    message_id: str, model: str, answer: TextAnswer, *, most: int, hour_tokens: int = 0
+) -> dict[str, Any]:
     """Write a complete answer.
 
     Args:
@@ -30,6 +32,7 @@ def message_json(message_id: str, model: str, answer: TextAnswer, *, most: int) 
         model: the model's name.
         answer: the answer.
         most: ``max_tokens`` of the request.
+        hour_tokens: see ``usage_json``.
     """
     content: list[dict[str, Any]] = []
     if answer.text or not answer.tool_calls:
@@ -45,7 +48,7 @@ def message_json(message_id: str, model: str, answer: TextAnswer, *, most: int) 
         "content": content,
         "stop_reason": reason,
         "stop_sequence": answer.stop or None,
-        "usage": usage_json(answer.usage),
+        "usage": usage_json(answer.usage, hour_tokens=hour_tokens),
     }
 
 
@@ -77,14 +80,24 @@ def stop_reason(
     return "tool_use" if calls else "end_turn"
 
 
-def usage_json(usage: Usage) -> dict[str, Any]:
-    """Write tokens; as in Anthropic's API, ``input_tokens`` are those that were not cached."""
+def usage_json(usage: Usage, *, hour_tokens: int = 0) -> dict[str, Any]:
+    """Write tokens; as in Anthropic's API, ``input_tokens`` are those that were not cached.
+
+    Args:
+        usage: the tokens.
+        hour_tokens: tokens of the prompt up to the last mark that asks for an hour.
+    """
     read = min(usage.hit_tokens.total, usage.prompt_tokens)
     written = min(usage.written_tokens, usage.prompt_tokens - read)
+    hour = min(max(hour_tokens - read, 0), written)
     return {
         "input_tokens": usage.prompt_tokens - read - written,
         "cache_read_input_tokens": read,
         "cache_creation_input_tokens": written,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": written - hour,
+            "ephemeral_1h_input_tokens": hour,
+        },
         "output_tokens": usage.completion_tokens,
     }
 
@@ -96,8 +109,11 @@ class MessageEvents:
         calls: a call of a tool has begun.
     """
 
-    def __init__(self, message_id: str, model: str, prompt_tokens: int) -> None:
+    def __init__(
+        self, message_id: str, model: str, prompt_tokens: int, *, hour_tokens: int = 0
+    ) -> None:
         self.calls = False
+        self._hour_tokens = hour_tokens
         self._envelope = envelope(message_id, model)
         self._prompt_tokens = prompt_tokens
         self._index = -1
@@ -130,7 +146,7 @@ class MessageEvents:
             event.finish_reason, event.usage, event.stop, calls=self.calls, most=most
         )
         delta = {"stop_reason": reason, "stop_sequence": event.stop or None}
-        usage = usage_json(event.usage)
+        usage = usage_json(event.usage, hour_tokens=self._hour_tokens)
         return [
             *events,
             *self._close(),
