@@ -46,16 +46,12 @@ def responses_router(services: Services, conversations: Conversations) -> APIRou
         if body.background:
             queued = await background.begin(services, run)
             if body.stream:
-                return await follow(queued.response_id, -1)
+                return await _followed(services, queued.response_id, -1)
             return JSONResponse(response_json(queued, ()))
         if body.stream:
             writer = EventWriter()
             return await open_framed(services, _events(run, writer), _framing(writer))
         return JSONResponse(await until_disconnect(services, request, _answered(run)))
-
-    async def follow(response_id: str, after: int) -> Response:
-        kept = background.events_of(services, response_id)
-        return await open_framed(services, kept.after(after), _framing(kept.writer))
 
     @router.get("/v1/responses/{response_id}", summary="A kept response")
     async def retrieve(
@@ -63,7 +59,7 @@ def responses_router(services: Services, conversations: Conversations) -> APIRou
     ) -> Response:
         turn = await _turn(conversations, request, response_id)
         if stream:
-            return await follow(response_id, starting_after)
+            return await _followed(services, response_id, starting_after)
         if starting_after >= 0:
             raise _refused("starting_after", "needs stream=true")
         items = await conversations.run(store.turn_items, *_key(turn))
@@ -120,6 +116,12 @@ async def _turn(conversations: Conversations, request: Request, response_id: str
     if turn is None:
         raise unknown("Response", response_id)
     return await background.looked_after(conversations, turn)
+
+
+async def _followed(services: Services, response_id: str, after: int) -> Response:
+    """Stream the kept events of a background response behind a number."""
+    kept = background.events_of(services, response_id)
+    return await open_framed(services, kept.after(after), _framing(kept.writer))
 
 
 def _key(turn: SessionTurn) -> tuple[str, str]:
