@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 SHARED = "You answer questions about shipping. " * 12
 DOC = SHARED + "Parcel nine was lost in a river near the old mill. " * 12
 OTHER = SHARED + "Parcel ten waits for a signature at the station. " * 12
+PINS = "SELECT prompt FROM tierkv.pins"
 QUESTIONS = ("Where is it?", "Who signs for it?", "What was lost?")
 
 
@@ -245,6 +246,25 @@ def test_a_kept_conversation_is_steered_by_its_id(pinning: Cluster) -> None:
     assert refused.value.code == 404 and b"conv_unknown" in refused.value.read()
 
 
+def test_stored_tokens_are_told_by_lifetime(pinning: Cluster) -> None:
+    def marked(text: str, ttl: str) -> dict[str, Any]:
+        return {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": ttl}}
+
+    for number, (first, second) in enumerate((("1h", "1h"), ("5m", "5m"), ("1h", "5m"))):
+        system = [marked(f"{number} is the number of this talk about lifetimes. " * 20, first)]
+        talk = [{"role": "user", "content": [marked("How is the weather in Rome? " * 20, second)]}]
+        asked = {"system": system, "messages": talk, "max_tokens": 1}
+        usage = post(pinning, "messages", **asked)["usage"]
+        told = usage["cache_creation"]
+        hour, short = told["ephemeral_1h_input_tokens"], told["ephemeral_5m_input_tokens"]
+        assert hour + short == usage["cache_creation_input_tokens"] > 200
+        assert (hour > 100, short > 100) == (first == "1h", second == "5m")
+        pins = 1 + (first != second)
+        wait_for(lambda n=pins: len(pinning.query(PINS)) == n, what="the prompt is retained")
+        post(pinning, "kv/forget", messages=[{"role": "system", "content": system[0]["text"]}])
+        assert pinning.query(PINS) == []
+
+
 def test_retained_prompts_take_a_share_of_the_pool_and_no_more(pinning: Cluster) -> None:
     text = "A client of Anthropic asks about this text. " * 20
     block = {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -262,6 +282,11 @@ def test_retained_prompts_take_a_share_of_the_pool_and_no_more(pinning: Cluster)
     assert outcomes[-1]["outcome"] == "rejected" and "is pinned already" in outcomes[-1]["reason"]
     kept = sum(row[0] for row in pinning.query("SELECT size_bytes FROM tierkv.pins"))
     assert kept <= 2 * (64 << 20) / 4
+    for number in range(6):
+        prompt = f"Number {number}. " + "A very long text about ships. " * 300
+        post(pinning, "kv/forget", prompt=prompt)
+    post(pinning, "kv/forget", messages=[{"role": "system", "content": text}])
+    assert pinning.query(PINS) == []
 
 
 def chat_cached(cluster: Cluster, text: str) -> int:

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from tierkv.dbfront.contracts import PreparedCall, TextAnswer, TextCall, TextEvent
-from tierkv.dbfront.http.messages.schema import MessagesBody, PromptBody
+from tierkv.dbfront.http.messages.schema import SHORT_S, MessagesBody, PromptBody
 from tierkv.dbfront.http.services import Services, caller_of, read_body, until_disconnect
 from tierkv.dbfront.http.sse import Framing, encode_line, open_framed
 from tierkv.dbfront.tool_calls.tool import CallDelta
@@ -37,7 +37,9 @@ _ERRORS: Final = {
 }
 
 
-def message_json(message_id: str, model: str, answer: TextAnswer, *, most: int) -> dict[str, Any]:
+def message_json(
+    message_id: str, model: str, answer: TextAnswer, *, most: int, hour_tokens: int = 0
+) -> dict[str, Any]:
     """Write a complete answer.
 
     Args:
@@ -45,6 +47,7 @@ def message_json(message_id: str, model: str, answer: TextAnswer, *, most: int) 
         model: the model's name.
         answer: the answer.
         most: ``max_tokens`` of the request.
+        hour_tokens: see ``usage_json``.
     """
     content: list[dict[str, Any]] = []
     if answer.text or not answer.tool_calls:
@@ -60,7 +63,7 @@ def message_json(message_id: str, model: str, answer: TextAnswer, *, most: int) 
         "content": content,
         "stop_reason": reason,
         "stop_sequence": answer.stop or None,
-        "usage": usage_json(answer.usage),
+        "usage": usage_json(answer.usage, hour_tokens=hour_tokens),
     }
 
 
@@ -92,14 +95,24 @@ def stop_reason(
     return "tool_use" if calls else "end_turn"
 
 
-def usage_json(usage: Usage) -> dict[str, Any]:
-    """Write tokens; as in Anthropic's API, ``input_tokens`` are those that were not cached."""
+def usage_json(usage: Usage, *, hour_tokens: int = 0) -> dict[str, Any]:
+    """Write tokens; as in Anthropic's API, ``input_tokens`` are those that were not cached.
+
+    Args:
+        usage: the tokens.
+        hour_tokens: tokens of the prompt up to the last mark that asks for an hour.
+    """
     read = min(usage.hit_tokens.total, usage.prompt_tokens)
     written = min(usage.written_tokens, usage.prompt_tokens - read)
+    hour = min(max(hour_tokens - read, 0), written)
     return {
         "input_tokens": usage.prompt_tokens - read - written,
         "cache_read_input_tokens": read,
         "cache_creation_input_tokens": written,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": written - hour,
+            "ephemeral_1h_input_tokens": hour,
+        },
         "output_tokens": usage.completion_tokens,
     }
 
@@ -111,8 +124,11 @@ class MessageEvents:
         calls: a call of a tool has begun.
     """
 
-    def __init__(self, message_id: str, model: str, prompt_tokens: int) -> None:
+    def __init__(
+        self, message_id: str, model: str, prompt_tokens: int, *, hour_tokens: int = 0
+    ) -> None:
         self.calls = False
+        self._hour_tokens = hour_tokens
         self._envelope = envelope(message_id, model)
         self._prompt_tokens = prompt_tokens
         self._index = -1
@@ -145,7 +161,7 @@ class MessageEvents:
             event.finish_reason, event.usage, event.stop, calls=self.calls, most=most
         )
         delta = {"stop_reason": reason, "stop_sequence": event.stop or None}
-        usage = usage_json(event.usage)
+        usage = usage_json(event.usage, hour_tokens=self._hour_tokens)
         return [
             *events,
             *self._close(),
@@ -229,9 +245,11 @@ def messages_router(services: Services) -> APIRouter:
         call = body.to_call(caller_of(request), options)
         prepared = await _prepare(services, call)
         retained = body.retained(call)
+        hour_tokens = await _hour_tokens(services, prepared, retained)
         message_id = f"msg_{prepared.request.request_id}"
         if body.stream:
-            events = _events(services, prepared, message_id, most=body.max_tokens)
+            most = body.max_tokens
+            events = _events(services, prepared, message_id, most=most, hour_tokens=hour_tokens)
 
             async def streamed() -> AsyncGenerator[Mapping[str, Any], None]:
                 async with aclosing(events):
@@ -243,7 +261,9 @@ def messages_router(services: Services) -> APIRouter:
         answer = await until_disconnect(services, request, services.generator.answer(prepared))
         retain(retained)
         name = prepared.model.name
-        return JSONResponse(message_json(message_id, name, answer, most=body.max_tokens))
+        most = body.max_tokens
+        told = message_json(message_id, name, answer, most=most, hour_tokens=hour_tokens)
+        return JSONResponse(told)
 
     @router.post("/v1/messages/count_tokens", summary="Tokens of a conversation; no model runs")
     async def count_tokens(request: Request) -> dict[str, Any]:
@@ -266,10 +286,23 @@ async def _prepare(services: Services, call: TextCall) -> PreparedCall:
         return await services.generator.prepare(replace(call, options=options))
 
 
+async def _hour_tokens(
+    services: Services, prepared: PreparedCall, retained: Sequence[TextCall]
+) -> int:
+    """Return the tokens of the prompt up to the last mark that asks for an hour."""
+    hours = [one for one in retained if one.steering and one.steering.keep_s > SHORT_S]
+    if not hours:
+        return 0
+    if len(retained) == 1:  # What is stored beyond the mark is counted there, too.
+        return len(prepared.request.token_ids)
+    return len(await services.generator.token_ids(hours[0]))
+
+
 async def _events(
-    services: Services, prepared: PreparedCall, message_id: str, *, most: int
+    services: Services, prepared: PreparedCall, message_id: str, *, most: int, hour_tokens: int
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    events = MessageEvents(message_id, prepared.model.name, len(prepared.request.token_ids))
+    tokens = len(prepared.request.token_ids)
+    events = MessageEvents(message_id, prepared.model.name, tokens, hour_tokens=hour_tokens)
     begun = False
     async with aclosing(services.generator.stream(prepared)) as answered:  # type: ignore[type-var]
         async for event in answered:

@@ -25,7 +25,9 @@ from tierkv.kvcore.call_options import CallOptions, KvAction, Steering
 from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 from tierkv.kvcore.request import ReuseHint
 
-_LIFETIMES_S: Final = {"5m": 300.0, "1h": 3_600.0}
+SHORT_S: Final = 300.0
+"""The usual time for which ``cache_control`` keeps KV."""
+_LIFETIMES_S: Final = {"5m": SHORT_S, "1h": 3_600.0}
 _NOT_TEXT: Final = "only text, tool calls, tool results and plain-text documents are supported"
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "container": (),

@@ -163,8 +163,12 @@ def test_an_answer_as_a_message() -> None:
         "input_tokens": 10,
         "cache_read_input_tokens": 60,
         "cache_creation_input_tokens": 30,
+        "cache_creation": {"ephemeral_5m_input_tokens": 30, "ephemeral_1h_input_tokens": 0},
         "output_tokens": 9,
     }
+    for tokens, hour in ((50, 0), (70, 10), (100, 30)):
+        told = usage_json(USAGE, hour_tokens=tokens)["cache_creation"]
+        assert told == {"ephemeral_5m_input_tokens": 30 - hour, "ephemeral_1h_input_tokens": hour}
     assert usage_json(Usage(5, 0, written_tokens=64))["input_tokens"] == 0
 
 
