@@ -180,7 +180,7 @@ async def bound_sockets(host: str, port: int, *, reuse_port: bool = False) -> li
         host: name or address.
         port: 0 lets the system choose.
         reuse_port: other processes of the same user may bind the port, too; the kernel gives each
-            connection to one of those that listen.
+            connection to one listening process.
 
     Raises:
         OSError: the port is in use, or the host does not belong to this machine.

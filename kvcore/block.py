@@ -2,7 +2,7 @@
 
 A writer makes a BlockSpec; slots, disk records, events and listings embed the same object and add
 what they know: a location, a sequence number, ages. The key alone names the block. All other fields
-describe it, so two specs of one key may differ in owner or outlook.
+describe the block: two specs of one key may differ in owner or outlook.
 
 A Location is a reference to a copy, never an address: the owner checks the location against its
 slot table, and a stale generation or incarnation means "miss".

@@ -1,7 +1,7 @@
 """Names for the identifiers that cross room borders.
 
-Every room uses these NewTypes, so that a block key can't be passed where a node id is meant. At run
-time ids are plain str, int and bytes without behaviour.
+Every room uses the NewTypes, and mypy refuses a block key in place of a node id. At run time ids
+are plain str, int and bytes without behaviour.
 """
 
 from __future__ import annotations

@@ -310,9 +310,8 @@ class PreferredNode:
 
     Attributes:
         node_id: the node.
-        tokens: leading tokens of the prompt that the plan counts as cached on the node, because a
-            call of the same statement computes them there or because the plan knows where their KV
-            is.
+        tokens: leading tokens of the prompt counted as cached on the node by the plan, because a
+            call of the same statement computes the tokens there or the plan knows where the KV is.
     """
 
     node_id: NodeId

@@ -93,8 +93,8 @@ class LocateReply:
 class NamespaceGrant:
     """The hash key for a tenant's blocks of one model and layout.
 
-    ``version`` is the namespace's, and already part of the key: blocks carry it, so that nodes find
-    those of older versions.
+    ``version`` is the namespace's, and already part of the key: blocks carry the version, and nodes
+    thereby find blocks of older versions.
     """
 
     namespace_key: NamespaceKey

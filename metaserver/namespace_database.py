@@ -1,8 +1,8 @@
 """Where namespaces, records and the cluster secret last: one contract for SQLite and PostgreSQL.
 
 Called by metaserver/namespaces.py. A file (metaserver/database_file.py) belongs to one meta server.
-A PostgreSQL database (metaserver/database_postgres.py) is shared by all: any of them writes, in a
-transaction that locks the one row that counts changes, so PostgreSQL orders the writes and no meta
+A PostgreSQL database (metaserver/database_postgres.py) is shared by all: any server writes, in a
+transaction with a lock on the row of the change counter; PostgreSQL orders the writes, and no meta
 server leads.
 """
 

@@ -179,8 +179,8 @@ class RankedBlocks:
 class LeafLru(RankedBlocks):
     """Leaf-LRU: evicts the least recently used block, and of one request the deepest block first.
 
-    `default` behaves like leaf-LRU until its first observations. With a cache whose candidates are
-    leaves only, leaf-LRU equals an LRU with the uses of a prompt in order from its end to its head.
+    `default` behaves like leaf-LRU until its first observations. With leaves as the only
+    candidates, leaf-LRU equals an LRU with the uses of a prompt in order from end to head.
 
     Attributes:
         _order: (request of the last use, minus depth) by resident handle.

@@ -382,7 +382,7 @@ class Batcher:
     def _pages_to_take(self, seq: Sequence) -> int:
         """Count the pages of running sequences of lower priority, which the next step may take.
 
-        Rank decides about victims, so bulk that was overtaken often enough keeps its pages.
+        Rank decides about victims: bulk overtaken often enough keeps its pages.
         """
         priority = seq.request.priority
         return sum(

@@ -1,9 +1,9 @@
 """Changes of a request's logits before a token is chosen: bias, penalties, and tokens held back.
 
-``LogitEdits`` belongs to one sequence. The counts of its tokens are kept up to date from the tokens
-themselves, so a sequence that was preempted, or that another node began, has the counts of an
-undisturbed one. This module decides without torch; ``apply_edits`` (compute/batching/sampler.py)
-changes all rows of a step at once:
+``LogitEdits`` belongs to one sequence. The token counts follow the tokens themselves, so a
+preempted sequence, or a sequence begun by another node, has the counts of an undisturbed sequence.
+This module decides without torch; ``apply_edits`` (compute/batching/sampler.py) changes all rows of
+a step at once:
 
 1. bias: added to the logits of the tokens that the request names;
 2. penalties, as vLLM has them: the repetition penalty divides positive logits and multiplies

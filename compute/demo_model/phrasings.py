@@ -2,8 +2,8 @@
 
 There are several variants per kind, because users will not ask in exactly the words of a single
 template. In the templates `{w}` is the question's reference to the customer, `{r}` its reference to
-the review, and `{v}` a value. `INSTRUCTION` is the long text before every record in the demo, so
-that all rows of a query can share its keys and values.
+the review, and `{v}` a value. `INSTRUCTION` is the long text before every record in the demo; all
+rows of a query share the keys and values of the text.
 """
 
 from __future__ import annotations

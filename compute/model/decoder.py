@@ -1,7 +1,7 @@
 """The decoder: one forward pass of a Llama-like model over a mixed batch.
 
-The engine calls the decoder once per step, with prefill chunks and decodes on one token axis, so
-every projection is one matrix product. KV is read from and written to pages; no other state is kept
+The engine calls the decoder once per step, with prefill chunks and decodes on one token axis: every
+projection is one matrix product. KV is read from and written to pages; no other state is kept
 between steps. Rotary position embedding is here too: frequencies are computed once when a model is
 loaded, rotation angles once per step.
 """

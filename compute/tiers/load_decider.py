@@ -2,9 +2,9 @@
 
 Runs in the tiers' worker threads. Translates the engine's words (sources, tokens ahead) to the
 controller's (runs, lines, costs). With policy ``auto`` the plan wins that costs this prompt and all
-others the least; ``always`` and ``never`` only predict. A probe reads a little from a path that
-loads avoid, so that a path that became fast again is noticed; its bytes are thrown away, and both
-bytes and predicted time are bounded (compute/tiers/load_figures.py).
+others the least; ``always`` and ``never`` only predict. A probe reads a little from an avoided
+path, and thereby notices when the path is fast again; its bytes are thrown away, and both bytes and
+predicted time are bounded (compute/tiers/load_figures.py).
 
 A chain stored at two levels (codec ``adaptive``) is first merged to one: LevelPicker finds both
 levels and picks one per block. Leading blocks are loaded fine first, because every later token

@@ -1,8 +1,8 @@
 """How far a classifier's answers agree with the model's: an exact bound, and confidence thresholds.
 
 dbfront/statement/cascade.py calls this module. Pure: counts and arrays in, numbers out. The bound
-holds for one look at rows that no choice was made with, so thresholds are chosen on other rows than
-those that the bound is computed from.
+holds for one look at rows without a part in any choice, so thresholds are chosen on other rows than
+the bound.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class SessionValkey:
         return count
 
     def _drop_turns(self, places: SessionKeys, gone: frozenset[str]) -> None:
-        """Drop entries of turns whose sessions expired before anybody could list their turns."""
+        """Drop entries of turns of sessions that expired unlisted."""
         for member, _ in self._run(lambda valkey: [*valkey.zscan_iter(places.made)]):
             response_id, _, session_id = of_key(member).partition(" ")
             if session_id in gone:

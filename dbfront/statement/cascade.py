@@ -13,15 +13,14 @@ Theory of operation. With ``tierkv.cascade = 0.95``, the distinct calls of one `
                      at or above the thresholds: the classifier answers
                      below: the model answers, like all rows in any other case
 
-The checked rows have no part in the fit and the thresholds, and are looked at once, so the bound
-of their agreement holds for the other rows that the classifier answers. Below the bound asked for,
-with too few rows, with one answer for all, or without vectors, the model answers all rows; the
-trace says why.
+The checked rows have no part in the fit and the thresholds, and are looked at once, so the bound of
+the agreement holds for all rows answered by the classifier. Below the bound asked for, with too few
+rows, with one answer for all, or without vectors, the model answers all rows; the trace says why.
 
 Nothing depends on chance: the sample depends on the texts alone, and two questions about the same
 rows have the same sample, whose vectors may come from the answer cache. The vectors are of the
-row's own text, without instruction and labels. The classifier lives as long as one batch. Its
-answers never pass a TextGenerator, so no cache keeps them as answers of the model.
+row's own text, without instruction and labels. The classifier lives as long as one batch. The
+classifier's answers never pass a TextGenerator, and no cache keeps them as answers of the model.
 
 ai_statement.py asks and embeds; executor.py collects all rows first. This module sends nothing.
 """

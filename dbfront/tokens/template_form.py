@@ -1,10 +1,10 @@
-"""Finds chat templates that only copy messages, so one rendering serves all texts of a statement.
+"""Finds chat templates that only copy messages: one rendering serves all texts of a statement.
 
-Called by dbfront/tokens/chat_template.py. A statement renders thousands of conversations that
-differ in their texts only, and Jinja takes longer than all other preparation of a call. If no
-condition, filter or call of a template depends on a text, the rendered prompt is always the same
-text with the messages in the same places. ``copies_contents`` proves this from the syntax tree;
-whatever it doesn't know counts as a dependence. ``Skeleton`` is a rendering with gaps.
+Called by dbfront/tokens/chat_template.py. A statement renders thousands of conversations with
+different texts only, and Jinja takes longer than all other preparation of a call. If no condition,
+filter or call of a template depends on a text, the rendered prompt is always the same text with the
+messages in the same places. ``copies_contents`` proves this from the syntax tree; whatever it
+doesn't know counts as a dependence. ``Skeleton`` is a rendering with gaps.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nodes count from their start and do not know ``tierkv.stat_reset``. The front stores the nodes'
 counters at a reset as a baseline and subtracts the baseline. Only the front has the text of
-prompts, and the front stores none, so a prefix is identified by its hash alone.
+prompts, and the front stores no text: a hash alone identifies a prefix.
 """
 
 from __future__ import annotations

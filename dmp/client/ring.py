@@ -1,9 +1,9 @@
 """The nodes of a Pool, and each key's ranking of the nodes.
 
 Called by dmp/client/pool.py. All clients with the same list of nodes compute the same ranking for a
-key, by weighted rendezvous hashing of the node names, so no directory is needed, and a node that
-joins or leaves moves only its own share of the blocks. Nodes that are down are skipped. A client
-that names its own host or zone may prefer nodes of these.
+key, by weighted rendezvous hashing of the node names. No directory is needed, and a joining or
+leaving node moves only its own share of the blocks. Nodes that are down are skipped. A client that
+names its own host or zone may prefer nodes of these.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Called by dmp/transport/verbs/node.py and dmp/transport/verbs/link.py. This modu
 against the node's geometry; the network device checks them again against the registered ranges.
 Only the slot's header, read later, tells whether the slot still holds the block.
 
-The node cannot see these reads, so ReadLog collects them for a later report. Hence the node learns
+The node cannot see such reads; ReadLog collects the reads for a later report. Hence the node learns
 the order of use a little late.
 """
 

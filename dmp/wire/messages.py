@@ -195,7 +195,7 @@ class Ranges:
 class Put:
     """Request to store blocks; all whole payloads follow in order, then all checksums.
 
-    The checksums (one xxh3_64 per range) come last, so a writer computes them while sending.
+    The checksums (one xxh3_64 per range) come last: a writer computes checksums while sending.
     """
 
     puts: Sequence[BlockSpec]

@@ -1,8 +1,8 @@
 """Shared state in Valkey or Redis, for several fronts (``front.shared_state``).
 
 One hash has a field per front: the time by the server's clock, and the front's counts
-as JSON. An exchange is one script, so it is one round trip and needs no clock of ours. Only one key
-is used, so a Valkey cluster serves the script, too.
+as JSON. An exchange is one script: one round trip, without a clock of ours. Only one key is used,
+so a Valkey cluster serves the script, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The actor that keeps a cluster on Ray as it should be: creates, restarts and removes role actors.
 
-Created by on_ray/driver.py, one per cluster, detached: it outlives the command that made it, and
-Ray moves it when its machine is lost. It keeps nothing that it can't find again: the settings are
+Created by on_ray/driver.py, one per cluster, detached: the actor outlives its command, and Ray
+moves the actor when a machine is lost. It keeps nothing that it can't find again: the settings are
 its arguments, the actors have names, and the numbers of nodes are in Ray's key-value store.
 """
 

@@ -8,8 +8,8 @@ after its restart, and answers from the beginning. A response without signs of l
 failed when every front has had time to take the entry.
 
 A response with ``stream`` as well is answered by the front of its request, without the queue: the
-front keeps the events until some time after the end, so that clients whose connection broke can go
-on behind the last event that they saw. If that front is killed, the response fails.
+front keeps the events for some time after the end, and clients with a broken connection go on
+behind the last event received. If that front is killed, the response fails.
 """
 
 from __future__ import annotations

@@ -130,9 +130,9 @@ def nearest(rails: Sequence[R], distances: Sequence[int]) -> list[R]:
 def pair_ports(local: Sequence[str], remote: Sequence[str]) -> list[tuple[int, int]]:
     """Pair our ports with the node's, each at most once, by the longest common address prefix.
 
-    Networks for RDMA have a plane per port, each plane with a subnet of its own, so ports of one
-    plane find each other. If one side has more ports, the extra ports stay unused: the other side's
-    ports are the bottleneck.
+    Networks for RDMA have a plane per port, each plane with its own subnet: ports of one plane find
+    each other. If one side has more ports, the extra ports stay unused: the other side's ports are
+    the bottleneck.
 
     Args:
         local: GIDs of our ports.
