@@ -43,6 +43,8 @@ _TOOL_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 """Unsupported fields, and the values (besides null) that ask for nothing special."""
 
 _THOUGHTLESS: Final = ("disabled", "adaptive")
+_EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+"""Wishes of clients that always send one; a model that does not think answers all alike."""
 
 
 class CacheControl(BaseModel):
@@ -348,7 +350,7 @@ def _choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | None,
 def _answer_schema(output: dict[str, Any] | None) -> str:
     """Return the JSON Schema of the answer; empty for text."""
     effort = (output or {}).get("effort")
-    if effort not in (None, "high"):  # High equals no effort at all.
+    if effort not in (None, *_EFFORTS):
         unable = FeatureNotSupportedError(f"effort {str(effort)[:80]} is not supported")
         raise FieldError("output_config.effort", unable)
     form = (output or {}).get("format")
