@@ -249,7 +249,7 @@ class DialectSession:
             result = await handler(self, sql, params) if handler is not None else None
             if result is None:
                 result = await self._engine.run(sql, params)
-            if word in _WRITES and self._jobs is not None and self._jobs.written.watched:
+            if word in _WRITES and self._jobs is not None and self._is_watched(self._jobs):
                 self._wrote.update(name_value(token) for token in tokenize(sql))
         finally:
             if self.transaction_status == "I":
@@ -260,10 +260,16 @@ class DialectSession:
             return result
         return replace(result, columns=with_names(result.columns, sql))
 
+    def _is_watched(self, jobs: RunningJobs) -> bool:
+        """Tell whether the names of a write are kept; a table may be watched at COMMIT only."""
+        is_open = self.transaction_status != "I"
+        return bool(jobs.written.watched or jobs.sources.watched or is_open)
+
     def _tell_written(self, *, committed: bool) -> None:
-        """Tell the keeper of KV indexes which names committed writes had."""
+        """Tell the keepers which names committed writes had."""
         if self._wrote and committed and self._jobs is not None:
             self._jobs.written.note(self._wrote)
+            self._jobs.sources.note(self._wrote)
         self._wrote.clear()
 
     async def execute_rows(self, sql: str, params: Params = None) -> StatementResult | RowStream:
@@ -321,7 +327,9 @@ class DialectSession:
                 watch = EmbeddedWatch(self._job, jobs.written, keeps=jobs.keeps)
                 return await KvIndexes(self._job, jobs.clock, watch).run(command)
             if isinstance(command, AiTableCommand):
-                return await AiTables(self._job, jobs.clock, jobs.changed).run(command)
+                watch = EmbeddedWatch(self._job, jobs.sources, keeps=jobs.keeps)
+                tables = AiTables(self._job, jobs.clock, watch, jobs.sources.changed)
+                return await tables.run(command)
             wake = jobs.jobs_changed if jobs.keeps else None
             commands = JobCommands(self._job, jobs.clock, jobs.run_parts, wake, jobs.queue)
             return await commands.run(command)
@@ -399,7 +407,7 @@ _WRITES: Final = frozenset(
     {"INSERT", "UPDATE", "DELETE", "MERGE", "COPY", "TRUNCATE", "WITH", "ALTER", "DROP", "CREATE",
      "EXECUTE"}
 )  # fmt: skip
-"""First words of statements that may write to a table with a KV index."""
+"""First words of statements that may write to a table."""
 
 _JOB_VERBS: Final = frozenset(
     {"CREATE", "RESUME", "RUN", "CANCEL", "DROP", "CALL", "REFRESH", "ALTER"}
