@@ -190,14 +190,17 @@ class TriggerWatch:
     async def begin(self, watched: WatchedSource) -> str:
         """See SourceWatch."""
         source = watched.source
-        ((kind, may, has),) = await self._session.own(
-            "SELECT relkind, CAST(pg_catalog.has_table_privilege(oid, 'TRIGGER') AS text), "
+        ((kind, lasts, may, has),) = await self._session.own(
+            "SELECT relkind, CAST(relpersistence <> 't' AS text), "
+            "CAST(pg_catalog.has_table_privilege(oid, 'TRIGGER') AS text), "
             f"CAST(EXISTS (SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = c.oid AND tgname = "
             f"{literal(_trigger(watched))}) AS text) FROM pg_catalog.pg_class c "
             f"WHERE oid = CAST({literal(source)} AS pg_catalog.regclass)"
         )
         if kind not in ("r", "p"):
             return f"{source} is no table, so it has no triggers"
+        if lasts != "true":
+            return f"{source} is a temporary table, which no front sees"
         if has == "true":  # An earlier index left it.
             return ""
         if may != "true":

@@ -159,6 +159,7 @@ FOLLOWED = (
     f'SELECT d.id, kind, ai_generate(body, {LENGTH}) AS answer FROM docs d JOIN "Kinds" USING (id) '
     "WHERE d.id NOT IN (SELECT id FROM hidden)"
 )
+FOLLOWING = f"CREATE AI TABLE made AS {FOLLOWED} WITH (key = 'd.id', refresh = 'on change')"
 
 
 def test_a_table_follows_committed_writes(start_cluster: Callable[..., Cluster]) -> None:
@@ -182,7 +183,7 @@ def test_a_table_follows_committed_writes(start_cluster: Callable[..., Cluster])
             "CREATE TABLE \"Kinds\" AS SELECT id, 'plain' AS kind FROM docs",
             "CREATE TABLE hidden (id int)",
             "CREATE VIEW shown AS SELECT * FROM docs",
-            f"CREATE AI TABLE made AS {FOLLOWED} WITH (key = 'd.id', refresh = 'on change')",
+            FOLLOWING,
         ):
             connection.execute(text.encode())
         shown = connection.execute("SELECT refresh_s, state FROM tierkv.ai_tables").fetchone()
@@ -200,6 +201,12 @@ def test_a_table_follows_committed_writes(start_cluster: Callable[..., Cluster])
             copy.write_row((8, "copied"))
         connection.execute("DELETE FROM docs WHERE id IN (7, 8) AND body <> 'copied'")
         becomes_right(connection, "copied rows")
+        with psycopg.connect(dsn) as earlier:  # It writes before the table is made.
+            connection.execute("DROP AI TABLE made")
+            earlier.execute("UPDATE docs SET body = 'an earlier one' WHERE id = 1")
+            connection.execute(FOLLOWING.encode())
+            earlier.commit()
+        becomes_right(connection, "what was written before CREATE and committed afterwards")
         connection.execute("ALTER AI TABLE made SUSPEND")
         connection.execute("UPDATE docs SET body = 'suspended' WHERE id = 1")
         connection.execute(

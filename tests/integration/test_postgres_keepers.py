@@ -271,5 +271,12 @@ def test_an_ai_table_of_a_view_is_refreshed_by_hand(tickets: KeepingFronts) -> N
         )
         assert notices[0].endswith("moved_view is no table, so it has no triggers")
         assert tickets.rows(TRIGGERS) == [(0,)], "those of tickets are gone, too"
+        connection.execute("CREATE TEMP TABLE passing AS SELECT 1 AS id, 'once' AS body")
+        connection.execute(
+            "CREATE AI TABLE passed AS SELECT id, ai_generate(body) FROM passing "
+            "WITH (key = id, refresh = 'on change')"
+        )
+        assert any("passing is a temporary table" in notice for notice in notices)
+        connection.execute("DROP AI TABLE passed")
         connection.execute("DROP AI TABLE told")
         connection.execute("DROP VIEW moved_view")

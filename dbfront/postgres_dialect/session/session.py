@@ -11,6 +11,7 @@ import contextlib
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from tierkv.dbfront.contracts import ClientInfo
@@ -250,7 +251,7 @@ class DialectSession:
             if result is None:
                 result = await self._engine.run(sql, params)
             if word in _WRITES and self._jobs is not None and self._is_watched(self._jobs):
-                self._wrote.update(name_value(token) for token in tokenize(sql))
+                self._wrote.update(written_names(sql))
         finally:
             if self.transaction_status == "I":
                 self._tell_written(committed=word not in _GIVES_UP and not failed)
@@ -403,6 +404,21 @@ class DialectSession:
 
 
 Handler = Callable[..., Any]
+
+
+def written_names(sql: str) -> set[str]:
+    """Return names that include those of all tables that a statement writes to; pure.
+
+    The query of an INSERT reads only; its tables are left out.
+    """
+    tokens = tokenize(sql)
+    if tokens and tokens[0].upper == "INSERT":
+        tokens = list(takewhile(lambda token: token.upper not in _QUERIES, tokens))
+    return {name_value(token) for token in tokens}
+
+
+_QUERIES: Final = frozenset({"SELECT", "VALUES", "WITH", "FROM", "TABLE", "DEFAULT"})
+
 _WRITES: Final = frozenset(
     {"INSERT", "UPDATE", "DELETE", "MERGE", "COPY", "TRUNCATE", "WITH", "ALTER", "DROP", "CREATE",
      "EXECUTE"}
