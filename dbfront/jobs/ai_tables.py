@@ -22,10 +22,18 @@ from tierkv.dbfront.jobs.job import AiJob, JobSession
 from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
 from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
 from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction, unknown_name
+from tierkv.dbfront.jobs.source_watch import SourceWatch, WatchedSource, follow, unfollow
 from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError, UserError
-from tierkv.sql.jobs.ai_table_command import AiTableCommand, AiTableOptions, ai_table_options
+from tierkv.sql.jobs.ai_table_command import (
+    MANUAL,
+    ON_CHANGE,
+    AiTableCommand,
+    AiTableOptions,
+    ai_table_options,
+    source_tables,
+)
 from tierkv.sql.jobs.job_command import JobOptions
 from tierkv.sql.jobs.job_statement import KEY, KeyRange, literal, read_job_statement
 from tierkv.sql.jobs.job_tables import SCHEMA
@@ -36,9 +44,12 @@ _COMPARED_ROWS: Final = 5_000
 _GONE_COMPARED_ROWS: Final = 50_000
 """Keys that are looked through at a time for those that are gone."""
 
+_FOLLOWED_WAIT_S: Final = 10.0
+_LOCK_LOOK_S: Final = 0.1
+"""How long REFRESH and DROP wait for the end of another refresh, and the pause between looks."""
+
 FRESH: Final = "fresh"
 STALE: Final = "stale"
-_FAILED_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,7 @@ class AiTables:
         self,
         session: JobSession,
         clock: Clock,
+        watch: SourceWatch,
         changed: asyncio.Event | None = None,
         why_not: str = "no front has this database open",
     ) -> None:
@@ -87,12 +99,14 @@ class AiTables:
         Args:
             session: runs the batches.
             clock: for the times of refreshes.
+            watch: tells a front about writes to the tables of a query.
             changed: set after a change of the tables; None: nobody refreshes tables here.
             why_not: the reason if ``changed`` is None.
         """
         self._why_not = why_not
         self._session = session
         self._clock = clock
+        self._watch = watch
         self._changed = changed
         self._source = JobSource(session)
 
@@ -120,16 +134,22 @@ class AiTables:
                 return ()
             raise await unknown_name(self._session, "AI table", "ai_tables", command.name, "42P01")
         if command.verb == "DROP":
-            await self._drop(table)
-        elif command.verb == "ALTER":
-            await self._alter(table, self._options(command, table.options))
-        else:
-            return (_notice(table, await self.refresh(table)),)
-        return ()
+            return await self._drop(table)
+        if command.verb == "ALTER":
+            options = self._options(command, table.options)
+            kinds = (table.options.refresh_s, options.refresh_s)
+            if ON_CHANGE in kinds and command.suspended is None:
+                return await try_again(
+                    self._session, self._clock, lambda: self._alter_following(table, options)
+                )
+            await self._note(table, f"options = {literal(_json(options))}")
+            await self._wake(replace(table, options=options))
+            return ()
+        return (_notice(table, await self.refresh(table)),)
 
     def _options(self, command: AiTableCommand, old: AiTableOptions | None) -> AiTableOptions:
         options = ai_table_options(command, old)
-        if options.refresh_s and self._changed is None:
+        if options.refresh_s > 0 and self._changed is None:
             raise FeatureNotSupportedError(
                 f"this AI table can't refresh by itself: {self._why_not}",
                 hint="Leave refresh out, and run REFRESH AI TABLE yourself, as from cron.",
@@ -151,6 +171,7 @@ class AiTables:
         try:
             await self._session.execute(table.source.pieces.table())
             await self._check_columns(table)
+            options, notices = await self._follow(table, options)
             owner, name = literal(self._session.owner), literal(table.name)
             texts = (table.source.statement, _json(options), table.source.key_type, table.path)
             await self._session.own(
@@ -161,7 +182,12 @@ class AiTables:
         except TierKVError:
             await self._session.abandon()
             raise
-        return (_notice(table, await self.refresh(table)),)
+        table = replace(table, options=options)
+        try:
+            done = await self.refresh(table)
+        finally:
+            await self._wake(table)  # From now on writes to its tables count.
+        return (*notices, _notice(table, done))
 
     async def _checked(self, command: AiTableCommand, options: AiTableOptions) -> AiTable:
         prefix = f'CREATE TABLE "{command.name}" AS '
@@ -208,18 +234,60 @@ class AiTables:
             return None
         statement, options_text, kind, path = (text or "" for text in rows[0])
         options = AiTableOptions(**json.loads(options_text))
+        options = replace(options, sources=tuple(options.sources))
         pieces = read_job_statement(statement)
         job_options = JobOptions(key=options.key)
         source = AiJob(name, statement, pieces, job_options, kind, path, 0, 0.0)
         return AiTable(source, options, options.key.rpartition(".")[2], path)
 
-    async def _alter(self, table: AiTable, options: AiTableOptions) -> None:
-        await self._note(table, f"options = {literal(_json(options))}")
+    async def _alter_following(self, table: AiTable, options: AiTableOptions) -> tuple[Notice, ...]:
+        await self._session.execute("BEGIN")
+        try:
+            options, notices = await self._follow(table, options)
+            await self._session.own(
+                f"UPDATE {SCHEMA}.ai_tables SET options = {literal(_json(options))} "
+                f"WHERE {self._is(table.name)}"
+            )
+            await self._session.execute("COMMIT")
+        except TierKVError:
+            await self._session.abandon()
+            raise
+        await self._wake(replace(table, options=options))
+        return notices
 
-    async def _drop(self, table: AiTable) -> None:
+    async def _follow(
+        self, table: AiTable, options: AiTableOptions
+    ) -> tuple[AiTableOptions, tuple[Notice, ...]]:
+        """Let writes to the tables of the query wake the table, or no more.
+
+        Returns:
+            the options, MANUAL where nothing can wake the table; and a notice that says so.
+        """
+        owner, name = self._session.owner, table.name
+        if options.refresh_s != ON_CHANGE:
+            left = await unfollow(self._watch, owner, name) if table.options.sources else ""
+            return replace(options, sources=()), _told_left(table, left)
+        sources = source_tables(table.source.pieces.fingerprints(options.key))
+        why = await follow(self._watch, owner, name, sources)
+        if not why:
+            return replace(options, sources=sources), ()
+        text = f"AI table {name} does not refresh by itself: {why}"
+        notice = Notice("NOTICE", text, hint=f"Run REFRESH AI TABLE {name} after changes.")
+        return replace(options, refresh_s=MANUAL, sources=()), (notice,)
+
+    async def _wake(self, table: AiTable) -> None:
+        """Have a table that follows changes refreshed soon."""
+        if table.options.refresh_s == ON_CHANGE and not table.options.suspended:
+            watched = WatchedSource(self._session.owner, table.name, "", by_table=True)
+            await self._watch.wake(watched)
+
+    async def _drop(self, table: AiTable) -> tuple[Notice, ...]:
+        left = ""
         async with self._alone(table):
             await self._session.execute("BEGIN")
             try:
+                if table.options.sources:
+                    left = await unfollow(self._watch, self._session.owner, table.name)
                 await self._session.execute(f'DROP TABLE IF EXISTS "{table.name}"')
                 for each in ("ai_rows", "ai_tables"):
                     await self._session.own(
@@ -229,6 +297,7 @@ class AiTables:
             except TierKVError:
                 await self._session.abandon()
                 raise
+        return _told_left(table, left)
 
     # Refresh.
 
@@ -388,11 +457,17 @@ class AiTables:
 
     @asynccontextmanager
     async def _alone(self, table: AiTable) -> AsyncIterator[None]:
+        """Hold a table. If the table follows changes, wait for the end of a short refresh."""
         name = f"{self._session.owner}/table/{table.name}"
-        if not await self._session.lock(name):
-            raise SqlError(
-                f"AI table {table.name} is being refreshed in another session", sqlstate="55006"
-            )
+        patience_s = _FOLLOWED_WAIT_S if table.options.refresh_s == ON_CHANGE else 0.0
+        until_s = self._clock.now() + patience_s
+        while not await self._session.lock(name):
+            if self._clock.now() >= until_s:
+                raise SqlError(
+                    f"AI table {table.name} is being refreshed in another session",
+                    sqlstate="55006",
+                )
+            await self._session.pause(_LOCK_LOOK_S)
         try:
             yield
         finally:
@@ -408,6 +483,10 @@ def _listed(keys: Iterable[str], kind: str) -> str:
 
 def _json(options: AiTableOptions) -> str:
     return json.dumps(asdict(options))
+
+
+def _told_left(table: AiTable, left: str) -> tuple[Notice, ...]:
+    return (Notice("NOTICE", f"AI table {table.name}: {left}"),) if left else ()
 
 
 def _notice(table: AiTable, done: RefreshResult) -> Notice:

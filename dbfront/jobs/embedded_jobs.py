@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class WrittenTables:
-    """The tables with KV indexes that statements have written to since the last look.
+    """The tables with KV indexes, or of AI tables, written to since the last look.
 
     Attributes:
-        watched: names of tables with an index, in lower case; set by the keeper.
-        changed: set when a watched table was written to, or an index was made.
+        watched: names of tables whose writes matter; set by the keeper.
+        changed: set when a watched table was written to, or an index or AI table was changed.
         indexes: all indexes, for EXPLAIN; set by the keeper.
         numbers: number of the table in the catalogue by digest of the index, since this start.
     """
@@ -45,13 +45,14 @@ class WrittenTables:
 
     def note(self, names: Iterable[str]) -> None:
         """Note that a transaction that wrote to tables has committed."""
-        found = self.watched.intersection(names)
+        lower = {name.lower() for name in names}
+        found = {name for name in self.watched if name.lower() in lower}
         if found:
             self._written |= found
             self.changed.set()
 
     def wake(self, name: str) -> None:
-        """Have an index of a table looked at, whether the table is watched already or not."""
+        """Have what depends on a table looked at, whether the table is watched already or not."""
         self._written.add(name)
         self.changed.set()
 
@@ -76,7 +77,7 @@ class RunningJobs:
         run_parts: hands parts to a cluster; None: no cluster is known.
         holders: the sessions with running jobs, by held name.
         read: runs a query of the front over all sessions' data; None: nothing refreshes by itself.
-        changed: set after each change of an AI table.
+        sources: tables written to, for AI tables; its event is set after each change of one.
         written: tables written to, for KV indexes.
         jobs_changed: set after each CREATE and RESUME of a background job.
         keeps: background work is done here: the keepers run.
@@ -89,7 +90,7 @@ class RunningJobs:
     run_parts: RunParts | None = None
     holders: dict[str, EmbeddedJobs] = field(default_factory=dict)
     read: Callable[[str], list[tuple[Any, ...]]] | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    sources: WrittenTables = field(default_factory=WrittenTables)
     written: WrittenTables = field(default_factory=WrittenTables)
     jobs_changed: asyncio.Event = field(default_factory=asyncio.Event)
     keeps: bool = False

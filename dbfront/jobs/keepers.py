@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tierkv.dbfront.jobs.embedded_jobs import WrittenTables
+from tierkv.dbfront.jobs.source_watch import WatchedSource, table_name
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import TierKVError
+from tierkv.sql.jobs.ai_table_command import ON_CHANGE
 from tierkv.sql.jobs.job_tables import SCHEMA
 from tierkv.sql.jobs.kv_index_command import IndexedText
 
@@ -36,7 +38,10 @@ Read = Callable[[str], Awaitable[Sequence[tuple[Any, ...]]]]
 
 BUILDING: Final = "building"
 _RETRY_S: Final = 30.0
-"""Pause after a refresh of a KV index that failed."""
+"""Pause after a refresh that failed of what follows changes."""
+
+_JOIN_S: Final = 0.2
+"""Pause after a write, so that a burst of writes is one refresh of an AI table."""
 
 OPEN_JOBS: Final = (
     f"SELECT j.owner, j.job, j.path, j.options, p.part FROM {SCHEMA}.jobs j JOIN {SCHEMA}.parts p "
@@ -66,14 +71,14 @@ class DueTable:
 
 
 class AiTableKeeper:
-    """Refreshes tables until it is cancelled."""
+    """Refreshes tables until it is cancelled: after writes to what they read, or by the clock."""
 
     def __init__(
         self,
         read: Read,
         refresh: Callable[[DueTable], Awaitable[None]],
         clock: Clock,
-        changed: asyncio.Event,
+        written: WrittenTables,
     ) -> None:
         """Note what to use.
 
@@ -81,56 +86,103 @@ class AiTableKeeper:
             read: runs a query.
             refresh: refreshes a table.
             clock: tells what is due.
-            changed: set after each CREATE, ALTER or DROP of an AI table.
+            written: names or digests of the tables that statements write to.
         """
         self._read = read
         self._refresh = refresh
         self._clock = clock
-        self._changed = changed
+        self._written = written
         self._tried: dict[tuple[str, str], float] = {}
+        self._told: dict[tuple[str, str], float] = {}
+        self._rested: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
-        """Refresh what is due, and wait for the next; without tables it waits for one."""
+        """Refresh what is due, and wait for the next; without tables it waits for one.
+
+        The first look refreshes all tables that follow changes: writes may have been missed.
+        """
+        is_first = True
         while True:
-            self._changed.clear()
-            tables = due_tables(await self._read(DUE_TABLES), self._tried)
+            self._written.changed.clear()
+            rows = await self._read(DUE_TABLES)
+            following = following_tables(rows)
+            self._written.watched = frozenset().union(*following.values())
+            names = self._written.take()  # After this, a write finds its table watched.
+            for key, sources in following.items():
+                if is_first or not names.isdisjoint(sources):
+                    self._told.setdefault(key, self._rested.get(key, 0.0))
+            is_first = False
+            tables = due_tables(rows, self._tried, self._told)
             now_s = self._clock.wall()
             for table in tables:
-                if table.due_s <= now_s and not self._changed.is_set():
+                if table.due_s <= now_s and not self._written.changed.is_set():
                     await self._try(table)
             if any(table.due_s <= now_s for table in tables):
                 continue
             wait_s = min((table.due_s - now_s for table in tables), default=None)
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
+                    await self._written.changed.wait()
             except TimeoutError:
-                pass
+                continue
+            await asyncio.sleep(_JOIN_S)
 
     async def _try(self, table: DueTable) -> None:
+        """Refresh a table. A write meanwhile is told again and waits as long as this took."""
+        key, began_s = (table.user, table.name), self._clock.now()
+        follows = self._told.pop(key, None) is not None
         try:
             await self._refresh(table)
         except TierKVError as error:
+            if follows:
+                self._told[key] = self._clock.wall() + _RETRY_S
             _log.warning("AI table %s was not refreshed: %s", table.name, error.message)
-        self._tried[table.user, table.name] = self._clock.wall()
+        self._tried[key] = self._clock.wall()
+        self._rested[key] = self._tried[key] + max(_JOIN_S, self._clock.now() - began_s)
+
+
+def following_tables(rows: Sequence[tuple[Any, ...]]) -> dict[tuple[str, str], frozenset[str]]:
+    """Return how the sources of each AI table are named that follows changes. Pure.
+
+    Args:
+        rows: result of DUE_TABLES.
+
+    Returns:
+        by user and table: names of the sources in lower case, and the digest that triggers tell.
+    """
+    found: dict[tuple[str, str], frozenset[str]] = {}
+    for owner, name, _, text, _ in rows:
+        options = json.loads(text)
+        if options["refresh_s"] == ON_CHANGE:
+            names = {table_name(source) for source in options["sources"]}
+            digest = WatchedSource(owner, name, "", by_table=True).digest
+            found[owner or options["made_by"], name] = frozenset(names | {digest})
+    return found
 
 
 def due_tables(
-    rows: Sequence[tuple[Any, ...]], tried: dict[tuple[str, str], float]
+    rows: Sequence[tuple[Any, ...]],
+    tried: Mapping[tuple[str, str], float],
+    told: Mapping[tuple[str, str], float],
 ) -> list[DueTable]:
     """Return the tables that refresh by themselves, the first due first. Pure.
 
     Args:
         rows: result of DUE_TABLES.
         tried: Unix time of the last try by user and table; a failure waits a period, too.
+        told: when tables are due whose sources were written to, as Unix time.
     """
     found: list[DueTable] = []
     for owner, name, path, text, refreshed_s in rows:
         options = json.loads(text)
         user = owner or options["made_by"]
-        if options["refresh_s"] and not options["suspended"]:
+        if options["suspended"]:
+            continue
+        due_s = told.get((user, name))
+        if options["refresh_s"] != ON_CHANGE:
             last_s = max(float(refreshed_s), tried.get((user, name), 0.0))
-            due_s = last_s + options["refresh_s"]
+            due_s = last_s + options["refresh_s"] if options["refresh_s"] else None
+        if due_s is not None:
             found.append(DueTable(user, name, path, due_s, options.get("made_by", "")))
     return sorted(found, key=lambda table: table.due_s)
 

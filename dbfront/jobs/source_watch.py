@@ -1,13 +1,14 @@
-"""How an index hears of changes of its table, on either database.
+"""How a KV index or an AI table hears of changes of its tables, on either database.
 
-dbfront/jobs/kv_indexes.py uses the watch of the client's session. Over the embedded database all
-statements pass through the front, which notes the tables named in them. Behind PostgreSQL a trigger
-on the table notifies CHANNEL, and one front listens (tierkv/parts/postgres_keepers.py).
+dbfront/jobs/kv_indexes.py and ai_tables.py use the watch of the client's session. Over the
+embedded database all statements pass through the front, which notes the tables named in them.
+Behind PostgreSQL a trigger on each table notifies CHANNEL, and one front listens
+(tierkv/parts/postgres_keepers.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import md5
 from typing import Final, Protocol
@@ -19,31 +20,39 @@ from tierkv.sql.jobs.job_tables import CHANNEL, TELL_CHANGE
 from tierkv.sql.text.lexer import name_value, tokenize
 
 TABLES_CHANGED: Final = ""
-"""Payload after a change of AI tables; a changed table has the digest of the index."""
+"""Payload after a change of AI tables; a changed table has the digest of what depends on it."""
+
+TABLE_DIGEST: Final = "t_"
+"""Beginning of the digest of an AI table; that of an index has hexadecimal digits only."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedSource:
-    """The table of an index.
+    """The table of an index, or one of the tables that an AI table reads.
 
     Attributes:
         owner: of the index.
         name: of the index.
         source: the table as written.
+        by_table: an AI table reads the source.
     """
 
     owner: str
     name: str
     source: str
+    by_table: bool = False
 
     @property
     def digest(self) -> str:
         """Short name of the index, for payloads and triggers."""
-        return source_digest(self.owner, self.name)
+        return (TABLE_DIGEST if self.by_table else "") + source_digest(self.owner, self.name)
 
 
 def source_digest(owner: str, name: str) -> str:
-    """Return the payload of changes under an index; equals SQL's ``md5(owner || '/' || name)``."""
+    """Return the payload of changes under an index; equals SQL's ``md5(owner || '/' || name)``.
+
+    The payload of an AI table has TABLE_DIGEST in front.
+    """
     return md5(f"{owner}/{name}".encode(), usedforsecurity=False).hexdigest()
 
 
@@ -71,6 +80,25 @@ class SourceWatch(Protocol):
     async def present_name(self, watched: WatchedSource) -> str: ...
 
 
+async def follow(watch: SourceWatch, owner: str, name: str, sources: Sequence[str]) -> str:
+    """Have writes to the tables of an AI table wake the table; return why they can't.
+
+    Takes part in the session's transaction. Earlier triggers of the table go first.
+    """
+    why = await watch.why_not()
+    await unfollow(watch, owner, name)
+    for source in sources:
+        why = why or await watch.begin(WatchedSource(owner, name, source, by_table=True))
+    if why:
+        await unfollow(watch, owner, name)
+    return why or ("" if sources else "its query reads what is no table of this database")
+
+
+async def unfollow(watch: SourceWatch, owner: str, name: str) -> str:
+    """Undo ``follow`` for all tables; return what is left."""
+    return await watch.end(WatchedSource(owner, name, "", by_table=True))
+
+
 class EmbeddedWatch:
     """Tables of the embedded database. A table keeps its number when it is renamed."""
 
@@ -92,7 +120,13 @@ class EmbeddedWatch:
 
     async def begin(self, watched: WatchedSource) -> str:
         """See SourceWatch."""
-        return ""
+        if not watched.by_table:
+            return ""
+        rows = await self._session.own(
+            "SELECT 1 FROM duckdb_tables() WHERE NOT temporary AND lower(table_name) = "
+            f"{literal(table_name(watched.source))} LIMIT 1"
+        )
+        return "" if rows else f"{watched.source} is no table that lasts"
 
     async def end(self, watched: WatchedSource) -> str:
         """See SourceWatch."""
@@ -101,7 +135,7 @@ class EmbeddedWatch:
 
     async def wake(self, watched: WatchedSource) -> None:
         """See SourceWatch."""
-        self._written.wake(_parts(watched.source)[-1])
+        self._written.wake(watched.digest if watched.by_table else table_name(watched.source))
 
     async def note(self, watched: WatchedSource) -> None:
         """See SourceWatch."""
@@ -156,14 +190,17 @@ class TriggerWatch:
     async def begin(self, watched: WatchedSource) -> str:
         """See SourceWatch."""
         source = watched.source
-        ((kind, may, has),) = await self._session.own(
-            "SELECT relkind, CAST(pg_catalog.has_table_privilege(oid, 'TRIGGER') AS text), "
+        ((kind, lasts, may, has),) = await self._session.own(
+            "SELECT relkind, CAST(relpersistence <> 't' AS text), "
+            "CAST(pg_catalog.has_table_privilege(oid, 'TRIGGER') AS text), "
             f"CAST(EXISTS (SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = c.oid AND tgname = "
             f"{literal(_trigger(watched))}) AS text) FROM pg_catalog.pg_class c "
             f"WHERE oid = CAST({literal(source)} AS pg_catalog.regclass)"
         )
         if kind not in ("r", "p"):
             return f"{source} is no table, so it has no triggers"
+        if lasts != "true":
+            return f"{source} is a temporary table, which no front sees"
         if has == "true":  # An earlier index left it.
             return ""
         if may != "true":
@@ -224,6 +261,11 @@ class TriggerWatch:
 
 def _trigger(watched: WatchedSource) -> str:
     return f"tierkv_{watched.digest}"
+
+
+def table_name(source: str) -> str:
+    """Return the last part of a table's name, in lower case."""
+    return _parts(source)[-1]
 
 
 def _parts(source: str) -> list[str]:

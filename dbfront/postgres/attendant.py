@@ -214,7 +214,8 @@ class AiAttendant:
         services, client = self._services, self._client
         why_not = services.keeper_refusal(client.user, client.database)
         changed = None if why_not else asyncio.Event()
-        result = await AiTables(job, services.clock, changed, why_not).run(command)
+        watch = TriggerWatch(job, services.keeper_refusal)
+        result = await AiTables(job, services.clock, watch, changed, why_not).run(command)
         if changed is not None and changed.is_set():
             await job.own(f"SELECT pg_catalog.pg_notify('{CHANNEL}', '{TABLES_CHANGED}')")
         return result

@@ -75,7 +75,7 @@ class DialectServer:
             async def read(sql: str) -> list[tuple[Any, ...]]:
                 return await asyncio.to_thread(read_now, sql)
 
-            tables = AiTableKeeper(read, self._refresh, jobs.clock, jobs.changed)
+            tables = AiTableKeeper(read, self._refresh, jobs.clock, jobs.sources)
             keeper = JobKeeper(read, self._run_job, jobs.jobs_changed)
             indexes = KvIndexKeeper(read, self._refresh_index, jobs.clock, jobs.written)
             jobs.keeps = True

@@ -12,7 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from tierkv.kvcore.errors import SqlError, SqlSyntaxError
 from tierkv.sql.command_reader import CommandOption, CommandReader
@@ -22,10 +26,13 @@ from tierkv.sql.text.lexer import Token
 from tierkv.sql.text.suggest import did_you_mean
 
 MANUAL: Final = 0.0
-"""Refresh by REFRESH only."""
+ON_CHANGE: Final = -1.0
+"""Values of ``refresh_s``: by REFRESH only, or after each committed write to a source table."""
 
 _VERBS: Final = ("CREATE", "REFRESH", "ALTER", "DROP")
 _LEAST_PERIOD_S: Final = 1.0
+_WORDS: Final = {"manual": MANUAL, "on change": ON_CHANGE}
+_OUTSIDE: Final = (exp.ReadCSV, exp.ReadParquet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +43,10 @@ class AiTableOptions:
         key: SQL of the key, a column of the source that the select list has too.
         batch: most rows of a transaction.
         priority: of the calls; None: as of any large statement.
-        refresh_s: seconds between refreshes; MANUAL: none by itself.
+        refresh_s: seconds between refreshes, MANUAL or ON_CHANGE.
         suspended: no refresh by itself for now.
         made_by: user whose sessions refresh it, where tables have no owners.
+        sources: with ON_CHANGE: the tables of the query, as written.
     """
 
     key: str = ""
@@ -47,6 +55,7 @@ class AiTableOptions:
     refresh_s: float = MANUAL
     suspended: bool = False
     made_by: str = ""
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +123,64 @@ def ai_table_options(command: AiTableCommand, old: AiTableOptions | None = None)
 
 
 def _period_s(option: CommandOption) -> float:
-    if option.value.lower() == "manual":
-        return MANUAL
+    if option.value.lower() in _WORDS:
+        return _WORDS[option.value.lower()]
     seconds = seconds_of(option.value)
     if seconds is None or seconds < _LEAST_PERIOD_S:
         raise SqlError(
-            "option refresh is 'manual' or a time of at least a second such as '1 minute'",
+            "option refresh is 'manual', 'on change', or a time of at least a second such as "
+            "'1 minute'",
             sqlstate="22023",
             position=option.position,
         )
     return seconds
+
+
+def source_tables(query: str) -> tuple[str, ...]:
+    """Return the tables that a query without AI calls names, as SQL; pure.
+
+    Args:
+        query: with common table expressions and subqueries, whose tables count.
+
+    Returns:
+        names without repetition; empty if the query is not understood, names no table, or reads
+        files.
+    """
+    for dialect in ("duckdb", "postgres"):
+        try:
+            tree = sqlglot.parse_one(query, dialect=dialect)
+        except SqlglotError:
+            continue
+        tables = list(tree.find_all(exp.Table))
+        if any(isinstance(table.this, _OUTSIDE) for table in tables):
+            return ()
+        found = (
+            ".".join(part.sql(dialect=dialect) for part in table.parts)
+            for table in tables
+            if isinstance(table.this, exp.Identifier) and not _is_common(table)
+        )
+        return tuple(dict.fromkeys(found))
+    return ()
+
+
+def _is_common(table: exp.Table) -> bool:
+    """Tell whether a name is that of a common table expression in whose scope the name stands."""
+    if len(table.parts) > 1:
+        return False
+    around: list[Any] = [table]
+    while around[-1].parent is not None:
+        around.append(around[-1].parent)
+    for node in around:
+        clause = node.args.get("with_") or node.args.get("with")
+        for each in clause.expressions if clause is not None else ():
+            is_inside = any(parent is each for parent in around)
+            is_recursive = bool(clause.args.get("recursive"))
+            is_named = each.alias_or_name.lower() == table.name.lower()
+            if is_named and (is_recursive or not is_inside):
+                return True
+            if is_inside and not is_recursive:
+                break  # The expressions behind this one are not in scope.
+    return False
 
 
 def ai_table_command(tokens: Sequence[Token], text: str) -> AiTableCommand | None:

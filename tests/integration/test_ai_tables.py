@@ -137,6 +137,109 @@ def test_what_can_not_be_an_ai_table_is_refused(door: Door) -> None:
         connection.execute("DROP AI TABLE made")
 
 
+def test_without_a_keeper_a_table_that_was_to_follow_changes_says_so(door: Door) -> None:
+    with door.session() as connection:
+        told: list[str] = []
+        connection.add_notice_handler(lambda notice: told.append(str(notice.message_primary)))
+        connection.execute(MADE.replace("batch = 10", "refresh = 'on change'"))
+        why = "front.queue_door is not set" if "password" in door.dsn else "no front has this"
+        assert told[0].startswith("AI table made does not refresh by itself: ") and why in told[0]
+        assert told[1] == "AI table made: 40 rows asked about, 0 removed"
+        refresh_s = "SELECT refresh_s FROM tierkv.ai_tables"
+        assert connection.execute(refresh_s).fetchone() == (0.0,)
+        told.clear()
+        connection.execute("ALTER AI TABLE made SET (refresh = 'on change')")
+        assert len(told) == 1 and why in told[0]
+        assert connection.execute(refresh_s).fetchone() == (0.0,)
+        connection.execute("DROP AI TABLE made")
+
+
+LENGTH = "options => '{\"max_tokens\": 3}'"
+FOLLOWED = (
+    f'SELECT d.id, kind, ai_generate(body, {LENGTH}) AS answer FROM docs d JOIN "Kinds" USING (id) '
+    "WHERE d.id NOT IN (SELECT id FROM hidden)"
+)
+FOLLOWING = f"CREATE AI TABLE made AS {FOLLOWED} WITH (key = 'd.id', refresh = 'on change')"
+
+
+def test_a_table_follows_committed_writes(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster()
+    dsn = f"host=127.0.0.1 port={cluster.pg_port} user=tierkv dbname=main"
+
+    def becomes_right(connection: psycopg.Connection[Any], what: str) -> None:
+        def is_right() -> bool:
+            kept, wanted = (
+                sorted(connection.execute(text.encode()).fetchall())
+                for text in ("SELECT * FROM made", FOLLOWED)
+            )
+            return kept == wanted
+
+        wait_for(is_right, what=what)
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for text in (
+            "CREATE TABLE docs (id int, body text)",
+            "INSERT INTO docs SELECT i, 'text ' || i FROM range(1, 9) t(i)",
+            "CREATE TABLE \"Kinds\" AS SELECT id, 'plain' AS kind FROM docs",
+            "CREATE TABLE hidden (id int)",
+            "CREATE VIEW shown AS SELECT * FROM docs",
+            FOLLOWING,
+        ):
+            connection.execute(text.encode())
+        shown = connection.execute("SELECT refresh_s, state FROM tierkv.ai_tables").fetchone()
+        assert shown == (-1.0, "fresh")
+        connection.execute("UPDATE docs SET body = body || '!' WHERE id = 2")
+        becomes_right(connection, "a changed row")
+        connection.execute("DELETE FROM docs WHERE id = 3")
+        connection.execute("UPDATE Kinds SET kind = 'other' WHERE id = 4")
+        becomes_right(connection, "a row of the joined table, and one that is gone")
+        with connection.transaction():
+            connection.execute("INSERT INTO hidden VALUES (5)")
+        becomes_right(connection, "a row that is hidden by a transaction")
+        with connection.cursor() as cursor, cursor.copy("COPY docs FROM STDIN") as copy:
+            copy.write_row((7, "copied"))
+            copy.write_row((8, "copied"))
+        connection.execute("DELETE FROM docs WHERE id IN (7, 8) AND body <> 'copied'")
+        becomes_right(connection, "copied rows")
+        with psycopg.connect(dsn) as earlier:  # It writes before the table is made.
+            connection.execute("DROP AI TABLE made")
+            earlier.execute("UPDATE docs SET body = 'an earlier one' WHERE id = 1")
+            connection.execute(FOLLOWING.encode())
+            earlier.commit()
+        becomes_right(connection, "what was written before CREATE and committed afterwards")
+        connection.execute("ALTER AI TABLE made SUSPEND")
+        connection.execute("UPDATE docs SET body = 'suspended' WHERE id = 1")
+        connection.execute(
+            "CREATE AI TABLE first AS SELECT id, ai_generate(body) AS said "
+            "FROM docs WHERE id = 1 WITH (key = id, refresh = 'on change')"
+        )
+        before = connection.execute("SELECT answer FROM made WHERE id = 1").fetchone()
+        connection.execute("UPDATE docs SET body = 'once more' WHERE id = 1")
+        first = "SELECT said = ai_generate('once more') FROM first"
+        wait_for(lambda: connection.execute(first).fetchone() == (True,), what="the other table")
+        assert connection.execute("SELECT answer FROM made WHERE id = 1").fetchone() == before
+        connection.execute("ALTER AI TABLE made RESUME")
+        becomes_right(connection, "what was written before RESUME")
+        connection.execute("DROP AI TABLE first")
+        connection.execute("UPDATE docs SET body = 'by hand' WHERE id = 1")
+        connection.execute("REFRESH AI TABLE made")
+        becomes_right(connection, "a refresh by hand")
+        connection.execute("UPDATE docs SET body = 'at the very end' WHERE id = 6")
+    cluster.kill("front")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        becomes_right(connection, "what the killed front had heard")
+        told: list[str] = []
+        connection.add_notice_handler(lambda notice: told.append(str(notice.message_primary)))
+        connection.execute(
+            "CREATE AI TABLE seen AS SELECT id, ai_generate(body) FROM shown "
+            "WITH (key = id, refresh = 'on change')"
+        )
+        assert told[0].endswith("shown is no table that lasts")
+        connection.execute("ALTER AI TABLE made SET (refresh = manual)")
+        rows = connection.execute("SELECT name, refresh_s FROM tierkv.ai_tables ORDER BY 1")
+        assert rows.fetchall() == [("made", 0.0), ("seen", 0.0)]
+
+
 def test_a_front_refreshes_its_tables_by_itself(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster()
     dsn = f"host=127.0.0.1 port={cluster.pg_port} user=tierkv dbname=main"

@@ -213,3 +213,70 @@ def test_an_ai_table_is_refreshed_by_the_clock(tickets: KeepingFronts) -> None:
     wait_for(lambda: tickets.rows("SELECT count(*) FROM told") == [(4,)], what="a refresh")
     tickets.rows("ALTER AI TABLE told SUSPEND")
     tickets.rows("DROP AI TABLE told")
+
+
+TRIGGERS = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'tierkv%'"
+
+
+def test_an_ai_table_follows_committed_writes(tickets: KeepingFronts) -> None:
+    query = (
+        "SELECT t.id, kind, ai_generate(body, options => '{\"max_tokens\": 2}') AS said "
+        "FROM tickets t JOIN moved USING (id)"
+    )
+
+    def becomes_right(what: str) -> None:
+        def is_right() -> bool:
+            return sorted(tickets.rows("SELECT * FROM told")) == sorted(tickets.rows(query))
+
+        wait_for(is_right, what=what)
+
+    tickets.rows("CREATE TABLE moved AS SELECT id, 'plain' AS kind FROM tickets WHERE id <= 6")
+    tickets.rows(f"CREATE AI TABLE told AS {query} WITH (key = 't.id', refresh = 'on change')")
+    shown = "SELECT refresh_s, state FROM tierkv.ai_tables"
+    assert tickets.rows(shown) == [(-1.0, "fresh")] and tickets.rows(TRIGGERS) == [(4,)]
+    tickets.rows("UPDATE tickets SET body = 'by a client of the front' WHERE id = 2")
+    becomes_right("a write through a front")
+    with psycopg.connect(tickets.dsn, autocommit=True) as direct:
+        direct.execute("UPDATE moved SET kind = 'other' WHERE id = 3")
+        becomes_right("a write behind the front, to the joined table")
+        direct.execute("BEGIN")
+        direct.execute("DELETE FROM tickets WHERE id = 4")
+        direct.execute("COMMIT")
+        becomes_right("a committed transaction")
+        tickets.rows("ALTER AI TABLE told SUSPEND")
+        direct.execute("UPDATE tickets SET body = 'suspended' WHERE id = 1")
+        tickets.rows("ALTER AI TABLE told RESUME")
+        becomes_right("what was written before RESUME")
+        tickets.rows("ALTER AI TABLE told SET (refresh = manual)")
+        assert tickets.rows(TRIGGERS) == [(0,)]
+        tickets.rows("ALTER AI TABLE told SET (refresh = 'on change')")
+        assert tickets.rows(TRIGGERS) == [(4,)]
+        listening = "front-b" if tickets.keeper_pid() == 0 else "front-a"
+        tickets.kill(listening)
+        direct.execute("DELETE FROM moved WHERE id = 5")
+        becomes_right("a write while no front, or the other one, listens")
+        tickets.start(listening)
+    tickets.rows("DROP AI TABLE told")
+    assert tickets.rows(TRIGGERS) == [(0,)]
+
+
+def test_an_ai_table_of_a_view_is_refreshed_by_hand(tickets: KeepingFronts) -> None:
+    with tickets.session() as connection:
+        notices: list[str] = []
+        connection.add_notice_handler(lambda told: notices.append(told.message_primary or ""))
+        connection.execute("CREATE VIEW moved_view AS SELECT * FROM tickets WHERE id < 3")
+        connection.execute(
+            "CREATE AI TABLE told AS SELECT v.id, ai_generate(v.body) FROM tickets "
+            "JOIN moved_view v USING (id) WITH (key = 'v.id', refresh = 'on change')"
+        )
+        assert notices[0].endswith("moved_view is no table, so it has no triggers")
+        assert tickets.rows(TRIGGERS) == [(0,)], "those of tickets are gone, too"
+        connection.execute("CREATE TEMP TABLE passing AS SELECT 1 AS id, 'once' AS body")
+        connection.execute(
+            "CREATE AI TABLE passed AS SELECT id, ai_generate(body) FROM passing "
+            "WITH (key = id, refresh = 'on change')"
+        )
+        assert any("passing is a temporary table" in notice for notice in notices)
+        connection.execute("DROP AI TABLE passed")
+        connection.execute("DROP AI TABLE told")
+        connection.execute("DROP VIEW moved_view")

@@ -1,6 +1,6 @@
 """The keepers behind PostgreSQL: AI tables and KV indexes are refreshed as their owners.
 
-Triggers on indexed tables notify a channel (dbfront/jobs/source_watch.py). One front of a database
+Triggers on their tables notify a channel (dbfront/jobs/source_watch.py). One front of a database
 listens, the one whose session has an advisory lock, and logs in through ``front.queue_door`` for
 each refresh. After a lost connection another front, or this front, begins anew and looks at all
 indexes: a change that was told to nobody is not missed.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tierkv.dbfront.jobs.embedded_jobs import WrittenTables
 from tierkv.dbfront.jobs.keepers import TOLD_INDEXES, AiTableKeeper, DueTable, KvIndexKeeper
 from tierkv.dbfront.jobs.queued_job import QueuedJob
-from tierkv.dbfront.jobs.source_watch import TABLES_CHANGED
+from tierkv.dbfront.jobs.source_watch import TABLE_DIGEST, TABLES_CHANGED
 from tierkv.kvcore.clock import SystemClock
 from tierkv.parts.job_queue import PostgresDoor, door_refusal
 from tierkv.sql.jobs.job_tables import CHANNEL, SCHEMA
@@ -116,7 +116,7 @@ class PostgresKeepers:
     async def _keep(
         self, heard: psycopg.AsyncConnection[Any], reader: psycopg.AsyncConnection[Any]
     ) -> None:
-        clock, written, changed = SystemClock(), WrittenTables(), asyncio.Event()
+        clock, written, sources = SystemClock(), WrittenTables(), WrittenTables()
         reading = asyncio.Lock()
 
         async def read(sql: str) -> Sequence[tuple[Any, ...]]:
@@ -126,11 +126,13 @@ class PostgresKeepers:
         async def listen() -> None:
             async for told in heard.notifies():
                 if told.payload == TABLES_CHANGED:
-                    changed.set()
+                    sources.changed.set()
+                elif told.payload.startswith(TABLE_DIGEST):
+                    sources.wake(told.payload)
                 else:
                     written.wake(told.payload)
 
-        tables = AiTableKeeper(read, self._refresher("AI TABLE"), clock, changed)
+        tables = AiTableKeeper(read, self._refresher("AI TABLE"), clock, sources)
         indexes = KvIndexKeeper(
             read, self._refresher("KV INDEX"), clock, written, query=TOLD_INDEXES
         )

@@ -11,6 +11,7 @@ import contextlib
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from tierkv.dbfront.contracts import ClientInfo
@@ -249,8 +250,8 @@ class DialectSession:
             result = await handler(self, sql, params) if handler is not None else None
             if result is None:
                 result = await self._engine.run(sql, params)
-            if word in _WRITES and self._jobs is not None and self._jobs.written.watched:
-                self._wrote.update(name_value(token) for token in tokenize(sql))
+            if word in _WRITES and self._jobs is not None and self._is_watched(self._jobs):
+                self._wrote.update(written_names(sql))
         finally:
             if self.transaction_status == "I":
                 self._tell_written(committed=word not in _GIVES_UP and not failed)
@@ -260,10 +261,16 @@ class DialectSession:
             return result
         return replace(result, columns=with_names(result.columns, sql))
 
+    def _is_watched(self, jobs: RunningJobs) -> bool:
+        """Tell whether the names of a write are kept; a table may be watched at COMMIT only."""
+        is_open = self.transaction_status != "I"
+        return bool(jobs.written.watched or jobs.sources.watched or is_open)
+
     def _tell_written(self, *, committed: bool) -> None:
-        """Tell the keeper of KV indexes which names committed writes had."""
+        """Tell the keepers which names committed writes had."""
         if self._wrote and committed and self._jobs is not None:
             self._jobs.written.note(self._wrote)
+            self._jobs.sources.note(self._wrote)
         self._wrote.clear()
 
     async def execute_rows(self, sql: str, params: Params = None) -> StatementResult | RowStream:
@@ -321,7 +328,9 @@ class DialectSession:
                 watch = EmbeddedWatch(self._job, jobs.written, keeps=jobs.keeps)
                 return await KvIndexes(self._job, jobs.clock, watch).run(command)
             if isinstance(command, AiTableCommand):
-                return await AiTables(self._job, jobs.clock, jobs.changed).run(command)
+                watch = EmbeddedWatch(self._job, jobs.sources, keeps=jobs.keeps)
+                tables = AiTables(self._job, jobs.clock, watch, jobs.sources.changed)
+                return await tables.run(command)
             wake = jobs.jobs_changed if jobs.keeps else None
             commands = JobCommands(self._job, jobs.clock, jobs.run_parts, wake, jobs.queue)
             return await commands.run(command)
@@ -395,11 +404,26 @@ class DialectSession:
 
 
 Handler = Callable[..., Any]
+
+
+def written_names(sql: str) -> set[str]:
+    """Return names that include those of all tables that a statement writes to; pure.
+
+    The query of an INSERT reads only; its tables are left out.
+    """
+    tokens = tokenize(sql)
+    if tokens and tokens[0].upper == "INSERT":
+        tokens = list(takewhile(lambda token: token.upper not in _QUERIES, tokens))
+    return {name_value(token) for token in tokens}
+
+
+_QUERIES: Final = frozenset({"SELECT", "VALUES", "WITH", "FROM", "TABLE", "DEFAULT"})
+
 _WRITES: Final = frozenset(
     {"INSERT", "UPDATE", "DELETE", "MERGE", "COPY", "TRUNCATE", "WITH", "ALTER", "DROP", "CREATE",
      "EXECUTE"}
 )  # fmt: skip
-"""First words of statements that may write to a table with a KV index."""
+"""First words of statements that may write to a table."""
 
 _JOB_VERBS: Final = frozenset(
     {"CREATE", "RESUME", "RUN", "CANCEL", "DROP", "CALL", "REFRESH", "ALTER"}

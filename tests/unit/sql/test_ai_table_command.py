@@ -6,13 +6,15 @@ import json
 
 import pytest
 
-from tierkv.dbfront.jobs.keepers import due_tables
+from tierkv.dbfront.jobs.keepers import due_tables, following_tables
 from tierkv.kvcore.errors import TierKVError
 from tierkv.sql.jobs.ai_table_command import (
     MANUAL,
+    ON_CHANGE,
     AiTableOptions,
     ai_table_command,
     ai_table_options,
+    source_tables,
 )
 from tierkv.sql.jobs.job_statement import read_job_statement
 from tierkv.sql.text.lexer import tokenize
@@ -28,6 +30,8 @@ def test_statements_about_ai_tables() -> None:
     assert ai_table_options(made) == AiTableOptions(key="d.id", refresh_s=7200.0)
     changed = command("ALTER AI TABLE v SET (refresh = manual, batch = 7)")
     old = AiTableOptions(key="id", refresh_s=60.0)
+    followed = ai_table_options(command("ALTER AI TABLE v SET (refresh = 'On change')"), old)
+    assert followed.refresh_s == ON_CHANGE
     assert ai_table_options(changed, old) == AiTableOptions(key="id", batch=7, refresh_s=MANUAL)
     assert ai_table_options(command("ALTER AI TABLE v SUSPEND"), old).suspended
     assert command('REFRESH AI TABLE "V"').name == "V"
@@ -83,6 +87,31 @@ def test_tables_are_due_a_period_after_their_last_try() -> None:
 
     rows = [row("a", 100, refresh_s=60), row("b", 0, refresh_s=10), row("c", 0, refresh_s=0),
             row("d", 0, refresh_s=1, suspended=True)]  # fmt: skip
-    assert [(t.name, t.user, t.due_s) for t in due_tables(rows, {("ann", "b"): 200.0})] == [
+    assert [(t.name, t.user, t.due_s) for t in due_tables(rows, {("ann", "b"): 200.0}, {})] == [
         ("a", "ann", 160.0), ("b", "ann", 210.0),
     ]  # fmt: skip
+    following = [row("e", 100, refresh_s=-1, sources=['main."Docs"', "other"]),
+                 row("f", 0, refresh_s=-1, suspended=True, sources=["docs"])]  # fmt: skip
+    assert due_tables(following, {}, {}) == []
+    told = {("ann", "e"): 7.0, ("ann", "f"): 7.0}
+    assert [(t.name, t.due_s) for t in due_tables(following, {}, told)] == [("e", 7.0)]
+    names = following_tables(rows + following)
+    assert set(names) == {("ann", "e"), ("ann", "f")}
+    assert {"docs", "other"} < names["ann", "e"] and len(names["ann", "e"]) == 3
+
+
+@pytest.mark.parametrize(("query", "tables"), [
+    ("SELECT a FROM docs d JOIN main.\"Notes\" n USING (id)", ("docs", 'main."Notes"')),
+    ("SELECT a FROM docs WHERE id IN (SELECT id FROM chosen) OR a IN (SELECT a FROM docs)",
+     ("docs", "chosen")),
+    ("WITH docs AS (SELECT * FROM docs), o AS (SELECT 1 FROM docs) SELECT 1 FROM docs, o",
+     ("docs",)),
+    ("WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t) SELECT n FROM t, s",
+     ("s",)),
+    ("SELECT i, x.v FROM generate_series(1, 3) t(i), x", ("x",)),
+    ("SELECT data ->> 'k' FROM docs, jsonb_array_elements(docs.tags) e", ("docs",)),
+    ("SELECT a FROM docs, read_csv('f.csv') r", ()),
+    ("SELECT a FROM docs WHERE ((", ()),
+])  # fmt: skip
+def test_the_tables_of_a_query(query: str, tables: tuple[str, ...]) -> None:
+    assert sorted(source_tables(query)) == sorted(tables)
