@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import sqlglot
@@ -124,7 +124,7 @@ def foreign_tables(
         text, tokens = text[tokens[options].start :], tokens[options:]
     verb = tokens[0].upper
     if verb in ("SET", "RESET", "PRAGMA", "USE"):
-        return list(_in_path(tokens, foreign))
+        return [*_in_path(tokens, foreign), *_in_value(text, tokens, foreign, readers)]
     of_schemas = [token.upper for token in tokens[1:4] if token.kind is TokenKind.WORD]
     if verb in ("EXPORT", "IMPORT"):
         return [TableUse(min(foreign), "", frozenset(), tokens[0].start + 1)]
@@ -207,6 +207,22 @@ def _in_path(tokens: list[Token], foreign: Set[str]) -> Iterator[TableUse]:
     for token in tokens[1:]:
         if _is_named(token, foreign) or _mentions(token, foreign):
             yield TableUse(_first(token, foreign), "", frozenset(), token.start + 1)
+
+
+def _in_value(
+    text: str, tokens: list[Token], foreign: Set[str], readers: Set[str]
+) -> Iterator[TableUse]:
+    """Find other users' tables in SET VARIABLE, whose value may come from a query."""
+    if "VARIABLE" not in [token.upper for token in tokens[:3]]:
+        return
+    at = next(
+        (at for at, token in enumerate(tokens) if token.upper in ("=", "TO", ":=")), len(tokens)
+    )
+    if at + 1 < len(tokens):
+        begin, select = tokens[at + 1].start, "SELECT "
+        query = select + text[begin:]
+        for use in foreign_tables(query, tokenize(query), foreign, readers):
+            yield replace(use, position=use.position + begin - len(select))
 
 
 def _first(token: Token, foreign: Set[str]) -> str:

@@ -84,7 +84,7 @@ async def open_framed(
     """Begin a stream, unless the stream fails at once.
 
     The function waits a little for the first chunk. An overloaded cluster then answers 429, not a
-    stream with an error inside.
+    stream with an error inside. A stream without chunks is served as one.
 
     Raises:
         TierKVError: the stream failed before its first chunk.
@@ -92,7 +92,7 @@ async def open_framed(
     first = asyncio.ensure_future(anext(chunks))
     try:
         await asyncio.wait({first}, timeout=services.config.first_event_wait_s)
-        if first.done() and first.exception() is not None:
+        if first.done() and not isinstance(first.exception(), StopAsyncIteration | None):
             first.result()
     except BaseException:
         first.cancel()

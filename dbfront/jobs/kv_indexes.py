@@ -197,6 +197,7 @@ class KvIndexes:
             )
         options = replace(options, made_by=self._session.user, made_s=self._clock.wall())
         path = await self._session.search_path()
+        await self._refuse_temporary(command)
         index = KvIndex(command.name, command.table, command.expression, options, path)
         before = index.documents.index(index.expression)
         try:
@@ -206,6 +207,25 @@ class KvIndexes:
                 error.position += command.offset - before
             raise
         return index
+
+    async def _refuse_temporary(self, command: KvIndexCommand) -> None:
+        if self._session.type_function == "typeof":
+            schema = name_value(tokenize(command.table)[0]).lower()
+            found = await self._session.own(
+                "SELECT 1 FROM duckdb_tables() WHERE temporary AND lower(table_name) = "
+                f"{literal(command.table_name)} AND {literal(schema)} IN "
+                f"({literal(command.table_name)}, 'temp') LIMIT 1"
+            )
+        else:
+            found = await self._session.own(
+                "SELECT 1 FROM pg_catalog.pg_class WHERE relpersistence = 't' AND oid = "
+                f"pg_catalog.to_regclass({literal(command.table)})"
+            )
+        if found:
+            raise FeatureNotSupportedError(
+                f"{command.table} is a temporary table, and refreshes run in other sessions",
+                hint="Index a table that all sessions see.",
+            )
 
     async def _refuse_volatile(self, functions: Sequence[str]) -> None:
         if not functions:

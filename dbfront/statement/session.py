@@ -298,12 +298,13 @@ class DuckDbSession:
             return StatementResult("RESET")
         inside = self._transaction.status == "T"
         self._connection.own_functions |= makes_function(tokens, temporary=not inside)
-        verb, rights = names_change(tokens), self._server.generator.rights.rights
+        verb = names_change(tokens)
         follows = verb != "" and self._server.table_access(self.client) is not None
-        before = await self._granted.look(rights) if follows else {}
+        rights = self._server.generator.rights.rights if follows else None
+        before = await self._granted.look(rights) if rights is not None else {}
         with self._transaction.running(sql, kind, changed=may_change(tokens)):
             result = await run_statement(sql, params, context)
-        if before:
+        if rights is not None and before:
             await self._granted.follow(before, rights, verb)
             if self._transaction.status != "T":
                 result = await self._with_rights_moved(result)

@@ -108,8 +108,8 @@ def kv_index_command(tokens: Sequence[Token], text: str) -> KvIndexCommand | Non
 
     Raises:
         SqlSyntaxError: the statement is malformed.
-        SqlError: 42601, an unknown option; 22023, an unusable value; 42P17, the expression is
-            volatile.
+        SqlError: 42601, an unknown option or several expressions; 22023, an unusable value; 42P17,
+            the expression is volatile.
         FeatureNotSupportedError: the expression has an AI call.
     """
     words = [token.upper for token in tokens[:3]]
@@ -170,9 +170,18 @@ def _check_expression(inside: list[Token]) -> None:
             position=inside[0].start + 1,
             hint="Keep the answers in a table (CREATE AI TABLE), and index its column.",
         )
+    depth = 0
     for token in inside:
         if token.kind is TokenKind.WORD and token.upper in _VOLATILE_WORDS:
             raise volatile(token.text, position=token.start + 1)
+        depth += (token.text in ("(", "[", "{")) - (token.text in (")", "]", "}"))
+        if token.text == "," and not depth:
+            raise SqlError(
+                "a KV index has one expression: the text that prompts begin with",
+                sqlstate="42601",
+                position=token.start + 1,
+                hint="Put columns together as the prompts do: title || ' ' || body.",
+            )
 
 
 def volatile(name: str, *, position: int = 0) -> SqlError:

@@ -124,6 +124,7 @@ REFUSED = {
     "CREATE KV INDEX unmade ON docs (body) WITH (ttl = '1 h')": "42601",
     "CREATE KV INDEX unmade ON docs (body) WITH (kind = both)": "22023",
     "CREATE KV INDEX unmade ON docs (body) WITH (pin = 'long')": "22023",
+    "CREATE KV INDEX unmade ON docs (id, body)": "42601",
     "CREATE KV INDEX unmade ON docs": "42601",
     "CREATE KV INDEX unmade ON docs ()": "42601",
     "CREATE KV INDEX ON docs (body)": "42601",
@@ -138,6 +139,10 @@ def test_what_can_not_be_an_index_is_refused(door: Door) -> None:
             with pytest.raises(psycopg.Error) as refused:
                 connection.execute(text.encode())
             assert refused.value.sqlstate == sqlstate, text
+        connection.execute("CREATE TEMP TABLE own_docs (body text)")
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="temporary table"):
+            connection.execute("CREATE KV INDEX unmade ON own_docs (body)")
+        connection.execute("DROP TABLE own_docs")
         assert connection.execute("SELECT count(*) FROM tierkv.kv_indexes").fetchone() == (0,)
         connection.execute(MADE)
         with pytest.raises(psycopg.errors.DuplicateObject):

@@ -185,6 +185,16 @@ def test_a_user_with_tables_is_not_dropped(
     assert way(notes, "bob", READ) == "42501"
 
 
+def test_a_variable_has_no_value_of_anothers_table(notes: ThreeWays) -> None:
+    take = "SET VARIABLE taken = (SELECT max(body) FROM ann.notes)"
+    with notes.connect("bob") as bob:
+        bob.execute(take)
+        assert bob.execute("SELECT getvariable('taken')").fetchall() == [("mine",)]
+    with notes.connect("ann") as ann:
+        ann.execute("REVOKE ALL ON ann.notes FROM bob")
+    assert notes.by_psycopg("bob", take) == "42501"
+
+
 def test_the_error_names_what_is_owned(notes: ThreeWays) -> None:
     with notes.connect("ann") as ann:
         ann.execute("CREATE MACRO twice(a) AS 2 * a")

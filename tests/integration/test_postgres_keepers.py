@@ -280,3 +280,28 @@ def test_an_ai_table_of_a_view_is_refreshed_by_hand(tickets: KeepingFronts) -> N
         connection.execute("DROP AI TABLE passed")
         connection.execute("DROP AI TABLE told")
         connection.execute("DROP VIEW moved_view")
+
+
+def test_an_owner_that_can_not_log_in_is_told(tickets: KeepingFronts) -> None:
+    with tickets.session() as connection:
+        connection.execute("CREATE ROLE owner_kv LOGIN PASSWORD 'another password'")
+        connection.execute("GRANT ALL ON SCHEMA public TO owner_kv")
+    with psycopg.connect(
+        host="127.0.0.1", port=tickets.ports["front-a"], user="owner_kv", dbname=DATABASE,
+        password="another password", autocommit=True,
+    ) as owner:  # fmt: skip
+        owner.execute("CREATE TABLE own (body text)")
+        owner.execute("CREATE KV INDEX own_kv ON own (body) WITH (background = off)")
+        owner.execute("INSERT INTO own VALUES ('unheard of')")
+        seen = "SELECT state, last_error FROM tierkv.kv_indexes"
+        failed = "password authentication failed"
+        wait_for(lambda: failed in str(owner.execute(seen).fetchone()), what="the error is shown")
+        row = owner.execute(seen).fetchone()
+        assert row is not None and row[0] == "stale" and row[1].startswith("28")
+        owner.execute("REFRESH KV INDEX own_kv")
+        assert owner.execute(seen).fetchone() == ("fresh", None)
+        owner.execute("DROP KV INDEX own_kv")
+        owner.execute("DROP TABLE own")
+    with tickets.session() as connection:
+        connection.execute("DROP OWNED BY owner_kv")
+        connection.execute("DROP ROLE owner_kv")

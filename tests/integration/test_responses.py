@@ -350,6 +350,11 @@ async def test_a_broken_stream_of_a_background_response_is_resumed(door: Door) -
         )
     ]  # fmt: skip
     assert end == seen[-1]
+    for behind in (len(seen) - 1, len(seen) + 7):
+        reply = await door.raw(
+            "GET", f"/v1/responses/{response_id}?stream=true&starting_after={behind}"
+        )
+        assert reply.status == 200 and b"data:" not in reply.body
     assert await door.client.responses.retrieve(response_id) == end.response
     silent = await door.client.responses.create(**fields)
     for asked in (silent.id, whole.id):

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tierkv.dbfront.jobs.embedded_jobs import WrittenTables
+from tierkv.dbfront.jobs.job_errors import told
 from tierkv.dbfront.jobs.keepers import TOLD_INDEXES, AiTableKeeper, DueTable, KvIndexKeeper
 from tierkv.dbfront.jobs.queued_job import QueuedJob
 from tierkv.dbfront.jobs.source_watch import TABLE_DIGEST, TABLES_CHANGED
 from tierkv.kvcore.clock import SystemClock
+from tierkv.kvcore.errors import TierKVError
 from tierkv.parts.job_queue import PostgresDoor, door_refusal
 from tierkv.sql.jobs.job_tables import CHANNEL, SCHEMA
 
@@ -124,18 +127,27 @@ class PostgresKeepers:
                 return await (await reader.execute(sql.encode())).fetchall()
 
         async def listen() -> None:
-            async for told in heard.notifies():
-                if told.payload == TABLES_CHANGED:
+            async for heard_of in heard.notifies():
+                if heard_of.payload == TABLES_CHANGED:
                     sources.changed.set()
-                elif told.payload.startswith(TABLE_DIGEST):
-                    sources.wake(told.payload)
+                elif heard_of.payload.startswith(TABLE_DIGEST):
+                    sources.wake(heard_of.payload)
                 else:
-                    written.wake(told.payload)
+                    written.wake(heard_of.payload)
 
-        tables = AiTableKeeper(read, self._refresher("AI TABLE"), clock, sources)
-        indexes = KvIndexKeeper(
-            read, self._refresher("KV INDEX"), clock, written, query=TOLD_INDEXES
-        )
+        async def note(table: str, due: DueTable, error: str) -> None:
+            """Show an error where the owner looks; a refresh without a session can't."""
+            async with reading:
+                await reader.execute(
+                    f"UPDATE {SCHEMA}.{table} SET error = %s, state = CASE state WHEN 'fresh' THEN "
+                    "'stale' ELSE state END WHERE owner = %s AND name = %s".encode(),
+                    (error, due.user, due.name),
+                )
+
+        refresher = self._refresher("AI TABLE", partial(note, "ai_tables"))
+        tables = AiTableKeeper(read, refresher, clock, sources)
+        refresher = self._refresher("KV INDEX", partial(note, "kv_indexes"))
+        indexes = KvIndexKeeper(read, refresher, clock, written, query=TOLD_INDEXES)
         tasks = [asyncio.create_task(each) for each in (listen(), tables.run(), indexes.run())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -146,11 +158,18 @@ class PostgresKeepers:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def _refresher(self, kind: str) -> Any:
+    def _refresher(self, kind: str, note: Callable[[DueTable, str], Awaitable[None]]) -> Any:
         async def refresh(due: DueTable) -> None:
             job = QueuedJob(due.name, due.user, due.login, self._database, due.path, "")
-            async with self._door.open(job) as session:
-                quoted = due.name.replace('"', '""')
-                await session.execute(f'REFRESH {kind} "{quoted}"')
+            entered = False
+            try:
+                async with self._door.open(job) as session:
+                    entered = True
+                    quoted = due.name.replace('"', '""')
+                    await session.execute(f'REFRESH {kind} "{quoted}"')
+            except TierKVError as error:
+                if not entered:
+                    await note(due, told(error))
+                raise
 
         return refresh

@@ -43,6 +43,7 @@ def test_create_is_read_with_all_its_parts() -> None:
 
 def test_short_forms() -> None:
     assert read("create kv index i on t (b)").options.refresh_s is None
+    assert read("CREATE KV INDEX i ON t (f(a, 1) || b[1, 2])").expression == "f(a, 1) || b[1, 2]"
     assert read("CREATE KV INDEX i ON t (b) WITH (refresh = manual)").options.refresh_s == MANUAL
     assert read("CREATE KV INDEX i ON t (b) WITH (refresh = '5 min')").options.refresh_s == 300.0
     assert read("REFRESH KV INDEX i") == KvIndexCommand("REFRESH", "i")
@@ -54,6 +55,7 @@ def test_short_forms() -> None:
 @pytest.mark.parametrize(
     ("text", "sqlstate"),
     [
+        ("CREATE KV INDEX i ON t (title, body)", "42601"),
         ("CREATE KV INDEX i ON t b", "42601"),
         ("CREATE KV INDEX i ON (b)", "42601"),
         ("CREATE KV INDEX i ON t (b) USING m", "42601"),

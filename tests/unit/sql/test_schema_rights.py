@@ -62,6 +62,9 @@ def uses(sql: str) -> list[tuple[str, str]]:
         ("COPY ann.t TO 'x'", OWNER),
         ("SELECT 'a'::ann.t", OWNER),
         ("SELECT ann.t(1)", OWNER),
+        ("SET VARIABLE x = (SELECT max(a) FROM ann.t)", "SELECT"),
+        ("SET SESSION VARIABLE x TO (FROM ann.t)", "SELECT"),
+        ("SET VARIABLE x = list(ann.t(1))", OWNER),
     ],
 )  # fmt: skip
 def test_a_table_needs_these_privileges(sql: str, privileges: str) -> None:
@@ -78,6 +81,8 @@ def test_a_table_needs_these_privileges(sql: str, privileges: str) -> None:
         "SELECT * FROM query('SELECT 1')",
         "SHOW TABLES FROM ann",
         "SET x = 'ann'",
+        "SET VARIABLE ann = 'ann.t'",
+        "SET VARIABLE x",
         "SELECT 1",
         "",
     ],
