@@ -249,7 +249,9 @@ def error_body(error: BaseException) -> dict[str, Any]:
     if isinstance(cause, HTTPException):
         cause = _routing_error(cause)
     if isinstance(cause, RequestValidationError):
-        cause = UserError(str(cause.errors()[:1]))
+        first = cause.errors()[0]
+        param = ".".join(map(str, first["loc"][1:]))  # Behind "query" or "path".
+        cause = UserError(f"{param}: {first['msg']}")
     if isinstance(cause, TierKVError):
         message = f"{cause.message}. {cause.hint}" if cause.hint else cause.message
         code = cause.code

@@ -55,7 +55,12 @@ class Keyed(Roles):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
-    roles = Keyed(tmp_path_factory.mktemp("keys"))
+    folder = tmp_path_factory.mktemp("keys")
+    lasting = (
+        f"front.database={folder / 'main.duckdb'}", f"front.sessions={folder / 'sessions'}",
+        "front.queue_claim_s=1",
+    )  # fmt: skip
+    roles = Keyed(folder, {"front": lasting})
     try:
         roles.start("meta")
         roles.start("dmp-0", "compute-0", "front")
@@ -133,6 +138,36 @@ def test_a_stream_whose_key_is_revoked_ends_whole(cluster: Keyed) -> None:
         wait_for(lambda: cluster.post("/v1/completions", PROMPT)[0] == 200, what="it is gone")
         lines = [line for line in stream if line.startswith(b"data: ")]
     assert lines[-1] == b"data: [DONE]\n"
+
+
+def test_a_queued_response_of_a_revoked_key_is_not_answered(cluster: Keyed) -> None:
+    keys = {
+        name: cluster.key("create", name, "--tenant", "sales").stdout.strip()
+        for name in ("gone", "stays")
+    }
+
+    def knows(key: str) -> bool:
+        return bool(cluster.post("/v1/completions", PROMPT, key)[0] == 200)
+
+    wait_for(lambda: all(map(knows, keys.values())), what="the keys are known")
+    body = {"input": "Once", "background": True, "max_output_tokens": 2000, "ignore_eos": True}
+    status, told = cluster.post("/v1/responses", body, keys["gone"])
+    assert (status, told["status"]) == (200, "queued")
+    cluster.kill("front")
+    assert cluster.key("revoke", "gone").returncode == 0
+    cluster.key("create", "gone", "--tenant", "another")
+    cluster.start("front")
+
+    def response() -> dict[str, Any]:
+        path = f"/v1/responses/{told['id']}"
+        found: dict[str, Any] = cluster.post(path, None, keys["stays"], method="GET")[1]
+        return found
+
+    wait_for(lambda: response().get("status") == "failed", what="the response failed")
+    assert "API key" in response()["error"]["message"]
+    for name in keys:
+        assert cluster.key("revoke", name).returncode == 0
+    wait_for(lambda: knows(""), what="the last key is gone")
 
 
 def test_namespaces_are_managed_over_rest(cluster: Keyed) -> None:

@@ -362,6 +362,10 @@ async def test_a_broken_stream_of_a_background_response_is_resumed(door: Door) -
         assert status == 400 and "background and stream" in message
     reply = await door.raw("GET", f"/v1/responses/{response_id}?starting_after=3")
     assert reply.status == 400 and "needs stream" in reply.json()["error"]["message"]
+    reply = await door.raw("GET", f"/v1/responses/{response_id}?stream=true&starting_after=-5")
+    error = reply.json()["error"]
+    assert (reply.status, error["param"]) == (400, "starting_after")
+    assert error["message"].startswith("starting_after: Input should be greater")
     await door.client.responses.delete(response_id)
     status, _, _ = await refused(door.client.responses.retrieve(response_id, stream=True))
     assert status == 404

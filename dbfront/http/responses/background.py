@@ -261,7 +261,9 @@ class BackgroundResponses:
         turn = await self._turn(queued)
         if turn is None or not turn.status.is_open:
             return
-        if queued.key and queued.key not in {key.name for key in self._keys.stored.values()}:
+        # A key made later under a revoked key's name may be another tenant's.
+        keys = {(key.name, key.tenant) for key in self._keys.stored.values()}
+        if queued.key and (queued.key, queued.tenant) not in keys:
             raise AuthenticationError("the API key of this response is not valid any more")
         run = ResponseRun.of(
             self._services,
