@@ -109,15 +109,18 @@ class RecordFollower:
         Raises:
             DirectoryUnavailableError: the meta server does not answer; nothing changed.
         """
+        records = self._meta.list_records
+        keys, logins = await records(KEY_RECORDS), await records(LOGIN_RECORDS)
+        rights = rights_of(await records(RIGHTS_RECORDS))
+        limits = limits_of(await records(call_limits.RECORD_KIND))
+        namespaces = await self._meta.list_namespaces()
+        # All at once from here: nobody sees a key gone and its limits still there.
         if self.keys is not None:
-            self.keys.stored = keys_of(await self._meta.list_records(KEY_RECORDS))
+            self.keys.stored = keys_of(keys)
         if self.logins is not None:
-            self.logins.stored = logins_of(await self._meta.list_records(LOGIN_RECORDS))
-        rights = rights_of(await self._meta.list_records(RIGHTS_RECORDS))
+            self.logins.stored = logins_of(logins)
         if rights != self._book.rights:  # The same value: sessions need not look again.
             self._book.rights = rights
-        limits = limits_of(await self._meta.list_records(call_limits.RECORD_KIND))
-        namespaces = await self._meta.list_namespaces()
         if namespaces != self._namespaces:
             self._namespaces = namespaces
             self._directory.namespaces_changed()
@@ -127,7 +130,7 @@ class RecordFollower:
             for tenant in namespace.members
         }
         self._gate.follow(limits)
-        await self._forget(await self._meta.list_records(FORGOTTEN_RECORDS))
+        await self._forget(await records(FORGOTTEN_RECORDS))
 
     async def tell_forgotten(self, marks: Sequence[PromptMark]) -> None:
         """Tell the other front processes about forgotten prompts.
