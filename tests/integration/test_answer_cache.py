@@ -208,9 +208,9 @@ def test_forgetting_a_prompt_deletes_its_answers_at_both_fronts(
     mine, others = told.format(document), told.format("A recipe for soup. " * 12)
     embedded = f"SELECT ai_embed('{document}')"
     before = {text: fronts.sql(text) for text in (mine, others, embedded)}
+    wait_for(lambda: fronts.kept(postgres, begun_s) >= 11, what="all answers are in the database")
     for text, rows in before.items():
         assert fronts.sql(text, at_b=True) == rows, "kept in the memory of both fronts"
-    wait_for(lambda: fronts.kept(postgres, begun_s) >= 11, what="all answers are in the database")
     kept = fronts.kept(postgres, begun_s)
     ((gone,),) = fronts.sql(f"SELECT ai_forget('{document}') ->> 'answers'")
     assert int(gone) == 6 and fronts.kept(postgres, begun_s) == kept - 6
