@@ -13,8 +13,8 @@ APART := ai_functions connect dbapi pgwire_ pool_writes relay_ sql_simulate stat
 # What takes longest, of `make test-long`: folders of tests, and tests of clusters and of engines.
 LONG_FOLDERS := tests/differential tests/sim
 LONG_APART := engine_
-LONG := api_keys cluster_tls deployed docs door_floods forget_and_pin front_workers installed logins namespace_limits overload \
-  pool_alone split_cluster sql_shell start_when_needed stress_reuse
+LONG := api_keys cluster_tls conversations deployed docs door_floods forget_and_pin front_workers installed logins \
+  memory namespace_limits overload pool_alone postgres_keepers queued_jobs split_cluster sql_shell start_when_needed stress_reuse
 SIDE_BY_SIDE := $(filter-out $(LONG_FOLDERS:%=%/) tests/house/ tests/integration/ tests/clients/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
   $(wildcard $(APART:%=tests/integration/test_%*.py))
 BENCHES ?= bench
