@@ -5,6 +5,7 @@ Used by tests/integration. Conditions are awaited with a deadline; nothing sleep
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +27,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 T = TypeVar("T")
 START_S = 120.0
+PORT_CLAIMS = Path(tempfile.gettempdir()) / f"tierkv-test-ports-{os.getuid()}"
 
 
 def wait_for(condition: Callable[[], T], *, what: str, deadline_s: float = 60.0) -> T:
@@ -40,17 +43,23 @@ def wait_for(condition: Callable[[], T], *, what: str, deadline_s: float = 60.0)
 
 
 def free_port() -> int:
-    """Return a port nobody uses now.
+    """Return a port of this machine that no server has, and that no other test gets.
 
     Below the ports that the kernel gives to clients: a connection somewhere on the machine can't
-    take the port before its server does.
+    take the port before its server does. A lock file, held until the test process ends, keeps it
+    from the tests beside, whose server may not have started when they ask. The generator is the
+    system's: the seeded one starts anew in every test, and alike in the processes side by side.
     """
+    PORT_CLAIMS.mkdir(exist_ok=True)
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        claim = os.open(PORT_CLAIMS / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with socket.socket() as probe:
             try:
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                os.close(claim)
                 continue
             return port
 

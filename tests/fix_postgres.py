@@ -20,6 +20,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+from tests.fix_cluster import free_port
 from tests.fix_sql import InstantGenerator
 from tests.fix_thread import START_S, running_in_thread
 from tierkv.dbfront.accounts.statement_log import StatementLog
@@ -144,12 +145,6 @@ def _initialise(server: PostgresServer) -> None:
         lines += "ssl = on\n"
     with (data / "postgresql.conf").open("a") as config:
         config.write(lines)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

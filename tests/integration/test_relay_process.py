@@ -12,7 +12,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.fix_postgres import PASSWORD, USER, PostgresServer, free_port
+from tests.fix_cluster import free_port
+from tests.fix_postgres import PASSWORD, USER, PostgresServer
 from tierkv import connect
 
 pytestmark = pytest.mark.integration

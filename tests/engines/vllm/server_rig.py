@@ -9,7 +9,6 @@ import json
 import mmap
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+
+from tests.fix_cluster import free_port
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[3]
@@ -32,13 +33,6 @@ def wait_for(condition: Callable[[], T], *, what: str, deadline_s: float = 60.0)
             pytest.fail(f"not within {deadline_s} s: {what}")
         time.sleep(0.002)
     return value
-
-
-def free_port() -> int:
-    """Return a port nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:
