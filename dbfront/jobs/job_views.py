@@ -15,10 +15,11 @@ from tierkv.dbfront.jobs.job import JobPart, PartState
 from tierkv.dbfront.jobs.job_book import part_of_row
 from tierkv.dbfront.jobs.job_progress import JobProgress
 from tierkv.kvcore import limits
+from tierkv.sql.job_view_columns import JOB_VIEW_COLUMNS
 from tierkv.sql.jobs.job_tables import PART_COLUMNS, SCHEMA
 from tierkv.sql.views import Row, timestamp
 
-JOB_VIEWS: Final = frozenset({"jobs", "job_failures", "ai_tables", "kv_indexes"})
+JOB_VIEWS: Final = frozenset(JOB_VIEW_COLUMNS)
 
 _JOB_COLUMNS: Final = ("owner", "job", "statement", "options", "total", "created_s")
 _FAILURE_COLUMNS: Final = ("owner", "job", "key", "sqlstate", "message", "failed_s")
