@@ -44,6 +44,7 @@ class KvAction(StrEnum):
     PIN = "pin"
     RETAIN = "retain"
     DEMOTE = "demote"
+    LOCATE = "locate"
     FORGET = "forget"
 
 

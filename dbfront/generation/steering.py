@@ -1,4 +1,4 @@
-"""Calls about a prompt's KV: warm it, pin it, retain it, demote it, forget it.
+"""Calls about a prompt's KV: warm it, pin it, retain it, demote it, locate it, forget it.
 
 ``Generation`` passes the calls with ``steering`` here. A prompt means every prompt that begins with
 the text: the tokens added by the chat template after the text (end of the user's turn, start of the
@@ -36,6 +36,7 @@ from tierkv.metaserver.client import MetaClient
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.pins import Pin, PinKeeper
 from tierkv.scheduler.prompt_eraser import PromptEraser
+from tierkv.scheduler.prompt_locator import locate_prompt
 
 _MOST_RETAINED: Final = 0.25
 """Share of the pool's memory that is pinned at most for prompts to retain."""
@@ -48,6 +49,11 @@ _CONTINUATIONS: Final = ("", "\n", " a")
 
 _ANY_CONTINUATION: Final = (*_CONTINUATIONS, "a", "0", ".")
 """For answers, of which none may be missed: a continuation may change the last tokens."""
+
+_PLACES: Final = (
+    "l1_tokens", "memory_tokens", "disk_tokens", "l1_bytes", "memory_bytes", "disk_bytes",
+)  # fmt: skip
+"""Fields of PromptPlaces that are told."""
 
 TokenIds = Callable[[TextCall], Awaitable[tuple[int, ...]]]
 Generated = Callable[[PreparedCall], AsyncGenerator[TextEvent, None]]
@@ -107,6 +113,8 @@ class PromptSteering:
             told, usage = await self._forget(prepared), Usage(0, 0)
         elif steering.action is KvAction.DEMOTE:
             told, usage = await self._demote(prepared), Usage(0, 0)
+        elif steering.action is KvAction.LOCATE:
+            told, usage = await self._locate(prepared), Usage(0, 0)
         elif steering.action is KvAction.RETAIN:
             told, usage = await self._retain(prepared, steering.keep_s), Usage(0, 0)
         elif steering.action is KvAction.PIN and not steering.keep_s:
@@ -201,6 +209,17 @@ class PromptSteering:
             outcome = "missing"
         tokens = moved.demoted * layout.block_tokens
         return {**_pinned(outcome, tokens=tokens), "l1_bytes": moved.erased.page_bytes}
+
+    async def _locate(self, prepared: PreparedCall) -> dict[str, Any]:
+        request = await self._beginning(prepared)
+        found = await locate_prompt(self._directory, request, prepared.model.layout)
+        told = {"tokens": len(request.token_ids)}
+        if found is None:
+            return {"outcome": "deferred", **told, "reason": "the meta server does not answer"}
+        whole = found.found_tokens == found.wanted_tokens
+        outcome = "missing" if not found.found_tokens else "accepted" if whole else "clipped"
+        places = {name: getattr(found, name) for name in _PLACES}
+        return {"outcome": outcome, **told, **places}
 
     async def _pinned(self, prepared: PreparedCall, pin: Pin | None) -> dict[str, Any]:
         if pin is None:
