@@ -21,6 +21,7 @@ JOB_VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "removed": "BIGINT",
         "refresh_s": "DOUBLE",
         "pin_s": "DOUBLE",
+        **dict.fromkeys(("l1_bytes", "memory_bytes", "disk_bytes"), "BIGINT"),
         **dict.fromkeys(("calls", "hit_tokens"), "BIGINT"),
         "saved_s": "DOUBLE",
         "last_error": "VARCHAR",

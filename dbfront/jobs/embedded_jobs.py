@@ -74,6 +74,7 @@ class RunningJobs:
     Attributes:
         owner_of: returns the owner of a client's jobs.
         clock: for checkpoints.
+        tenant_of: returns the tenant of a client's calls.
         run_parts: hands parts to a cluster; None: no cluster is known.
         holders: the sessions with running jobs, by held name.
         read: runs a query of the front over all sessions' data; None: nothing refreshes by itself.
@@ -96,6 +97,7 @@ class RunningJobs:
     keeps: bool = False
     queue: JobQueue | None = None
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
 
 
 class EmbeddedJobs:
@@ -120,6 +122,7 @@ class EmbeddedJobs:
         """
         self.owner = running.owner_of(client)
         self.user = client.user
+        self.tenant = running.tenant_of(client)
         self.stats = AiStats()
         self._inner = inner
         self._execute = execute

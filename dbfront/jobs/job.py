@@ -141,7 +141,7 @@ class JobSession(Protocol):
     5. ``pause`` waits; CancelledByUserError if the client cancels meanwhile.
     6. ``tell`` shows the client a notice at once, and how much is done.
     7. ``owner`` owns the session's visible jobs; empty without logins. ``user`` is the client's
-       name.
+       name, ``tenant`` that of its calls.
     8. ``prepare`` comes first and makes the tables of jobs; an error if they can't be made here.
     """
 
@@ -150,6 +150,9 @@ class JobSession(Protocol):
 
     @property
     def user(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
 
     @property
     def stats(self) -> AiStats: ...

@@ -195,7 +195,10 @@ class KvIndexes:
             await self._session.execute(
                 f"SELECT ai_count_tokens('', model => {literal(options.model)})"
             )
-        options = replace(options, made_by=self._session.user, made_s=self._clock.wall())
+        session = self._session
+        options = replace(
+            options, made_by=session.user, made_s=self._clock.wall(), tenant=session.tenant
+        )
         path = await self._session.search_path()
         await self._refuse_temporary(command)
         index = KvIndex(command.name, command.table, command.expression, options, path)

@@ -186,6 +186,7 @@ class AiAttendant:
             self._refresh,
             self._cursors,
             services.job_holders,
+            tenant=services.tenant_of(self._client),
         )
         try:
             if command is None or len(statements) > 1:
@@ -377,7 +378,7 @@ class AiAttendant:
             return []
         held = {str(name) for (name,) in await texts(HELD_PARTS)}
         rows = view_rows_of(view, await texts(VIEW_QUERIES[view]), held.__contains__)
-        return await self._services.index_rows(rows) if view == "kv_indexes" else rows
+        return await self._services.index_rows(rows, texts) if view == "kv_indexes" else rows
 
 
 _NOT_TOLD: Final = {

@@ -20,6 +20,7 @@ from tierkv.dbfront.contracts import (
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
 from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
+from tierkv.dbfront.jobs.index_places import IndexPlaces, ReadTexts
 from tierkv.dbfront.jobs.job_views import (
     INDEX_USES,
     JOB_VIEWS,
@@ -97,6 +98,7 @@ class DuckDbSqlServer:
         """
         self.generator = generator
         self.clock = clock or SystemClock()
+        self._places = IndexPlaces(generator, self.clock)
         self.statements = statements or StatementLog(
             StatisticStore(now_s=self.clock.wall()), self.clock
         )
@@ -105,7 +107,9 @@ class DuckDbSqlServer:
         SessionSettings(self._defaults)
         self._cluster = cluster
         self.jobs = RunningJobs(
-            lambda client: "" if self.table_access(client) is None else client.user, self.clock
+            lambda client: "" if self.table_access(client) is None else client.user,
+            self.clock,
+            tenant_of=tenant_of,
         )
         self.queue: WorkLog | None = None
         self._engine = DuckDbEngine(config)
@@ -286,7 +290,7 @@ class DuckDbSqlServer:
         if view in JOB_VIEWS:
             found = await asyncio.to_thread(self._engine.rows, VIEW_QUERIES[view])
             jobs = view_rows_of(view, found, self.jobs.holders.__contains__)
-            return await self.index_rows(jobs) if view == "kv_indexes" else jobs
+            return await self.index_rows(jobs, self._read_texts) if view == "kv_indexes" else jobs
         if view in QUEUE_VIEWS:
             return [] if self.queue is None else await queue_rows(view, self.queue)
         if view in STATISTIC_VIEWS:
@@ -302,14 +306,23 @@ class DuckDbSqlServer:
             rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
         return rows
 
-    async def index_rows(self, rows: list[Row]) -> list[Row]:
-        """Add the counters of this front to rows of ``kv_indexes``."""
+    async def index_rows(self, rows: list[Row], read: ReadTexts) -> list[Row]:
+        """Add the counters of this front, and bytes by tier, to rows of ``kv_indexes``.
+
+        Args:
+            rows: of the view.
+            read: runs a query where the indexes are.
+        """
         await self.siblings.ask_all("flush")
         uses = await self.statements.select(INDEX_USES)
         costs: list[Row] = []
         if self._cluster is not None:
             costs = await self._cluster_rows("node_costs", self._cluster)
-        return with_uses(rows, uses, costs)
+        return await self._places.add_to(with_uses(rows, uses, costs), read)
+
+    async def _read_texts(self, query: str) -> list[tuple[str | None, ...]]:
+        rows = await asyncio.to_thread(self._engine.rows, query)
+        return [tuple(None if value is None else str(value) for value in row) for row in rows]
 
     def _activity(self, user: str) -> list[Row]:
         """Return the rows of this process's sessions, as visible to a user."""

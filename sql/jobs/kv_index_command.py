@@ -53,6 +53,7 @@ class KvIndexOptions:
         background: CREATE returns at once, where the front can work in the background.
         made_by: user whose sessions refresh, where indexes have no owners.
         made_s: Unix time of CREATE.
+        tenant: of the calls; None in indexes of older releases.
     """
 
     kind: str = "prefix"
@@ -65,6 +66,7 @@ class KvIndexOptions:
     background: bool = True
     made_by: str = ""
     made_s: float = 0.0
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ def steered(door: Door) -> list[tuple[KvAction, str]]:
     asked = [
         (call.steering.action, call.messages[-1].content)
         for call in door.generator.calls
-        if call.steering is not None and call.messages is not None
+        if call.steering is not None
+        and call.messages is not None
+        and call.steering.action is not KvAction.LOCATE
     ]
     door.generator.calls.clear()
     return sorted(asked)
@@ -57,6 +60,24 @@ def test_documents_are_indexed_once_and_freed_with_their_last_row(door: Door) ->
         assert steered(door) == []
         connection.execute("DROP KV INDEX docs_kv")
         assert len(steered(door)) == ROWS - 1 and index_row(door) == ()
+
+
+def test_the_bytes_of_an_index_are_told_by_tier(door: Door) -> None:
+    bytes_of = "SELECT l1_bytes, memory_bytes, disk_bytes FROM tierkv.kv_indexes"
+    with door.session() as connection:
+        connection.execute("DELETE FROM docs WHERE id > 9")
+        connection.execute(MADE)
+        steered(door)
+        memory = 10 * 9 * len("text 1")
+        assert [door.rows(bytes_of) for _ in range(3)] == [[(0, memory, 1)]] * 3
+        assert len(door.generator.calls) == 10, "once for all looks"
+        options = connection.execute("SELECT options FROM tierkv_jobs.kv_indexes").fetchone()
+        old = json.loads(options[0]) if options else {}
+        assert old.pop("tenant") == connection.info.user
+        connection.execute("UPDATE tierkv_jobs.kv_indexes SET options = %s", (json.dumps(old),))
+        assert door.rows(bytes_of) == [(None, None, None)], "of an older release"
+        connection.execute("DROP KV INDEX docs_kv")
+        assert steered(door) == [(KvAction.FORGET, f"text {number}") for number in range(1, 10)]
 
 
 def test_options_reach_the_calls(door: Door) -> None:
@@ -271,6 +292,11 @@ def test_an_index_follows_committed_writes_and_survives_its_front(
         used = "SELECT calls, hit_tokens, saved_s > 0 FROM tierkv.kv_indexes"
         calls, hit_tokens, has_saved = connection.execute(used.encode()).fetchone() or ()
         assert (calls, has_saved) == (3, True) and row[0] < hit_tokens < 4 * row[0]
+        by_tier = "SELECT l1_bytes, memory_bytes, disk_bytes FROM tierkv.kv_indexes"
+        sizes = connection.execute(by_tier.encode()).fetchone() or ()
+        whole = "SELECT sum(bytes) FROM tierkv.kvcache_blocks WHERE tier = 'L2'"
+        stored = int(cluster.query(whole)[0][0])
+        assert 0.8 * stored < sizes[1] < 1.2 * stored and sizes[2] == 0, (sizes, stored)
         connection.execute("INSERT INTO docs VALUES (1000, 'a new one')")
         wait_for(lambda: state()[1] == 301, what="the new document is indexed")
         connection.execute("BEGIN")

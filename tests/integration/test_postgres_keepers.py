@@ -143,6 +143,26 @@ def test_explain_names_the_index_and_answers_are_those_without_it(
         assert document[0]["AI Plan"]["Calls"][0]["KV Index"] == "tickets_kv"
 
 
+def test_bytes_by_tier_are_told_and_a_silent_meta_server_gives_null(
+    tickets: KeepingFronts,
+) -> None:
+    tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body) WITH (background = off)")
+    by_tier = "SELECT l1_bytes, memory_bytes, disk_bytes FROM tierkv.kv_indexes"
+
+    def known() -> bool:
+        ((in_pages, in_memory, on_disk),) = tickets.rows(by_tier)
+        return bool(in_pages and in_memory and on_disk == 0)
+
+    wait_for(known, what="the texts are located")
+    tickets.kill("meta")
+    try:
+        wait_for(lambda: tickets.rows(by_tier) == [(None, None, None)], what="it is known no more")
+    finally:
+        tickets.start("meta")
+    wait_for(known, what="the meta server is back")
+    becomes(tickets, ROWS)
+
+
 def test_another_front_goes_on_when_the_one_that_listens_is_killed(
     tickets: KeepingFronts,
 ) -> None:

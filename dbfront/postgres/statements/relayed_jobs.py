@@ -100,6 +100,8 @@ class RelayedJobs:
         refresh: Refresh,
         cursors: WindowCursors,
         holders: dict[str, Callable[[], None]],
+        *,
+        tenant: str,
     ) -> None:
         """Use a session; nothing runs before ``prepare``.
 
@@ -110,9 +112,11 @@ class RelayedJobs:
             refresh: fills admin views.
             cursors: the session's cursors.
             holders: how to cancel the jobs of this process, by held name.
+            tenant: of the client's calls.
         """
         self.owner = ""
         self.user = relay.login.user
+        self.tenant = tenant
         self.stats = AiStats()
         self._relay = relay
         self._exchange = _QuietExchange(relay)
