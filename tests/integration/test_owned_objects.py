@@ -185,6 +185,21 @@ def test_a_user_with_tables_is_not_dropped(
     assert way(notes, "bob", READ) == "42501"
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_role_may_be_current_user(
+    notes: ThreeWays, way: Callable[[ThreeWays, str, str], str]
+) -> None:
+    assert way(notes, "ann", "REASSIGN OWNED BY CURRENT_USER TO CURRENT_ROLE") == DONE
+    assert way(notes, "ann", "REASSIGN OWNED BY SESSION_USER TO bob") == "42501"
+    assert way(notes, "ann", "REVOKE SELECT ON ann.notes FROM bob, CURRENT_USER") == DONE
+    assert way(notes, "bob", READ) == "42501"
+    assert way(notes, "boss", "GRANT ann TO current_user") == DONE
+    assert way(notes, "boss", "REVOKE ann FROM current_user") == DONE
+    assert way(notes, "ann", "ALTER USER CURRENT_USER PASSWORD '" + PASSWORD + "'") == DONE
+    assert way(notes, "ann", "DROP OWNED BY session_user") == DONE
+    assert way(notes, "ann", READ) == "42P01"
+
+
 def test_a_variable_has_no_value_of_anothers_table(notes: ThreeWays) -> None:
     take = "SET VARIABLE taken = (SELECT max(body) FROM ann.notes)"
     with notes.connect("bob") as bob:
