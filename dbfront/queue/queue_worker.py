@@ -1,7 +1,7 @@
 """A worker of a queue: takes entries, has each served by a handler, and ends each.
 
 Theory of operation. An entry names work whose progress is kept elsewhere: the checkpoints of a job
-(dbfront/jobs/job_entries.py), the turn of a response (dbfront/http/responses/background.py). The
+(dbfront/jobs/queued_job.py), the turn of a response (dbfront/http/responses/background.py). The
 worker acknowledges an entry at the end of its work, and touches the entry meanwhile. If the worker
 is killed, the entry becomes idle. Another worker claims the entry, and the handler goes on from
 the progress. A worker thought dead learns the new holder from the next touch, and stops.
