@@ -121,7 +121,7 @@ class QueueWorker:
                     found = await self._next(min_idle_s)
                 except QueueLostError as error:
                     if pause_s == _FIRST_PAUSE_S:
-                        _log.warning("the queue is away, its entries wait: %s", error.message)
+                        _log.warning("the queue is away, its entries wait: %s", error.reason)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     continue
@@ -170,7 +170,7 @@ class QueueWorker:
                 return
             await self._end(entry, working)
         except QueueLostError as error:
-            _log.warning("an ended entry stays in the queue: %s", error.message)
+            _log.warning("an ended entry stays in the queue: %s", error.reason)
 
     async def _end(self, entry: QueueEntry, ended: asyncio.Future[None]) -> None:
         error = ended.exception()
