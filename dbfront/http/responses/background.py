@@ -255,21 +255,25 @@ class BackgroundResponses:
 
         Raises:
             SessionStoreError: the store is away.
-            AuthenticationError: the key of the request is revoked, or not known yet.
+            DirectoryUnavailableError: it is not known whether the key of the request is valid.
         """
         queued = QueuedResponse.from_json(body)
         turn = await self._turn(queued)
         if turn is None or not turn.status.is_open:
             return
-        # A key made later under a revoked key's name may be another tenant's.
-        keys = {(key.name, key.tenant) for key in self._keys.stored.values()}
-        if queued.key and (queued.key, queued.tenant) not in keys:
-            raise AuthenticationError("the API key of this response is not valid any more")
+        caller = RestCaller(queued.tenant, queued.key)
+        if not await self._keys.has_key(caller):
+            revoked = AuthenticationError(
+                "the API key of this response was revoked before the answer",
+                hint="Send the request again with a valid key.",
+            )
+            await self._fail(turn, error_json(revoked), KeptEvents())
+            return
         run = ResponseRun.of(
             self._services,
             self._conversations,
             ResponseBody.model_validate_json(queued.request),
-            RestCaller(queued.tenant, queued.key),
+            caller,
         )
         run.go_on(turn)
         await self._answer(run, turn, KeptEvents())
@@ -377,6 +381,8 @@ def error_json(error: BaseException) -> Mapping[str, Any]:
     code = "server_error"
     if isinstance(cause, OverloadedError | CallLimitError):
         code = "rate_limit_exceeded"
+    elif isinstance(cause, AuthenticationError):
+        code = cause.code
     elif isinstance(cause, UserError):
         code = "invalid_prompt"
     if not isinstance(cause, TierKVError):
