@@ -74,6 +74,9 @@ JOB_VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
 }
 """Views over the tables of schema ``tierkv_jobs``."""
 
+SAMPLED: Final = "sampled"
+"""In a row of ``kv_indexes`` that is not finished: what dbfront/views/index_places.py samples."""
+
 QUEUE_VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
     "queues": {
         **dict.fromkeys(("queue", "group_name"), "VARCHAR"),

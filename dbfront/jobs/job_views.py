@@ -11,12 +11,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from tierkv.dbfront.jobs.index_places import SAMPLED, SampledIndex
 from tierkv.dbfront.jobs.job import JobPart, PartState
 from tierkv.dbfront.jobs.job_book import part_of_row
 from tierkv.dbfront.jobs.job_progress import JobProgress
 from tierkv.kvcore import limits
-from tierkv.sql.job_view_columns import JOB_VIEW_COLUMNS
+from tierkv.sql.job_view_columns import JOB_VIEW_COLUMNS, SAMPLED
 from tierkv.sql.jobs.job_tables import PART_COLUMNS, SCHEMA
 from tierkv.sql.views import Row, timestamp
 
@@ -158,17 +157,17 @@ def _kv_index(row: Sequence[str | None]) -> Row:
         "pin_s": options["pin_s"],
         "made_s": options.get("made_s", 0.0),
         "last_error": facts["error"] or None,
-        SAMPLED: SampledIndex(
-            owner=facts["owner"] or "",
-            name=facts["name"] or "",
-            made_s=options.get("made_s", 0.0),
-            kind=options["kind"],
-            model=options["model"],
-            system_prompt=options["system_prompt"] or "",
-            tenant=options.get("tenant"),
-            tokens=tokens,
-            refreshed_s=refreshed_s,
-        ),
+        SAMPLED: {
+            "owner": facts["owner"] or "",
+            "name": facts["name"] or "",
+            "made_s": options.get("made_s", 0.0),
+            "kind": options["kind"],
+            "model": options["model"],
+            "system_prompt": options["system_prompt"] or "",
+            "tenant": options.get("tenant"),
+            "tokens": tokens,
+            "refreshed_s": refreshed_s,
+        },
     }
 
 

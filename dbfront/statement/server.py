@@ -20,7 +20,6 @@ from tierkv.dbfront.contracts import (
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
 from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
-from tierkv.dbfront.jobs.index_places import IndexPlaces, ReadTexts
 from tierkv.dbfront.jobs.job_views import (
     INDEX_USES,
     JOB_VIEWS,
@@ -41,6 +40,7 @@ from tierkv.dbfront.views.admin import (
     refuse_reset,
     visible_rows,
 )
+from tierkv.dbfront.views.index_places import IndexPlaces, ReadTexts
 from tierkv.dbfront.views.kvcache import baseline_of
 from tierkv.dbfront.views.queue_views import QUEUE_VIEWS, queue_rows
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
