@@ -96,6 +96,13 @@ def becomes(fronts: KeepingFronts, documents: int, source: str = "tickets") -> N
 def test_an_index_follows_committed_writes(tickets: KeepingFronts) -> None:
     tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body)")
     becomes(tickets, ROWS)
+    stale = "SELECT stale_rows FROM tierkv.kv_indexes WHERE name = 'tickets_kv'"
+    wait_for(lambda: tickets.rows(stale) == [(0,)], what="the index has caught up")
+    manual = "CREATE KV INDEX other_kv ON tickets (body) WITH (refresh = manual, background = off)"
+    tickets.rows(manual)
+    assert tickets.rows(stale.replace("tickets_kv", "other_kv")) == [(None,)], "writes unseen"
+    tickets.rows("DROP KV INDEX other_kv")
+    tickets.rows("REFRESH KV INDEX tickets_kv")
     with tickets.session() as connection:
         connection.execute("INSERT INTO tickets VALUES (1000, 'a new one')")
         becomes(tickets, ROWS + 1)
@@ -112,6 +119,7 @@ def test_an_index_follows_committed_writes(tickets: KeepingFronts) -> None:
         becomes(tickets, ROWS, "moved")
         direct.execute("TRUNCATE moved")
         becomes(tickets, 0, "moved")
+        wait_for(lambda: tickets.rows(stale) == [(0,)], what="the index has caught up again")
     tickets.rows("DROP KV INDEX tickets_kv")
     triggers = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'tierkv%'"
     assert tickets.rows(triggers) == [(0,)]
