@@ -402,3 +402,43 @@ def test_an_index_follows_committed_writes_and_survives_its_front(
         connection.execute("DROP KV INDEX docs_kv")
         left = "SELECT * FROM tierkv.kvcache_blocks"
         wait_for(lambda: not cluster.query(left), what="no block is left")
+
+
+@pytest.mark.timeout(240)
+def test_texts_stay_in_memory_until_they_expire_and_answers_stay_the_same(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster("--set", "compute.load_policy=always")
+    dsn = f"host=127.0.0.1 port={cluster.pg_port} user=tierkv dbname=main"
+    asked = (
+        b"SELECT id, ai_generate(body || ' Why?', options => '{\"max_tokens\": 6}') FROM docs "
+        b"ORDER BY id"
+    )
+    state = "SELECT state, documents, stale_rows, disk_bytes FROM tierkv.kv_indexes"
+    pinned = "SELECT count(*), min(seconds_left) > 30000000 FROM tierkv.pins"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE docs (id int, body text)")
+        connection.execute(
+            "INSERT INTO docs SELECT i, 'Ticket ' || i || repeat(' is late', 40) "
+            "FROM generate_series(1, 12) t(i)"
+        )
+        connection.execute("SET tierkv.cache = off")
+        plain = connection.execute(asked).fetchall()
+        connection.execute("RESET tierkv.cache")
+        connection.execute("CREATE KV INDEX docs_kv ON docs (body) WITH (tier = memory)")
+        wait_for(lambda: cluster.query(state) == [("fresh", 12, 0, 0)], what="it is built")
+        assert cluster.query(pinned) == [(12, True)]
+        assert connection.execute(asked).fetchall() == plain
+        connection.execute("DROP KV INDEX docs_kv")
+        assert cluster.query("SELECT count(*) FROM tierkv.pins") == [(0,)]
+        connection.execute("CREATE KV INDEX docs_kv ON docs (body) WITH (ttl = '2 s')")
+        expired = "SELECT documents, removed, memory_bytes FROM tierkv.kv_indexes"
+        wait_for(lambda: cluster.query(expired)[0][0] > 0, what="it is built")
+        wait_for(lambda: cluster.query(expired)[0][0] == 0, what="all texts have expired")
+        left = "SELECT * FROM tierkv.kvcache_blocks"
+        wait_for(lambda: not cluster.query(left), what="no block is left")
+        assert connection.execute(asked).fetchall() == plain
+        connection.execute("INSERT INTO docs VALUES (13, 'a new one' || repeat(' comes', 40))")
+        wait_for(lambda: cluster.query(expired)[0][:1] == (1,), what="a new text is indexed")
+        wait_for(lambda: cluster.query(expired)[0][:2] == (0, 1), what="and expires")
+        connection.execute("DROP KV INDEX docs_kv")

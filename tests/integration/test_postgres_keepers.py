@@ -171,6 +171,17 @@ def test_bytes_by_tier_are_told_and_a_silent_meta_server_gives_null(
     becomes(tickets, ROWS)
 
 
+def test_texts_expire_by_themselves(tickets: KeepingFronts) -> None:
+    tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body) WITH (ttl = '3 s', tier = memory)")
+    pins = "SELECT count(*) FROM tierkv.pins"
+    wait_for(lambda: tickets.rows(pins) == [(ROWS,)], what="the texts are pinned")
+    becomes(tickets, 0)
+    assert tickets.rows(pins) == [(0,)]
+    tickets.rows("UPDATE tickets SET body = 'A new text' || repeat(' came', 30) WHERE id = 1")
+    becomes(tickets, 1)
+    becomes(tickets, 0)
+
+
 def test_another_front_goes_on_when_the_one_that_listens_is_killed(
     tickets: KeepingFronts,
 ) -> None:
