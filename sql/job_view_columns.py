@@ -20,7 +20,10 @@ JOB_VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
         "indexed": "BIGINT",
         "removed": "BIGINT",
         "refresh_s": "DOUBLE",
+        "stale_rows": "BIGINT",
         "pin_s": "DOUBLE",
+        "tier": "VARCHAR",
+        "ttl_s": "DOUBLE",
         **dict.fromkeys(("l1_bytes", "memory_bytes", "disk_bytes"), "BIGINT"),
         **dict.fromkeys(("calls", "hit_tokens"), "BIGINT"),
         "saved_s": "DOUBLE",
@@ -73,6 +76,9 @@ JOB_VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
     },
 }
 """Views over the tables of schema ``tierkv_jobs``."""
+
+SAMPLED: Final = "sampled"
+"""In a row of ``kv_indexes`` that is not finished: what dbfront/views/index_places.py samples."""
 
 QUEUE_VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
     "queues": {

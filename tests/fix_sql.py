@@ -209,7 +209,7 @@ class InstantGenerator:
             self._fail(prompt)
             said = self._read_out(prepared)
             text = self.texts.get(prompt, said.text)
-            if prepared.call.steering is not None:
+            if prepared.call.steering is not None and prompt not in self.texts:
                 places = {"l1_bytes": 0, "memory_bytes": 10 * len(prompt), "disk_bytes": 1}
                 locates = prepared.call.steering.action is KvAction.LOCATE
                 tokens = {"tokens": len(prepared.request.token_ids)}

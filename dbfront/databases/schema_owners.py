@@ -30,7 +30,10 @@ _OWNERS: Final = {
     "ai_tables": ("AI table", "name"),
     "kv_indexes": ("KV index", "name"),
 }
-_JOB_TABLES: Final = (*_OWNERS, "parts", "ai_rows", "kv_index_texts", "failures")
+_JOB_TABLES: Final = (
+    *_OWNERS, "parts", "ai_rows", "kv_index_texts", "kv_index_progress", "kv_index_times",
+    "failures",
+)  # fmt: skip
 _PATH: Final = "SELECT current_setting('search_path')"
 _HERE: Final = "WHERE NOT internal AND database_name = current_database()"
 _NUMBERED: Final = (

@@ -23,7 +23,7 @@ from tierkv.dbfront.answer_cache.answer_key import PromptMark, last_mark
 from tierkv.dbfront.answer_cache.kept_answer import StoreLostError
 from tierkv.dbfront.contracts import PreparedCall, TextCall, TextEvent
 from tierkv.kvcore.block import block_keys
-from tierkv.kvcore.call_options import KvAction
+from tierkv.kvcore.call_options import TOO_SHORT, KvAction
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (
     CacheError,
@@ -223,7 +223,7 @@ class PromptSteering:
 
     async def _pinned(self, prepared: PreparedCall, pin: Pin | None) -> dict[str, Any]:
         if pin is None:
-            return _pinned("rejected", reason="the prompt is shorter than a block")
+            return _pinned("rejected", reason=TOO_SHORT)
         free = await self._quota_left(prepared.call.tenant, pin)
         if free is not None and pin.size_bytes > free:
             reason = f"{pin.size_bytes} bytes exceed what the namespace may still pin: {free}"
@@ -295,8 +295,7 @@ class PromptSteering:
 def _warmed(prepared: PreparedCall) -> dict[str, Any]:
     tokens = len(prepared.request.token_ids)
     if tokens < prepared.model.layout.block_tokens:
-        reason = "the prompt is shorter than a block"
-        return {"outcome": "rejected", "tokens": tokens, "reason": reason}
+        return {"outcome": "rejected", "tokens": tokens, "reason": TOO_SHORT}
     return {"outcome": "accepted", "tokens": tokens, "tier": "l1"}
 
 

@@ -20,7 +20,6 @@ from tierkv.dbfront.contracts import (
 )
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig, DuckDbEngine
 from tierkv.dbfront.jobs.embedded_jobs import RunningJobs
-from tierkv.dbfront.jobs.index_places import IndexPlaces, ReadTexts
 from tierkv.dbfront.jobs.job_views import (
     INDEX_USES,
     JOB_VIEWS,
@@ -28,6 +27,7 @@ from tierkv.dbfront.jobs.job_views import (
     view_rows_of,
     with_uses,
 )
+from tierkv.dbfront.jobs.source_watch import source_digest
 from tierkv.dbfront.queue.work_log import WorkLog
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.session import DuckDbSession
@@ -41,6 +41,7 @@ from tierkv.dbfront.views.admin import (
     refuse_reset,
     visible_rows,
 )
+from tierkv.dbfront.views.index_places import IndexPlaces, ReadTexts
 from tierkv.dbfront.views.kvcache import baseline_of
 from tierkv.dbfront.views.queue_views import QUEUE_VIEWS, queue_rows
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
@@ -289,7 +290,7 @@ class DuckDbSqlServer:
             )
         if view in JOB_VIEWS:
             found = await asyncio.to_thread(self._engine.rows, VIEW_QUERIES[view])
-            jobs = view_rows_of(view, found, self.jobs.holders.__contains__)
+            jobs = view_rows_of(view, found, self.jobs.holders.__contains__, self._unseen)
             return await self.index_rows(jobs, self._read_texts) if view == "kv_indexes" else jobs
         if view in QUEUE_VIEWS:
             return [] if self.queue is None else await queue_rows(view, self.queue)
@@ -319,6 +320,9 @@ class DuckDbSqlServer:
         if self._cluster is not None:
             costs = await self._cluster_rows("node_costs", self._cluster)
         return await self._places.add_to(with_uses(rows, uses, costs), read)
+
+    def _unseen(self, owner: str, name: str, _: float) -> int | None:
+        return self.jobs.written.unseen(source_digest(owner, name))
 
     async def _read_texts(self, query: str) -> list[tuple[str | None, ...]]:
         rows = await asyncio.to_thread(self._engine.rows, query)

@@ -96,6 +96,13 @@ def becomes(fronts: KeepingFronts, documents: int, source: str = "tickets") -> N
 def test_an_index_follows_committed_writes(tickets: KeepingFronts) -> None:
     tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body)")
     becomes(tickets, ROWS)
+    stale = "SELECT stale_rows FROM tierkv.kv_indexes WHERE name = 'tickets_kv'"
+    wait_for(lambda: tickets.rows(stale) == [(0,)], what="the index has caught up")
+    manual = "CREATE KV INDEX other_kv ON tickets (body) WITH (refresh = manual, background = off)"
+    tickets.rows(manual)
+    assert tickets.rows(stale.replace("tickets_kv", "other_kv")) == [(None,)], "writes unseen"
+    tickets.rows("DROP KV INDEX other_kv")
+    tickets.rows("REFRESH KV INDEX tickets_kv")
     with tickets.session() as connection:
         connection.execute("INSERT INTO tickets VALUES (1000, 'a new one')")
         becomes(tickets, ROWS + 1)
@@ -112,6 +119,7 @@ def test_an_index_follows_committed_writes(tickets: KeepingFronts) -> None:
         becomes(tickets, ROWS, "moved")
         direct.execute("TRUNCATE moved")
         becomes(tickets, 0, "moved")
+        wait_for(lambda: tickets.rows(stale) == [(0,)], what="the index has caught up again")
     tickets.rows("DROP KV INDEX tickets_kv")
     triggers = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'tierkv%'"
     assert tickets.rows(triggers) == [(0,)]
@@ -161,6 +169,17 @@ def test_bytes_by_tier_are_told_and_a_silent_meta_server_gives_null(
         tickets.start("meta")
     wait_for(known, what="the meta server is back")
     becomes(tickets, ROWS)
+
+
+def test_texts_expire_by_themselves(tickets: KeepingFronts) -> None:
+    tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body) WITH (ttl = '3 s', tier = memory)")
+    pins = "SELECT count(*) FROM tierkv.pins"
+    wait_for(lambda: tickets.rows(pins) == [(ROWS,)], what="the texts are pinned")
+    becomes(tickets, 0)
+    assert tickets.rows(pins) == [(0,)]
+    tickets.rows("UPDATE tickets SET body = 'A new text' || repeat(' came', 30) WHERE id = 1")
+    becomes(tickets, 1)
+    becomes(tickets, 0)
 
 
 def test_another_front_goes_on_when_the_one_that_listens_is_killed(

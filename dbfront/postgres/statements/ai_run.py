@@ -19,7 +19,6 @@ from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.contracts import CallDefaults, ClientInfo, TextGenerator
 from tierkv.dbfront.explain.estimate import Estimate
 from tierkv.dbfront.explain.plan import Analysis, Explanation
-from tierkv.dbfront.jobs.index_places import ReadTexts, unlocated
 from tierkv.dbfront.jobs.job_commands import RunParts
 from tierkv.dbfront.jobs.job_views import with_uses
 from tierkv.dbfront.jobs.queued_job import JobQueue
@@ -38,6 +37,7 @@ from tierkv.dbfront.postgres.wire.exchange import OnReset, RelayExchange, Server
 from tierkv.dbfront.postgres.wire.messages import shown
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
+from tierkv.dbfront.views.index_places import ReadTexts, unlocated
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.cluster_command import ClusterCommand

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import duckdb
 
 from tests.fix_sql import InstantGenerator, make_model
-from tierkv.dbfront.jobs.index_places import SAMPLED, IndexPlaces, SampledIndex
+from tierkv.dbfront.views.index_places import IndexPlaces, SampledIndex
 from tierkv.kvcore.clock import ManualClock
 from tierkv.kvcore.errors import NoNodeError
+from tierkv.sql.job_view_columns import SAMPLED
 from tierkv.sql.jobs.job_tables import MAKE_TABLES, SCHEMA
 from tierkv.sql.views import Row
 
@@ -43,7 +44,7 @@ class Look:
         return [tuple(None if value is None else str(value) for value in row) for row in rows]
 
     async def row(self, index: SampledIndex | None = None) -> Row:
-        row: Row = {"name": "i", SAMPLED: index or self.index}
+        row: Row = {"name": "i", SAMPLED: asdict(index or self.index)}
         (found,) = await self.places.add_to([row], self.read)
         assert found.pop("name") == "i" and set(found) == set(NOTHING)
         return found

@@ -17,12 +17,10 @@ from tierkv.dbfront.contracts import Message, TextCall, TextGenerator
 from tierkv.kvcore.call_options import CallOptions, KvAction, Steering
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import TierKVError
+from tierkv.sql.job_view_columns import SAMPLED
 from tierkv.sql.jobs.job_statement import literal
 from tierkv.sql.jobs.job_tables import SCHEMA
 from tierkv.sql.views import Row
-
-SAMPLED: Final = "sampled"
-"""Column of a row with the SampledIndex; taken out by ``IndexPlaces.add_to``."""
 
 BYTES: Final = ("l1_bytes", "memory_bytes", "disk_bytes")
 _UNKNOWN: Final[Row] = dict.fromkeys(BYTES)
@@ -108,12 +106,12 @@ class IndexPlaces:
         self._looking = asyncio.Lock()
 
     async def add_to(self, rows: Sequence[Row], read: ReadTexts) -> list[Row]:
-        """Add the bytes by tier to rows with a SampledIndex; NULL if they are not known.
+        """Add the bytes by tier to rows, in place of SAMPLED; NULL if they are not known.
 
         Raises:
             TierKVError: a query failed. A silent meta server is no error.
         """
-        indexes = [row[SAMPLED] for row in rows]
+        indexes = [SampledIndex(**row[SAMPLED]) for row in rows]
         old = [index for index in indexes if index.tenant is not None and self._is_old(index)]
         old.sort(key=lambda index: kept.at_s if (kept := self._kept.get(index)) else 0.0)
         try:
