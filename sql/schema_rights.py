@@ -51,6 +51,7 @@ _READS_NAMES: Final = re.compile(
 """Functions that use what a text names; names and types of columns are no secret."""
 _PATHS: Final = frozenset({"schema", "search_path"})
 _READS: Final = frozenset({"SELECT"})
+QUOTE: Final = '"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,10 @@ def _in_path(tokens: list[Token], foreign: Set[str]) -> Iterator[TableUse]:
     if tokens[0].upper not in ("USE", "PRAGMA") and _PATHS.isdisjoint(words):
         return
     for token in tokens[1:]:
-        if _is_named(token, foreign) or _mentions(token, foreign):
+        named = token.kind is TokenKind.QUOTED and any(
+            _has_word(name_value(token), name) for name in foreign
+        )
+        if named or _is_named(token, foreign) or _mentions(token, foreign):
             yield TableUse(_first(token, foreign), "", frozenset(), token.start + 1)
 
 
@@ -238,7 +242,12 @@ def _mentions(token: Token, foreign: Set[str]) -> bool:
 
 
 def _has_word(text: str, name: str) -> bool:
-    return re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", text, re.I) is not None
+    """Return whether a text has a name, also in pieces with quotes between them.
+
+    The engine reads ``ali""ce`` in a search path, or in a name that a text holds, as ``alice``.
+    """
+    word = re.compile(rf"(?<![\w$]){re.escape(name.replace(QUOTE, ''))}(?![\w$])", re.I)
+    return any(word.search(each) is not None for each in (text, text.replace(QUOTE, "")))
 
 
 def _refuse_computed(tokens: list[Token], foreign: Set[str], readers: Set[str]) -> None:
@@ -336,6 +345,8 @@ def _writes(tree: exp.Expr) -> Iterator[tuple[int, frozenset[str]]]:
         if not isinstance(target, exp.Table):
             continue
         reads = {"SELECT"} if node.args.get("where") or node.args.get("returning") else set()
+        if isinstance(node, exp.Update) and _reads_target(node, target):
+            reads = {"SELECT"}
         if isinstance(node, exp.Insert):
             replaces = node.args.get("conflict") or node.args.get("alternative")
             needed = {"INSERT", *(("UPDATE", "SELECT") if replaces else ())}
@@ -349,3 +360,19 @@ def _writes(tree: exp.Expr) -> Iterator[tuple[int, frozenset[str]]]:
             yield id(target), frozenset()  # To make or replace a table is the owner's.
             continue
         yield id(target), frozenset(needed | reads)
+
+
+def _reads_target(update: exp.Update, target: exp.Table) -> bool:
+    """Return whether the new values of an UPDATE may read the table: an error could show a value.
+
+    Columns without the name of a table count as the table's own.
+    """
+    own = {"", target.alias_or_name.lower(), target.name.lower()}
+    for each in update.expressions:
+        value = each.expression if isinstance(each, exp.EQ) else each
+        if value.find(exp.Star, exp.Columns) is not None:
+            return True
+        for column in value.find_all(exp.Column):
+            if column.table.lower() in own and column.sql().upper() != "DEFAULT":
+                return True
+    return False

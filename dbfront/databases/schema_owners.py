@@ -29,6 +29,7 @@ _OWNERS: Final = {
     "kv_indexes": ("KV index", "name"),
 }
 _JOB_TABLES: Final = (*_OWNERS, "parts", "ai_rows", "kv_index_texts", "failures")
+_PATH_VERBS: Final = frozenset({"SET", "RESET", "PRAGMA", "USE"})
 _PATH: Final = "SELECT current_setting('search_path')"
 _HERE: Final = "WHERE NOT internal AND database_name = current_database()"
 _NUMBERED: Final = (
@@ -152,12 +153,15 @@ class SchemaOwners:
         names = await self._connection.user_names()
         others = book.foreign_schemas(user, names.schemas)
         if self._seen is not book.rights and leaves:
-            # A schema that was the user's when the path was set may be another's now.
+            # A schema that was the user's when the path was set may be another's now; and
+            # whatever a statement wrote, the path that the engine made of the text counts.
             self._seen = book.rights
             ((path,),) = (await self._connection.command(_PATH)).rows
             words = {word.strip('" ').lower() for word in re.split(r"[,.]", str(path))}
             if not words.isdisjoint(others):
                 await self._connection.enter_schema("main")
+        if tokens and tokens[0].upper in _PATH_VERBS:
+            self._seen = None  # The next statement looks at the path that this one leaves.
         for use in foreign_tables(sql, tokens, others, names.readers):
             held = book.table_privileges(user, use.schema, use.table)
             granted = held >= use.privileges or (bool(held) and not runs)
