@@ -39,7 +39,7 @@ SHARED_SCHEMAS: Final = frozenset(
 )
 """Schemas with rules of their own, or none."""
 
-_NAMES: Final = (TokenKind.WORD, TokenKind.QUOTED)
+NAME_KINDS: Final = (TokenKind.WORD, TokenKind.QUOTED)
 _PARSED: Final = frozenset(
     {StatementKind.QUERY, StatementKind.INSERT, StatementKind.UPDATE, StatementKind.DELETE}
     | {StatementKind.MERGE, StatementKind.CREATE_TABLE_AS}
@@ -68,19 +68,6 @@ class TableUse:
     table: str
     privileges: frozenset[str]
     position: int
-
-
-@dataclass(frozen=True, slots=True)
-class UserNames:
-    """Names of a database that the check needs, in lower case.
-
-    Attributes:
-        schemas: of users and roles.
-        readers: views and macros with computed names of tables.
-    """
-
-    schemas: frozenset[str] = frozenset()
-    readers: frozenset[str] = frozenset()
 
 
 def name_readers(definitions: Iterable[tuple[str, str]]) -> frozenset[str]:
@@ -175,7 +162,7 @@ def made_schema(tokens: list[Token]) -> Token | None:
         rest = rest[3:]
     if len(rest) > 2 and rest[1].text == ".":
         rest = rest[2:]
-    return rest[0] if rest and rest[0].kind in _NAMES else None
+    return rest[0] if rest and rest[0].kind in NAME_KINDS else None
 
 
 def _explained(tokens: list[Token]) -> int:
@@ -188,13 +175,13 @@ def _explained(tokens: list[Token]) -> int:
 
 
 def _is_named(token: Token, foreign: Set[str]) -> bool:
-    return token.kind in _NAMES and name_value(token).lower() in foreign
+    return token.kind in NAME_KINDS and name_value(token).lower() in foreign
 
 
 def _owned(schema: Token, table: Token) -> TableUse:
     return TableUse(
         name_value(schema).lower(),
-        "" if table is schema or table.kind not in _NAMES else name_value(table).lower(),
+        "" if table is schema or table.kind not in NAME_KINDS else name_value(table).lower(),
         frozenset(),
         schema.start + 1,
     )
@@ -202,12 +189,12 @@ def _owned(schema: Token, table: Token) -> TableUse:
 
 def _in_path(tokens: list[Token], foreign: Set[str]) -> Iterator[TableUse]:
     """Find other users' schemas in a search path: bare names would mean their tables."""
-    words = [name_value(token).lower() for token in tokens if token.kind in _NAMES]
+    words = [name_value(token).lower() for token in tokens if token.kind in NAME_KINDS]
     if tokens[0].upper not in ("USE", "PRAGMA") and _PATHS.isdisjoint(words):
         return
     for token in tokens[1:]:
         named = token.kind is TokenKind.QUOTED and any(
-            _has_word(name_value(token), name) for name in foreign
+            has_word(name_value(token), name) for name in foreign
         )
         if named or _is_named(token, foreign) or _mentions(token, foreign):
             yield TableUse(_first(token, foreign), "", frozenset(), token.start + 1)
@@ -231,23 +218,31 @@ def _in_value(
 
 def _first(token: Token, foreign: Set[str]) -> str:
     text = string_value(token) if token.kind is TokenKind.STRING else name_value(token)
-    return next((name for name in sorted(foreign) if _has_word(text, name)), text)
+    return next((name for name in sorted(foreign) if has_word(text, name)), text)
 
 
 def _mentions(token: Token, foreign: Set[str]) -> bool:
     """Return whether a text has the name of another user's schema, or might have."""
     if token.kind is not TokenKind.STRING:
         return False
-    return has_codes(token) or any(_has_word(string_value(token), name) for name in foreign)
+    return has_codes(token) or any(has_word(string_value(token), name) for name in foreign)
 
 
-def _has_word(text: str, name: str) -> bool:
+def has_word(text: str, name: str) -> bool:
     """Return whether a text has a name, also in pieces with quotes between them.
 
     The engine reads ``ali""ce`` in a search path, or in a name that a text holds, as ``alice``.
     """
     word = re.compile(rf"(?<![\w$]){re.escape(name.replace(QUOTE, ''))}(?![\w$])", re.I)
     return any(word.search(each) is not None for each in (text, text.replace(QUOTE, "")))
+
+
+def reads_names(tokens: list[Token]) -> bool:
+    """Return whether a statement calls a function that uses what a text names."""
+    return any(
+        token.kind in NAME_KINDS and _READS_NAMES.fullmatch(name_value(token)) is not None
+        for token in tokens
+    )
 
 
 def _refuse_computed(tokens: list[Token], foreign: Set[str], readers: Set[str]) -> None:
@@ -266,7 +261,7 @@ def _refuse_computed(tokens: list[Token], foreign: Set[str], readers: Set[str]) 
 def _computed(tokens: list[Token], foreign: Set[str], readers: Set[str]) -> Token | None:
     """Return the first name of a function or view with access to other users' tables, or None."""
     for at, token in enumerate(tokens):
-        if token.kind not in _NAMES:
+        if token.kind not in NAME_KINDS:
             continue
         name = name_value(token).lower()
         if name in readers:

@@ -14,12 +14,18 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
-from tierkv.kvcore.access import Rights, RightsBook
+from tierkv.kvcore.access import PUBLIC, Rights, RightsBook
 from tierkv.kvcore.errors import RightMissingError, SqlError
 from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.jobs.job_tables import SCHEMA as JOBS
-from tierkv.sql.schema_rights import foreign_tables, made_schema, table_refused
+from tierkv.sql.schema_rights import (
+    SHARED_SCHEMAS,
+    foreign_tables,
+    made_schema,
+    table_refused,
+)
 from tierkv.sql.text.lexer import Token, name_value
+from tierkv.sql.view_rights import UserNames, ViewName, closed_views, made_view, named_view
 
 _MOST_NAMED: Final = 20
 """Objects named in the detail of an error."""
@@ -119,6 +125,7 @@ class SchemaOwners:
     def __init__(self, connection: DuckDbConnection) -> None:
         self._connection = connection
         self._seen: Rights | None = None
+        self._closed: tuple[Rights, UserNames, frozenset[ViewName]] | None = None
 
     async def check(
         self,
@@ -162,11 +169,55 @@ class SchemaOwners:
                 await self._connection.enter_schema("main")
         if tokens and tokens[0].upper in _PATH_VERBS:
             self._seen = None  # The next statement looks at the path that this one leaves.
-        for use in foreign_tables(sql, tokens, others, names.readers):
+        uses = foreign_tables(sql, tokens, others, names.readers)
+        for use in uses:
             held = book.table_privileges(user, use.schema, use.table)
             granted = held >= use.privileges or (bool(held) and not runs)
             if not use.privileges or not granted:
                 raise table_refused(use, user)
+        if uses:
+            await self._refuse_without_owner(tokens)
+        if names.views and others and tokens:
+            self._refuse_closed_view(sql, tokens, book, names, others)
+
+    async def _refuse_without_owner(self, tokens: list[Token]) -> None:
+        """Refuse a view over another user's table that would have no owner to hold the right."""
+        made = made_view(tokens)
+        if made is None:
+            return
+        schema, temporary = made
+        if not schema and not temporary:
+            ((schema,),) = (await self._connection.command("SELECT current_schema()")).rows
+        if temporary or str(schema).lower() in SHARED_SCHEMAS:
+            raise RightMissingError(
+                "a view over another user's table needs an owner",
+                position=tokens[0].start + 1,
+                hint="Make the view in your own schema, and GRANT SELECT on it. Schema main, and "
+                "temporary views, belong to no user.",
+            )
+
+    def _refuse_closed_view(
+        self,
+        sql: str,
+        tokens: list[Token],
+        book: RightsBook,
+        names: UserNames,
+        others: AbstractSet[str],
+    ) -> None:
+        """Refuse a view whose owner may not read all its tables any more."""
+        known = self._closed
+        if known is None or known[0] is not book.rights or known[1] is not names:
+            closed = closed_views(names.views, lambda schema, table: _reads(book, schema, table))
+            known = self._closed = book.rights, names, closed
+        found = named_view(sql, tokens, known[2], others) if known[2] else None
+        if found is not None:
+            token, (schema, view) = found
+            raise RightMissingError(
+                f"permission denied for a table of view {view}",
+                position=token.start + 1,
+                hint=f"The owner of schema {schema} may not read the table any more: its owner "
+                "grants SELECT on it again, or DROP VIEW.",
+            )
 
     async def change(self, command: ClusterCommand, schemas: AbstractSet[str]) -> frozenset[str]:
         """Do the part of DROP ROLE, DROP OWNED or REASSIGN OWNED in the database.
@@ -280,6 +331,19 @@ def names_change(tokens: list[Token]) -> str:
         words = words[next((at for at, word in enumerate(words) if word in _VERBS), len(words)) :]
     changes = bool(words) and (words[0] != "CREATE" or "REPLACE" in words[:3])
     return words[0] if changes and words[0] in _VERBS else ""
+
+
+def _reads(book: RightsBook, owned: str, table: ViewName) -> bool:
+    """Return whether the owner of a schema, a role or one of its members, may read a table."""
+    members = (
+        role
+        for role in book.rights.roles
+        if role != PUBLIC and not book.is_admin(role) and book.owns_schema(role, owned)
+    )
+    return any(
+        book.owns_schema(role, table[0]) or "SELECT" in book.table_privileges(role, *table)
+        for role in (owned, *members)
+    )
 
 
 def _granted(rights: Rights) -> Iterator[str]:
