@@ -24,6 +24,7 @@ from tierkv.sql.text.lexer import (
     Token,
     TokenKind,
     closing_index,
+    depth_change,
     has_codes,
     name_value,
     string_value,
@@ -46,9 +47,18 @@ _PARSED: Final = frozenset(
 )
 _READS_NAMES: Final = re.compile(
     r"query|query_table|json_execute_serialized_sql|json_serialize_plan|pragma_storage_info"
-    r"|nextval|currval|setval"
+    r"|nextval|currval|setval|duckdb_table_sample|histogram|histogram_values"
 )
 """Functions that use what a text names; names and types of columns are no secret."""
+_HISTOGRAMS: Final = frozenset({"histogram", "histogram_values"})
+"""In FROM they read the table that the first argument names, in any form; ``histogram`` in a select
+list is an aggregate."""
+_CLAUSES: Final = frozenset(
+    {"SELECT", "WHERE", "GROUP", "HAVING", "QUALIFY", "ORDER", "LIMIT", "SET"}
+)
+_TABLES: Final = frozenset(
+    {"FROM", "JOIN", "USING", "INTO", "CALL", "PIVOT", "UNPIVOT", "SUMMARIZE"}
+)
 _PATHS: Final = frozenset({"schema", "search_path"})
 _READS: Final = frozenset({"SELECT"})
 QUOTE: Final = '"'
@@ -269,20 +279,49 @@ def _computed(tokens: list[Token], foreign: Set[str], readers: Set[str]) -> Toke
         called = at + 1 < len(tokens) and tokens[at + 1].text == "("
         if not called or not _READS_NAMES.fullmatch(name):
             continue
+        if name in _HISTOGRAMS and not _is_table(tokens, at):
+            continue
         try:
             inside = tokens[at + 2 : closing_index(tokens, at + 1)]
         except SqlSyntaxError:
             inside = tokens[at + 2 :]
+        if name in _HISTOGRAMS:
+            inside = _first_argument(inside)
         if not _is_plain(name, inside, foreign, readers):
             return token
     return None
+
+
+def _is_table(tokens: list[Token], at: int) -> bool:
+    """Return whether a call may be a table in FROM, by the nearest clause before it."""
+    depth = 0
+    for token in reversed(tokens[:at]):
+        if token.text in (")", "("):
+            depth = max(0, depth + (1 if token.text == ")" else -1))
+        elif depth == 0 and token.kind is TokenKind.WORD and token.upper in _CLAUSES | _TABLES:
+            return token.upper in _TABLES
+    return True
+
+
+def _first_argument(inside: list[Token]) -> list[Token]:
+    """Return the first argument of a call; all, if arguments have names."""
+    if any(token.text in (":=", "=>", ":", "=") for token in inside):
+        return inside
+    depth = 0
+    for at, token in enumerate(inside):
+        depth += depth_change(token)
+        if token.text == "," and depth == 0:
+            return inside[:at]
+    return inside
 
 
 def _is_plain(function: str, inside: list[Token], foreign: Set[str], readers: Set[str]) -> bool:
     """Return whether arguments are constants and lead to no other user's schema."""
     if function == "json_execute_serialized_sql":
         return False
-    if not all(each.kind is TokenKind.STRING or each.text in ("[", "]", ",") for each in inside):
+    if not inside or not all(
+        each.kind is TokenKind.STRING or each.text in ("[", "]", ",") for each in inside
+    ):
         return False
     if any(_mentions(each, foreign) for each in inside):
         return False

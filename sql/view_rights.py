@@ -9,7 +9,7 @@ Macros count as views: they may name views of their maker.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,6 +25,8 @@ _SHARED: Final = "main"
 _CHANGES: Final = frozenset({"DROP", "ALTER", "COMMENT", "GRANT", "REVOKE"})
 _WORD: Final = re.compile(r"[\w$]+")
 _MADE: Final = frozenset({"VIEW", "MACRO", "FUNCTION"})
+
+_TEMPORARY: Final = frozenset({"TEMP", "TEMPORARY"})
 
 ViewName = tuple[str, str]
 """Schema and name, in lower case."""
@@ -154,7 +156,32 @@ def made_view(tokens: list[Token]) -> tuple[str, bool] | None:
     while path[-1] + 2 < len(tokens) and tokens[path[-1] + 1].text == ".":
         path.append(path[-1] + 2)
     schema = name_value(tokens[path[-2]]) if len(path) > 1 else ""
-    return schema, not {"TEMP", "TEMPORARY"}.isdisjoint(words)
+    return schema, not _TEMPORARY.isdisjoint(words)
+
+
+def made_temporary(tokens: list[Token]) -> tuple[str, frozenset[str]] | None:
+    """Return the name of a temporary view or macro, or of a prepared statement, and its words.
+
+    None for any other statement. The catalogue of other sessions does not show these objects.
+    """
+    words = [token.upper for token in tokens[:6]]
+    ends = (at for at, token in enumerate(tokens) if token.text == "(" or token.upper == "AS")
+    head = tokens[: next(ends, len(tokens))]
+    names = [name_value(token) for token in head if token.kind in NAME_KINDS]
+    made = words[0] == "CREATE" and not _MADE.isdisjoint(words)
+    temporary = made and not _TEMPORARY.isdisjoint(name.upper() for name in names)
+    if len(names) < 2 or not (temporary or words[0] == "PREPARE"):
+        return None
+    return names[-1], _words(tokens[len(head) :])
+
+
+def closed_temporary(made: Mapping[str, Set[str]], closed: Set[ViewName]) -> Iterator[ViewName]:
+    """Yield what ``made_temporary`` found in a session that names closed views, or each other."""
+    names = {name for _, name in closed}
+    while more := {name for name in made.keys() - names if made[name] & names}:
+        names |= more
+    for name in made.keys() & names:
+        yield from ((schema, name) for schema in (_SHARED, "temp"))
 
 
 def _uses(text: str, tokens: list[Token], foreign: Set[str]) -> list[TableUse]:
@@ -165,10 +192,11 @@ def _uses(text: str, tokens: list[Token], foreign: Set[str]) -> list[TableUse]:
 
 
 def _words(tokens: list[Token]) -> frozenset[str]:
-    """Return the names in a definition, also the names inside of texts."""
+    """Return the names in a definition, also in texts that functions read names from."""
     found = {name_value(token) for token in tokens if token.kind in NAME_KINDS}
+    reads = reads_names(tokens)
     for token in tokens:
-        if token.kind is TokenKind.STRING:
+        if reads and token.kind is TokenKind.STRING:
             found |= {word.lower() for word in _WORD.findall(string_value(token))}
     return frozenset(found)
 

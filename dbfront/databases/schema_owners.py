@@ -25,7 +25,15 @@ from tierkv.sql.schema_rights import (
     table_refused,
 )
 from tierkv.sql.text.lexer import Token, name_value
-from tierkv.sql.view_rights import UserNames, ViewName, closed_views, made_view, named_view
+from tierkv.sql.view_rights import (
+    UserNames,
+    ViewName,
+    closed_temporary,
+    closed_views,
+    made_temporary,
+    made_view,
+    named_view,
+)
 
 _MOST_NAMED: Final = 20
 """Objects named in the detail of an error."""
@@ -125,6 +133,7 @@ class SchemaOwners:
     def __init__(self, connection: DuckDbConnection) -> None:
         self._connection = connection
         self._seen: Rights | None = None
+        self._temporary: dict[str, frozenset[str]] = {}
         self._closed: tuple[Rights, UserNames, frozenset[ViewName]] | None = None
 
     async def check(
@@ -177,7 +186,7 @@ class SchemaOwners:
                 raise table_refused(use, user)
         if uses:
             await self._refuse_without_owner(tokens)
-        if names.views and others and tokens:
+        if others and tokens:
             self._refuse_closed_view(sql, tokens, book, names, others)
 
     async def _refuse_without_owner(self, tokens: list[Token]) -> None:
@@ -209,14 +218,20 @@ class SchemaOwners:
         if known is None or known[0] is not book.rights or known[1] is not names:
             closed = closed_views(names.views, lambda schema, table: _reads(book, schema, table))
             known = self._closed = book.rights, names, closed
-        found = named_view(sql, tokens, known[2], others) if known[2] else None
+        closed = known[2]
+        temporary = made_temporary(tokens)
+        if temporary is not None:
+            self._temporary[temporary[0]] = temporary[1]
+        if closed and self._temporary:
+            closed |= frozenset(closed_temporary(self._temporary, closed))
+        found = named_view(sql, tokens, closed, others) if closed else None
         if found is not None:
-            token, (schema, view) = found
+            token, (_, view) = found
             raise RightMissingError(
                 f"permission denied for a table of view {view}",
                 position=token.start + 1,
-                hint=f"The owner of schema {schema} may not read the table any more: its owner "
-                "grants SELECT on it again, or DROP VIEW.",
+                hint="The owner of the view may not read the table any more: the table's owner "
+                "grants SELECT on it again, or the view is dropped.",
             )
 
     async def change(self, command: ClusterCommand, schemas: AbstractSet[str]) -> frozenset[str]:
