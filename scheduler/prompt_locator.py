@@ -63,7 +63,7 @@ class PromptPlaces:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Blocks that follow each other, with the number of their tokens."""
+    """Consecutive blocks, with the number of tokens."""
 
     keys: Sequence[BlockKey]
     tokens: int

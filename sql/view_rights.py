@@ -63,7 +63,7 @@ class UserNames:
 def view_reads(
     definitions: Iterable[tuple[str, str, str]], schemas: Set[str]
 ) -> dict[ViewName, ViewReads]:
-    """Return the views and macros that read other users' tables, also through each other.
+    """Return the views and macros over tables of foreign users, directly or through further views.
 
     Args:
         definitions: name, schema and text of each view and macro, names in lower case.

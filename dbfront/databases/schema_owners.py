@@ -337,7 +337,7 @@ class SchemaOwners:
 
 
 class SessionSchemas:
-    """What one session may use where users log in, and the rights that follow its statements.
+    """Rights of a session where users log in, and changes of rights by the session's statements.
 
     Without logins each method is a no-op.
     """
@@ -397,7 +397,7 @@ class SessionSchemas:
 
     @asynccontextmanager
     async def following(self, tokens: list[Token], rights: Rights) -> AsyncIterator[None]:
-        """Run a statement that may drop or rename tables, and note what became of them.
+        """Run a statement, and note which tables the statement dropped or renamed.
 
         Args:
             tokens: the statement.
