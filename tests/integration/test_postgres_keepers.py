@@ -172,14 +172,13 @@ def test_bytes_by_tier_are_told_and_a_silent_meta_server_gives_null(
 
 
 def test_texts_expire_by_themselves(tickets: KeepingFronts) -> None:
-    tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body) WITH (ttl = '3 s', tier = memory)")
-    pins = "SELECT count(*) FROM tierkv.pins"
-    wait_for(lambda: tickets.rows(pins) == [(ROWS,)], what="the texts are pinned")
-    becomes(tickets, 0)
-    assert tickets.rows(pins) == [(0,)]
+    tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body) WITH (ttl = '2 s', tier = memory)")
+    seen = "SELECT documents, indexed, removed FROM tierkv.kv_indexes"
+    wait_for(lambda: tickets.rows(seen) == [(0, 0, ROWS)], what="all texts have expired")
     tickets.rows("UPDATE tickets SET body = 'A new text' || repeat(' came', 30) WHERE id = 1")
-    becomes(tickets, 1)
-    becomes(tickets, 0)
+    wait_for(lambda: tickets.rows(seen) == [(0, 0, 1)], what="the new text has expired")
+    pins = "SELECT count(*) FROM tierkv.pins"
+    wait_for(lambda: tickets.rows(pins) == [(0,)], what="no pin is left")
 
 
 def test_another_front_goes_on_when_the_one_that_listens_is_killed(
