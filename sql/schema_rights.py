@@ -60,6 +60,7 @@ _TABLES: Final = frozenset(
     {"FROM", "JOIN", "USING", "INTO", "CALL", "PIVOT", "UNPIVOT", "SUMMARIZE"}
 )
 _PATHS: Final = frozenset({"schema", "search_path"})
+_WHOLE_DATABASE: Final = (["COPY", "FROM", "DATABASE"], ["PRAGMA", "COPY_DATABASE", "("])
 _READS: Final = frozenset({"SELECT"})
 QUOTE: Final = '"'
 
@@ -121,11 +122,12 @@ def foreign_tables(
     if options:
         text, tokens = text[tokens[options].start :], tokens[options:]
     verb = tokens[0].upper
+    copies = [token.upper for token in tokens[:3]] in _WHOLE_DATABASE
+    if copies or verb in ("EXPORT", "IMPORT"):
+        return [TableUse(min(foreign), "", frozenset(), tokens[0].start + 1)]
     if verb in ("SET", "RESET", "PRAGMA", "USE"):
         return [*_in_path(tokens, foreign), *_in_value(text, tokens, foreign, readers)]
     of_schemas = [token.upper for token in tokens[1:4] if token.kind is TokenKind.WORD]
-    if verb in ("EXPORT", "IMPORT"):
-        return [TableUse(min(foreign), "", frozenset(), tokens[0].start + 1)]
     if verb in ("DROP", "ALTER") and "SCHEMA" in of_schemas:
         return [_owned(token, token) for token in tokens if _is_named(token, foreign)]
     places = [

@@ -16,6 +16,8 @@ _LIMITS: Final = {
     "allowed": "VARCHAR",
     "remaining": "DOUBLE",
     "refused": "BIGINT",
+    "waiting": "BIGINT",
+    "next_call_s": "DOUBLE",
 }
 VIEW_COLUMNS: Final[dict[str, dict[str, str]]] = {
     "stat_kvcache": {

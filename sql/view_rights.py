@@ -17,7 +17,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from tierkv.kvcore.errors import SqlError
+from tierkv.kvcore.errors import RightMissingError, SqlError
 from tierkv.sql.schema_rights import NAME_KINDS, TableUse, foreign_tables, has_word, reads_names
 from tierkv.sql.text.lexer import Token, TokenKind, name_value, string_value, tokenize
 
@@ -182,6 +182,25 @@ def closed_temporary(made: Mapping[str, Set[str]], closed: Set[ViewName]) -> Ite
         names |= more
     for name in made.keys() & names:
         yield from ((schema, name) for schema in (_SHARED, "temp"))
+
+
+def refuse_trigger(tokens: list[Token], *, is_admin: bool) -> None:
+    """Refuse CREATE TRIGGER of a user.
+
+    The engine runs a trigger in the session of whoever changes the table, where bare names mean the
+    tables of that user: a trigger could copy them to its maker.
+
+    Raises:
+        RightMissingError: the statement makes a trigger, and the user is no administrator.
+    """
+    for at, token in enumerate(tokens if not is_admin else ()):
+        if token.upper == "CREATE" and "TRIGGER" in [each.upper for each in tokens[at : at + 5]]:
+            raise RightMissingError(
+                "permission denied to create a trigger",
+                position=token.start + 1,
+                hint="A trigger would run with the rights of everybody who changes the table: an "
+                "administrator may make it.",
+            )
 
 
 def _uses(text: str, tokens: list[Token], foreign: Set[str]) -> list[TableUse]:

@@ -30,6 +30,7 @@ from tierkv.sql.view_rights import (
     made_temporary,
     made_view,
     named_view,
+    refuse_trigger,
 )
 
 _MOST_NAMED: Final = 20
@@ -166,6 +167,7 @@ class SchemaOwners:
                 position=made.start + 1,
                 hint=f'A schema belongs to the user or role of its name: CREATE SCHEMA "{user}".',
             )
+        refuse_trigger(tokens, is_admin=book.is_admin(user))
         names = await self._connection.user_names()
         others = book.foreign_schemas(user, names.schemas)
         if self._seen is not book.rights and leaves:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
+from tierkv.scheduler.shared_state.valkey import SERVER_NOW, ServerScripts
 
 _log = logging.getLogger(__name__)
 LEASE_S: Final = 15.0
@@ -25,12 +26,8 @@ LEASE_S: Final = 15.0
 _RENEW_S: Final = 5.0
 _PREFIX: Final = "{tierkv:limits}:places:"
 
-_NOW: Final = """
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-"""
 _TAKE: Final = (
-    _NOW
+    SERVER_NOW
     + """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.6f', now))
 if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
@@ -41,7 +38,7 @@ return 1
 )
 """Arguments: the lease, the places, and how long the lease holds in seconds."""
 _RENEW: Final = (
-    _NOW
+    SERVER_NOW
     + """
 for i, key in ipairs(KEYS) do
   redis.call('ZADD', key, string.format('%.6f', now + ARGV[1]), ARGV[i + 1])
@@ -50,7 +47,7 @@ end
 """
 )
 _COUNT: Final = (
-    _NOW
+    SERVER_NOW
     + """
 local found = {}
 for i, key in ipairs(KEYS) do
@@ -95,31 +92,25 @@ class PlaceLeases:
 
     def __init__(
         self,
-        valkey: Any,
-        errors: tuple[type[Exception], ...],
+        server: ServerScripts,
         *,
         lease_s: float = LEASE_S,
         renew_s: float = _RENEW_S,
     ) -> None:
-        """Count with a client of the server.
+        """Count at a server.
 
         Args:
-            valkey: the client; not closed here.
-            errors: what a lost server raises.
+            server: not closed here.
             lease_s: how long a place stays taken without a renewal.
             renew_s: time between renewals.
         """
         self.held: dict[str, str] = {}
-        self._errors = errors
+        self._server = server
         self._lease_s, self._renew_s = lease_s, renew_s
         self._returned: dict[str, str] = {}
         self._poke = asyncio.Event()
         self._closing = False
         self._keeper: asyncio.Task[None] | None = None
-        self._take = valkey.register_script(_TAKE)
-        self._renew = valkey.register_script(_RENEW)
-        self._count = valkey.register_script(_COUNT)
-        self._return = valkey.register_script(_RETURN)
 
     async def take(self, subject: str, most: int) -> str:
         """Take one of ``most`` places of a subject; return the lease, empty if all are taken.
@@ -133,7 +124,7 @@ class PlaceLeases:
         await self._return_places()  # The place may be one that this front has just left.
         try:
             words = [lease, most, self._lease_s]
-            taken = await self._run(self._take, [subject], words)
+            taken = await self._run(_TAKE, [subject], words)
         except BaseException:
             self._give_back(lease, subject)  # The server may have heard of it.
             raise
@@ -157,7 +148,7 @@ class PlaceLeases:
         if not subjects:
             return []
         await self._return_places()
-        return [int(n) for n in await self._run(self._count, subjects, [])]
+        return [int(n) for n in await self._run(_COUNT, subjects, [])]
 
     async def close(self) -> None:
         """Free all places."""
@@ -193,21 +184,18 @@ class PlaceLeases:
     async def _return_places(self) -> None:
         returned = dict(self._returned)
         if returned:
-            await self._run(self._return, list(returned.values()), list(returned))
+            await self._run(_RETURN, list(returned.values()), list(returned))
             for lease in returned:
                 self._returned.pop(lease, None)
 
     async def _renew_all(self) -> None:
         held = dict(self.held)
         if held:
-            await self._run(self._renew, list(held.values()), [self._lease_s, *held])
+            await self._run(_RENEW, list(held.values()), [self._lease_s, *held])
             # A call that ended meanwhile must not have its place renewed for good.
             self._returned |= {lease: held[lease] for lease in held.keys() - self.held.keys()}
             if self._returned:
                 self._poke.set()
 
-    async def _run(self, script: Any, subjects: Sequence[str], words: Sequence[Any]) -> Any:
-        try:
-            return await script(keys=[_PREFIX + each for each in subjects], args=words)
-        except self._errors as error:
-            raise SharedStateLostError(f"{type(error).__name__}: {error}") from None
+    async def _run(self, script: str, subjects: Sequence[str], words: Sequence[Any]) -> Any:
+        return await self._server.run(script, [_PREFIX + each for each in subjects], words)

@@ -113,6 +113,12 @@ def test_columns_texts_and_own_tables_are_none_of_them(sql: str) -> None:
         "SELECT json_execute_serialized_sql('{}')",
         "CALL pragma_storage_info('ann.t')",
         "SELECT nextval('ann.s')",
+        "SELECT * FROM duckdb_table_sample('ann.t')",
+        "FROM histogram(ann.t, x)",
+        "FROM histogram('an' || 'n.t', x)",
+        'FROM a JOIN b ON true, histogram_values("ann.t", x)',
+        "FROM a JOIN b USING (x), histogram_values(source := 't', col_name := x)",
+        "CREATE MACRO m(t, c) AS TABLE FROM histogram(t, c)",
         "SELECT * FROM query_table('a\"n\"n.t')",
     ],
 )
