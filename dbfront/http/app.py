@@ -213,7 +213,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     cause = error.error if isinstance(error, FieldError) else error
     if status >= 500 and not isinstance(cause, TierKVError):
         log.error("%s %s broke", request.method, request.url.path, exc_info=error)
-    body = error_body(error)
+    body = error_body(error, request.url.path)
     if request.url.path.startswith("/v1/messages"):
         body = error_json(body, status)
     return JSONResponse(body, status_code=status, headers=headers)
@@ -241,11 +241,23 @@ def _status(error: BaseException) -> tuple[int, dict[str, str]]:
     return cause.http_status, headers
 
 
-def error_body(error: BaseException) -> dict[str, Any]:
-    """Write an error in OpenAI's format."""
+_FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "/v1/chat/completions": {"json_schema": "response_format"},
+    "/v1/completions": {"json_schema": "response_format"},
+    "/v1/embeddings": {"prompt": "input"},
+    "/v1/responses": {"json_schema": "text.format", "messages": "input"},
+    "/v1/messages": {"json_schema": "output_config.format", "stop": "stop_sequences"},
+}
+"""Names of fields in the bodies of endpoints, where a call has other ones."""
+
+
+def error_body(error: BaseException, path: str = "") -> dict[str, Any]:
+    """Write an error in OpenAI's format; ``path`` is the endpoint, inside a stream empty."""
     status, _ = _status(error)
     param = error.param or None if isinstance(error, FieldError) else None
     cause = error.error if isinstance(error, FieldError) else error
+    if isinstance(error, UserError) and path in _FIELDS and error.field:
+        param = _FIELDS[path].get(error.field, error.field)
     if isinstance(cause, HTTPException):
         cause = _routing_error(cause)
     if isinstance(cause, RequestValidationError):
