@@ -136,6 +136,11 @@ class ResponseRun:
             response_id=self.response_id,
         )
 
+    async def input_tokens(self) -> int:
+        """Return the number of tokens to ask with, the history included."""
+        await self.prepare()
+        return len(self.prepared.request.token_ids)
+
     async def events(self) -> AsyncGenerator[TextEvent, None]:
         """Yield the answer while the model generates, and keep the text.
 

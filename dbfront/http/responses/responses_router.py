@@ -60,9 +60,7 @@ def responses_router(
     async def input_tokens(request: Request) -> dict[str, Any]:
         body = await read_body(request, ResponseBody)
         run = ResponseRun.of(services, conversations, body, caller_of(request))
-        await run.prepare()
-        count = len(run.prepared.request.token_ids)
-        return {"object": "response.input_tokens", "input_tokens": count}
+        return {"object": "response.input_tokens", "input_tokens": await run.input_tokens()}
 
     @router.get("/v1/responses/{response_id}", summary="A kept response")
     async def retrieve(
