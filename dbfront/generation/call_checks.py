@@ -178,13 +178,14 @@ def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) ->
     max_tokens = max(room, 1) if asked.max_tokens is None else asked.max_tokens
     if max_tokens > room:
         completion = "at least 1" if asked.max_tokens is None else str(max_tokens)
-        raise ContextTooLongError(
-            f"the prompt has {prompt_tokens} tokens and {completion} may be generated, but the "
-            f"context of model {model.name} is {model.context_tokens} tokens",
-            hint=f"Shorten the prompt, or set max_tokens to at most {room}."
-            if room > 0
-            else "Shorten the prompt; TierKV never truncates it.",
-        )
+        with naming("messages"):
+            raise ContextTooLongError(
+                f"the prompt has {prompt_tokens} tokens and {completion} may be generated, but the "
+                f"context of model {model.name} is {model.context_tokens} tokens",
+                hint=f"Shorten the prompt, or set max_tokens to at most {room}."
+                if room > 0
+                else "Shorten the prompt; TierKV never truncates it.",
+            )
     seed = None if asked.seed is None else asked.seed % (1 << 63)
     try:
         return SamplingParams(
@@ -388,7 +389,8 @@ def check_names(call: TextCall) -> None:
             )
     priority = call.options.priority or 0
     if not -(1 << 31) <= priority < 1 << 31:
-        raise UdfArgumentError(f"priority {priority} does not fit 32 bits")
+        with naming("priority"):
+            raise UdfArgumentError(f"priority {priority} does not fit 32 bits")
 
 
 def check_ratio(recompute_ratio: float | None) -> None:

@@ -75,6 +75,9 @@ def admit(keys: KeyRing, method: str, path: str, headers: Headers) -> RestCaller
     caller = keys.caller(key_header(headers))
     if method not in _SAFE_METHODS and method != "DELETE":  # No page may send one unasked.
         _check_content_type(headers.get("content-type", ""))
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            raise HTTPException(415, f"the body is encoded as {coding[:100]!r} (send it as it is)")
     return caller
 
 
@@ -243,8 +246,8 @@ def _status(error: BaseException) -> tuple[int, dict[str, str]]:
 
 _FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
     "/v1/chat/completions": {"json_schema": "response_format"},
-    "/v1/completions": {"json_schema": "response_format"},
-    "/v1/embeddings": {"prompt": "input"},
+    "/v1/completions": {"json_schema": "response_format", "messages": "prompt"},
+    "/v1/embeddings": {"prompt": "input", "messages": "input"},
     "/v1/responses": {"json_schema": "text.format", "messages": "input"},
     "/v1/messages": {"json_schema": "output_config.format", "stop": "stop_sequences"},
 }
