@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -30,7 +30,7 @@ from tierkv.dbfront.http.services import FieldError, Services
 from tierkv.dbfront.queue.queue_worker import QueueWorker, UnreadableEntryError
 from tierkv.dbfront.queue.work_log import WorkLog
 from tierkv.dbfront.sessions.conversations import Conversations, unknown
-from tierkv.dbfront.sessions.session_store import SessionTurn, TurnStatus
+from tierkv.dbfront.sessions.session_store import SessionItem, SessionTurn, TurnStatus
 from tierkv.dbfront.sessions.turn_form import response_json, unanswered
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import (
@@ -232,6 +232,22 @@ class BackgroundResponses:
         """Stop answering a deleted response, and drop its events."""
         self.end(response_id)
         self._kept.pop(response_id, None)
+
+    async def cancel(self, turn: SessionTurn, items: Sequence[SessionItem]) -> SessionTurn:
+        """Cancel a response that is open; return the turn as it is then.
+
+        Raises:
+            UnknownSessionError: the response was deleted meanwhile.
+        """
+        if not turn.status.is_open:
+            return turn
+        store, now_s = self._conversations.store, self._conversations.clock.wall()
+        ended = unanswered(turn, now_s)
+        stored = await self._conversations.run(store.put_turn, ended, items, opened=True)
+        if stored is None:
+            raise unknown("Response", turn.response_id)
+        self.end(turn.response_id)
+        return stored
 
     def end(self, response_id: str) -> None:
         """Stop answering a cancelled response, if this front answers it."""

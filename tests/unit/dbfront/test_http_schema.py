@@ -387,6 +387,7 @@ HASHED = "sha256:" + hashlib.sha256(b"secret").hexdigest()
         ({}, {"content-type": "text/plain"}, "415: .*-H 'Content-Type: application/json'"),
         ({}, {"content-type": "application/x-www-form-urlencoded"}, "415"),
         ({}, {"content-type": ""}, "415"),
+        ({}, {"content-encoding": "gzip"}, "415: the body is encoded as 'gzip'"),
         (
             {"api_keys": {HASHED: "t"}},
             {"authorization": f"Bearer {HASHED}"},
