@@ -34,7 +34,7 @@ ViewName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ViewReads:
-    """What a view or macro reads outside its schema.
+    """Tables and macros read by a view or macro outside of the own schema.
 
     Attributes:
         tables: schema and name, of users' schemas other than the view's own.
@@ -162,7 +162,7 @@ def made_view(tokens: list[Token]) -> tuple[str, bool] | None:
 def made_temporary(tokens: list[Token]) -> tuple[str, frozenset[str]] | None:
     """Return the name of a temporary view or macro, or of a prepared statement, and its words.
 
-    None for any other statement. The catalogue of other sessions does not show these objects.
+    None for any other statement. The catalogues of further sessions do not show temporary objects.
     """
     words = [token.upper for token in tokens[:6]]
     ends = (at for at, token in enumerate(tokens) if token.text == "(" or token.upper == "AS")
@@ -176,7 +176,7 @@ def made_temporary(tokens: list[Token]) -> tuple[str, frozenset[str]] | None:
 
 
 def closed_temporary(made: Mapping[str, Set[str]], closed: Set[ViewName]) -> Iterator[ViewName]:
-    """Yield what ``made_temporary`` found in a session that names closed views, or each other."""
+    """Yield objects of ``made_temporary`` over closed views, directly or through each other."""
     names = {name for _, name in closed}
     while more := {name for name in made.keys() - names if made[name] & names}:
         names |= more

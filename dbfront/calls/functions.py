@@ -287,7 +287,7 @@ def locate(call: AiCall, defaults: CallDefaults) -> Recipe:
 
 
 def forget(call: AiCall, defaults: CallDefaults) -> Recipe:
-    """Remove a prompt's KV, and all that follows it, from every tier; return JSON."""
+    """Remove a prompt's KV, and all KV behind the prompt, from every tier; return JSON."""
     keeps = call.options.answer_cache is AnswerScope.OFF
     steering = Steering(KvAction.FORGET, keeps_answers=keeps)
     (answer,) = yield (_question(call, defaults, steering),)

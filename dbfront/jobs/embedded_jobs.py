@@ -85,7 +85,7 @@ class WrittenTables:
                 self._marks[name.lower()] = mark.plus(number)
 
     def note(self, names: Iterable[str]) -> None:
-        """Note that a transaction that wrote to tables has committed."""
+        """Note the commit of a transaction with writes to tables."""
         lower = {name.lower() for name in names}
         found = {name for name in self.watched if name.lower() in lower}
         if found:

@@ -81,7 +81,7 @@ def _listed(column: str) -> str:
 
 
 class IndexTexts:
-    """The documents of one index, through a session of its owner."""
+    """The documents of an index, through a session of the owner."""
 
     def __init__(self, session: JobSession, clock: Clock, index: KvIndex) -> None:
         """Use a session whose lock keeps other refreshes of the index away."""

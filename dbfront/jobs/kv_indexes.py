@@ -244,7 +244,7 @@ class KvIndexes:
     # Refresh.
 
     async def refresh(self, index: KvIndex) -> Notice:
-        """Index new documents and free those that are gone.
+        """Index new documents and free documents without a row.
 
         Raises:
             TierKVError: the refresh stopped; what was indexed stays.

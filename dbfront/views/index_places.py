@@ -41,7 +41,7 @@ ReadTexts = Callable[[str], Awaitable[Sequence[Sequence[str | None]]]]
 
 @dataclass(frozen=True, slots=True)
 class SampledIndex:
-    """An index, and the calls that warmed its texts.
+    """An index, and the calls for warming the texts.
 
     Attributes:
         tenant: None: not recorded, by an older release.

@@ -1,7 +1,8 @@
-"""Calls that wait for their callers' limits: in turn, and visible in ``tierkv.my_limits``.
+"""Calls waiting for limits of their callers, in turn; and the rows of ``tierkv.my_limits``.
 
-A part of scheduler/limits/gate.py, used from one event loop. A statement under a smooth limit may
-take hours; the views say how many of its calls wait, and when the next of them goes.
+scheduler/limits/gate.py has the turns; the views read LimitLeft. Used from one event loop. A
+statement under a smooth limit may take hours; the views say how many calls wait, and when the next
+call goes.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tierkv.kvcore.call_limits import Subject
 
 
 class CallsWaiting(NamedTuple):
-    """Calls of one subject that wait in this process.
+    """Calls of a subject, waiting in the present process.
 
     Attributes:
         calls: how many wait for a limit of the subject, or of another subject of the same call.
-        next_s: seconds until the next of them goes; None if none waits, or a running call decides.
+        next_s: seconds until the next call goes; None without waiting calls, or when a running
+            call decides.
     """
 
     calls: int = 0
@@ -28,6 +31,27 @@ class CallsWaiting(NamedTuple):
 
 
 NONE_WAIT: Final = CallsWaiting()
+
+
+@dataclass(frozen=True, slots=True)
+class LimitLeft:
+    """One limit and the rest left, for the views.
+
+    Attributes:
+        subject: whom it applies to.
+        limit: the option's name, as in SQL.
+        allowed: the option's value.
+        left: requests, tokens or places; None while the buckets can't be reached.
+        refused: calls refused for this limit by this process.
+        waits: calls of this process that wait for limits of the subject.
+    """
+
+    subject: Subject
+    limit: str
+    allowed: str
+    left: float | None
+    refused: int = 0
+    waits: CallsWaiting = NONE_WAIT
 
 
 class CallTurns:

@@ -19,7 +19,7 @@ from typing import Final
 from tierkv.kvcore.call_limits import CallLimits, CallRate, Subject, SubjectKind, WhenLost
 from tierkv.kvcore.errors import CallLimitError
 from tierkv.scheduler.limits.buckets import Charge, LimitMeter, Taken
-from tierkv.scheduler.limits.call_turns import NONE_WAIT, CallsWaiting, CallTurns
+from tierkv.scheduler.limits.call_turns import CallTurns, LimitLeft
 from tierkv.scheduler.limits.place_leases import PlaceLeases, PlacesHere
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
@@ -87,7 +87,7 @@ class _Metered:
 
 @dataclass(slots=True)
 class _Running:
-    """Running calls that hold completion tokens of one bucket.
+    """Running calls with reserved completion tokens of a bucket.
 
     Attributes:
         calls: how many.
@@ -96,27 +96,6 @@ class _Running:
 
     calls: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(frozen=True, slots=True)
-class LimitLeft:
-    """One limit and the rest left, for the views.
-
-    Attributes:
-        subject: whom it applies to.
-        limit: the option's name, as in SQL.
-        allowed: the option's value.
-        left: requests, tokens or places; None while the buckets can't be reached.
-        refused: calls refused for this limit by this process.
-        waits: calls of this process that wait for limits of the subject.
-    """
-
-    subject: Subject
-    limit: str
-    allowed: str
-    left: float | None
-    refused: int = 0
-    waits: CallsWaiting = NONE_WAIT
 
 
 class CallGate:

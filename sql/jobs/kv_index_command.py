@@ -202,7 +202,7 @@ def _check_expression(inside: list[Token]) -> None:
 
 
 def volatile(name: str, *, position: int = 0) -> SqlError:
-    """Return the error of an expression whose value changes by itself."""
+    """Return the error of an expression with changing values."""
     return SqlError(
         f"{name} in the expression of a KV index gives another value each time",
         sqlstate="42P17",

@@ -1,4 +1,4 @@
-"""One statement with AI calls, from the session's settings to its notices.
+"""A statement with AI calls, from the session's settings to the notices.
 
 Both protocols call ``open`` before any part of the statement runs, ``answer`` to run the statement,
 and ``notices`` for the messages to the client beside the rows.

@@ -415,7 +415,7 @@ Handler = Callable[..., Any]
 
 
 def written_names(sql: str) -> set[str]:
-    """Return names that include those of all tables that a statement writes to; pure.
+    """Return names, among them all tables written by a statement; pure.
 
     The query of an INSERT reads only; its tables are left out.
     """
