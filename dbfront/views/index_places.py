@@ -33,6 +33,10 @@ _KEPT_S: Final = 10.0
 _BUDGET_S: Final = 2.0
 """Time for all indexes of one look at the view; later indexes show what was known before."""
 
+_SOON_S: Final = 1.0
+_ENOUGH: Final = 16
+"""A sample of an index may end early, after so long and with so many texts."""
+
 _MOST_KEPT: Final = 1_024
 
 ReadTexts = Callable[[str], Awaitable[Sequence[Sequence[str | None]]]]
@@ -140,16 +144,21 @@ class IndexPlaces:
 
     async def _look(self, index: SampledIndex, read: ReadTexts) -> None:
         rows = [(text or "", int(float(tokens or 0))) for text, tokens in await read(index.texts)]
+        found: list[tuple[int, ...] | None] = []
+        began_s = self._clock.now()
         try:
             shared = await self._located(index.call(None))
-            found = [await self._located(index.call(text)) for text, _ in rows]
+            for text, _ in rows:
+                if len(found) >= _ENOUGH and self._clock.now() - began_s > _SOON_S:
+                    break
+                found.append(await self._located(index.call(text)))
         except TierKVError:
             self._keep(index, _UNKNOWN)
             return
         if shared is None or None in found:
             self._keep(index, _UNKNOWN)
             return
-        share = _share(index.tokens, [tokens for _, tokens in rows])
+        share = _share(index.tokens, [tokens for _, tokens in rows[: len(found)]])
         self._keep(index, _scaled(shared, [each for each in found if each is not None], share))
 
     async def _located(self, call: TextCall) -> tuple[int, ...] | None:
