@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tierkv.dbfront.contracts import Message, TextCall, TextGenerator
@@ -109,13 +109,19 @@ class IndexPlaces:
         self._kept: OrderedDict[SampledIndex, _Kept] = OrderedDict()
         self._looking = asyncio.Lock()
 
-    async def add_to(self, rows: Sequence[Row], read: ReadTexts) -> list[Row]:
+    async def add_to(self, rows: Sequence[Row], read: ReadTexts, tenant: str | None) -> list[Row]:
         """Add the bytes by tier to rows, in place of SAMPLED; NULL if they are not known.
+
+        Args:
+            rows: of the view.
+            read: runs a query where the indexes are.
+            tenant: whose KV the client may ask about; None: everybody's. Owners can write to the
+                tables of indexes, and must not learn there what other tenants have asked.
 
         Raises:
             TierKVError: a query failed. A silent meta server is no error.
         """
-        indexes = [SampledIndex(**row[SAMPLED]) for row in rows]
+        indexes = [_own(SampledIndex(**row[SAMPLED]), tenant) for row in rows]
         old = [index for index in indexes if index.tenant is not None and self._is_old(index)]
         old.sort(key=lambda index: kept.at_s if (kept := self._kept.get(index)) else 0.0)
         try:
@@ -171,6 +177,10 @@ class IndexPlaces:
         self._kept[index] = _Kept(found, self._clock.now(), index.refreshed_s)
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
+
+
+def _own(index: SampledIndex, tenant: str | None) -> SampledIndex:
+    return index if tenant in (None, index.tenant) else replace(index, tenant=None)
 
 
 def unlocated(rows: Iterable[Row]) -> list[Row]:
