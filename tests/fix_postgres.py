@@ -203,8 +203,8 @@ def attendants(generator: InstantGenerator) -> Callable[[], MakeAttendant]:
 
         places = IndexPlaces(generator, SystemClock())
 
-        async def index_rows(rows: list[Row], read: ReadTexts) -> list[Row]:
-            return await places.add_to(with_uses(rows, (), ()), read)
+        async def index_rows(rows: list[Row], read: ReadTexts, client: ClientInfo) -> list[Row]:
+            return await places.add_to(with_uses(rows, (), ()), read, client.user)
 
         services = AiServices(
             generator, SystemClock(), statements=log, view_rows=view_rows, reset=log.reset,

@@ -78,6 +78,13 @@ class WrittenTables:
         now = self._marks.get(table)
         return None if now is None or now.uncounted > mark.uncounted else now.rows - mark.rows
 
+    def forget(self, digest: str) -> None:
+        """Drop what is known about an index, and count the rows of its table no more."""
+        self.numbers.pop(digest, None)
+        table, _ = self._seen.pop(digest, ("", None))
+        if table not in {other for other, _ in self._seen.values()}:
+            self._marks.pop(table, None)
+
     def count(self, rows: Mapping[str, int | None]) -> None:
         """Count the rows of a committed transaction by table; None: not known how many."""
         for name, number in rows.items():

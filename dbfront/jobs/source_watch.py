@@ -134,7 +134,7 @@ class EmbeddedWatch:
 
     async def end(self, watched: WatchedSource) -> str:
         """See SourceWatch."""
-        self._written.numbers.pop(watched.digest, None)
+        self._written.forget(watched.digest)
         return ""
 
     async def wake(self, watched: WatchedSource) -> None:

@@ -385,7 +385,9 @@ class AiAttendant:
             return 0 if listens and refresh_s == ON_CHANGE else None
 
         rows = view_rows_of(view, await texts(VIEW_QUERIES[view]), held.__contains__, unseen)
-        return await self._services.index_rows(rows, texts) if view == "kv_indexes" else rows
+        if view != "kv_indexes":
+            return rows
+        return await self._services.index_rows(rows, texts, self._client)
 
 
 _NOT_TOLD: Final = {

@@ -291,7 +291,9 @@ class DuckDbSqlServer:
         if view in JOB_VIEWS:
             found = await asyncio.to_thread(self._engine.rows, VIEW_QUERIES[view])
             jobs = view_rows_of(view, found, self.jobs.holders.__contains__, self._unseen)
-            return await self.index_rows(jobs, self._read_texts) if view == "kv_indexes" else jobs
+            if view != "kv_indexes":
+                return jobs
+            return await self.index_rows(jobs, self._read_texts, client or asking.client)
         if view in QUEUE_VIEWS:
             return [] if self.queue is None else await queue_rows(view, self.queue)
         if view in STATISTIC_VIEWS:
@@ -307,19 +309,21 @@ class DuckDbSqlServer:
             rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
         return rows
 
-    async def index_rows(self, rows: list[Row], read: ReadTexts) -> list[Row]:
+    async def index_rows(self, rows: list[Row], read: ReadTexts, client: ClientInfo) -> list[Row]:
         """Add the counters of this front, and bytes by tier, to rows of ``kv_indexes``.
 
         Args:
             rows: of the view.
             read: runs a query where the indexes are.
+            client: who looks at the view.
         """
         await self.siblings.ask_all("flush")
         uses = await self.statements.select(INDEX_USES)
         costs: list[Row] = []
         if self._cluster is not None:
             costs = await self._cluster_rows("node_costs", self._cluster)
-        return await self._places.add_to(with_uses(rows, uses, costs), read)
+        tenant = None if self.owners(client) is None else self.tenant_of(client)
+        return await self._places.add_to(with_uses(rows, uses, costs), read, tenant)
 
     def _unseen(self, owner: str, name: str, _: float) -> int | None:
         return self.jobs.written.unseen(source_digest(owner, name))

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tierkv.dbfront.contracts import Message, TextCall, TextGenerator
@@ -32,6 +32,10 @@ _MOST_CHARS: Final = 1 << 18
 _KEPT_S: Final = 10.0
 _BUDGET_S: Final = 2.0
 """Time for all indexes of one look at the view; later indexes show what was known before."""
+
+_SOON_S: Final = 1.0
+_ENOUGH: Final = 16
+"""A sample of an index may end early, after so long and with so many texts."""
 
 _MOST_KEPT: Final = 1_024
 
@@ -105,13 +109,19 @@ class IndexPlaces:
         self._kept: OrderedDict[SampledIndex, _Kept] = OrderedDict()
         self._looking = asyncio.Lock()
 
-    async def add_to(self, rows: Sequence[Row], read: ReadTexts) -> list[Row]:
+    async def add_to(self, rows: Sequence[Row], read: ReadTexts, tenant: str | None) -> list[Row]:
         """Add the bytes by tier to rows, in place of SAMPLED; NULL if they are not known.
+
+        Args:
+            rows: of the view.
+            read: runs a query where the indexes are.
+            tenant: whose KV the client may ask about; None: everybody's. Owners can write to the
+                tables of indexes, and must not learn there what other tenants have asked.
 
         Raises:
             TierKVError: a query failed. A silent meta server is no error.
         """
-        indexes = [SampledIndex(**row[SAMPLED]) for row in rows]
+        indexes = [_own(SampledIndex(**row[SAMPLED]), tenant) for row in rows]
         old = [index for index in indexes if index.tenant is not None and self._is_old(index)]
         old.sort(key=lambda index: kept.at_s if (kept := self._kept.get(index)) else 0.0)
         try:
@@ -140,16 +150,21 @@ class IndexPlaces:
 
     async def _look(self, index: SampledIndex, read: ReadTexts) -> None:
         rows = [(text or "", int(float(tokens or 0))) for text, tokens in await read(index.texts)]
+        found: list[tuple[int, ...] | None] = []
+        began_s = self._clock.now()
         try:
             shared = await self._located(index.call(None))
-            found = [await self._located(index.call(text)) for text, _ in rows]
+            for text, _ in rows:
+                if len(found) >= _ENOUGH and self._clock.now() - began_s > _SOON_S:
+                    break
+                found.append(await self._located(index.call(text)))
         except TierKVError:
             self._keep(index, _UNKNOWN)
             return
         if shared is None or None in found:
             self._keep(index, _UNKNOWN)
             return
-        share = _share(index.tokens, [tokens for _, tokens in rows])
+        share = _share(index.tokens, [tokens for _, tokens in rows[: len(found)]])
         self._keep(index, _scaled(shared, [each for each in found if each is not None], share))
 
     async def _located(self, call: TextCall) -> tuple[int, ...] | None:
@@ -162,6 +177,10 @@ class IndexPlaces:
         self._kept[index] = _Kept(found, self._clock.now(), index.refreshed_s)
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
+
+
+def _own(index: SampledIndex, tenant: str | None) -> SampledIndex:
+    return index if tenant in (None, index.tenant) else replace(index, tenant=None)
 
 
 def unlocated(rows: Iterable[Row]) -> list[Row]:

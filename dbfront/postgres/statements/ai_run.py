@@ -47,7 +47,7 @@ from tierkv.sql.text.statement import StatementKind
 from tierkv.sql.views import Row
 
 
-async def without_uses(rows: list[Row], read: ReadTexts) -> list[Row]:
+async def without_uses(rows: list[Row], read: ReadTexts, client: ClientInfo) -> list[Row]:
     """Return rows of ``kv_indexes`` where no statistics are kept."""
     return unlocated(with_uses(rows, (), ()))
 
@@ -101,7 +101,7 @@ class AiServices:
     run_parts: RunParts | None = None
     queue: JobQueue | None = None
     job_holders: dict[str, Callable[[], None]] = field(default_factory=dict)
-    index_rows: Callable[[list[Row], ReadTexts], Awaitable[list[Row]]] = without_uses
+    index_rows: Callable[[list[Row], ReadTexts, ClientInfo], Awaitable[list[Row]]] = without_uses
     keeper_refusal: Callable[[str, str], str] = lambda user, database: NO_QUEUE_DOOR
 
     def activity(self, user: str) -> list[Row]:

@@ -43,9 +43,9 @@ class Look:
         rows = self.database.execute(query).fetchall()
         return [tuple(None if value is None else str(value) for value in row) for row in rows]
 
-    async def row(self, index: SampledIndex | None = None) -> Row:
+    async def row(self, index: SampledIndex | None = None, tenant: str | None = None) -> Row:
         row: Row = {"name": "i", SAMPLED: asdict(index or self.index)}
-        (found,) = await self.places.add_to([row], self.read)
+        (found,) = await self.places.add_to([row], self.read, tenant)
         assert found.pop("name") == "i" and set(found) == set(NOTHING)
         return found
 
@@ -86,6 +86,14 @@ async def test_documents_are_located_as_chunks() -> None:
     look = Look(["a text"])
     await look.row(replace(look.index, kind="chunk", system_prompt=""))
     assert [call.documents for call in look.generator.calls] == [(), ("a text",)]
+
+
+async def test_who_writes_another_tenant_into_an_index_learns_nothing() -> None:
+    look = Look(["a"])
+    assert await look.row(tenant="bob") == NOTHING
+    assert look.generator.calls == []
+    assert await look.row(tenant="ann") == await look.row() != NOTHING
+    assert await look.row(tenant="bob") == NOTHING, "not from what others looked up, either"
 
 
 async def test_what_is_not_known_is_null() -> None:

@@ -142,6 +142,11 @@ def test_rows_are_counted_from_a_mark_on() -> None:
     written.seen("i", "docs", written.mark("docs"))
     written.count({"docs": 1})
     assert written.unseen("i") == 1 and written.unseen("j") is None
+    written.seen("j", "docs", written.mark("docs"))
+    written.forget("i")
+    assert written.counts and written.unseen("j") == 0 and written.unseen("i") is None
+    written.forget("j")
+    assert not written.counts
 
 
 @pytest.mark.parametrize(("tag", "rows"), [
