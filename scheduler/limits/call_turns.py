@@ -1,7 +1,7 @@
 """Calls that wait for their callers' limits: in turn, and visible in ``tierkv.my_limits``.
 
 A part of scheduler/limits/gate.py, used from one event loop. A statement under a smooth limit may
-take hours; the views say how many of its calls wait, and when the next of them goes.
+take hours; the views say how many calls wait, and when the next call goes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class CallsWaiting(NamedTuple):
     """Calls of one subject that wait in this process.
 
     Attributes:
-        calls: how many wait for a limit of the subject, or of another subject of the same call.
-        next_s: seconds until the next of them goes; None if none waits, or a running call decides.
+        calls: number of calls without a turn, for a limit of the subject or of the call's others.
+        next_s: seconds until the next call goes; None if no call waits, or a running call decides.
     """
 
     calls: int = 0
@@ -54,7 +54,7 @@ class CallTurns:
     async def turn(self, subjects: tuple[Subject, ...]) -> AsyncIterator[None]:
         """Let waiting calls take one after the other.
 
-        Otherwise a statement's last call would seem to wait for all other calls at once.
+        Otherwise a statement's last call would seem to wait for all calls at once.
         """
         lock = self._locks.setdefault(subjects, asyncio.Lock())
         async with lock:
