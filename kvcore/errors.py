@@ -58,13 +58,15 @@ def _rebuild(kind: type[TierKVError], state: dict[str, Any]) -> TierKVError:
 class UserError(TierKVError):
     """The request can't work as sent; the caller must change it.
 
-    ``position`` counts characters of the SQL text from 1; 0 means unknown or not SQL.
+    ``position`` counts characters of the SQL text from 1; 0 means unknown or not SQL. ``field``
+    names the part of a call at fault, such as ``stop``; empty if unknown.
     """
 
     code = "invalid_request"
     sqlstate = "22023"
     http_status = 400
     grpc_status = "INVALID_ARGUMENT"
+    field = ""
 
     def __init__(
         self, message: str = "", *, position: int = 0, detail: str = "", hint: str = ""

@@ -17,7 +17,7 @@ from typing import Final
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import OPTIONS, OptionSetting, OptionSpec
 from tierkv.kvcore.errors import SqlError, SqlSyntaxError, UserError
-from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Whole
+from tierkv.kvcore.value_kinds import Flag, Number, OneOf, ShareOrOff, Whole
 from tierkv.sql.text.lexer import Token, TokenKind, string_value
 from tierkv.sql.text.suggest import nearest
 
@@ -40,12 +40,25 @@ SettingValue = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class SettingSpec:
-    """One setting: default, meaning, and the conversion of text to a value."""
+    """One setting: default, meaning, and the conversion of text to a value.
+
+    Attributes:
+        zero: word that SHOW prints for 0; empty: the number.
+    """
 
     name: str
     default: SettingValue
     description: str
     parse: Callable[[str], SettingValue]
+    zero: str = ""
+
+    def shown(self, value: SettingValue) -> str:
+        """Return a value the way SHOW prints it."""
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if self.zero and value == 0:
+            return self.zero
+        return "" if value is None else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +76,6 @@ class SettingCommand:
     name: str
     value: str | None = None
     local: bool = False
-
-
-def show_value(value: SettingValue) -> str:
-    """Return a setting's value the way SHOW prints it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "" if value is None else str(value)
 
 
 def setting_spec(name: str) -> SettingSpec:
@@ -162,7 +168,8 @@ def _of_option(setting: OptionSetting, option: OptionSpec) -> SettingSpec:
         return value
 
     name = f"tierkv.{setting.name}"
-    return SettingSpec(name, setting.default, setting.doc or option.doc, parse)
+    zero = "off" if isinstance(option.kind, ShareOrOff) else ""
+    return SettingSpec(name, setting.default, setting.doc or option.doc, parse, zero)
 
 
 _ON_OFF: Final = Flag().from_text

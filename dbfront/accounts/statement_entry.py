@@ -156,6 +156,7 @@ class StatementEntry:
             "ai_calls": stats.calls,
             "ai_calls_deduped": max(0, stats.calls - stats.distinct_calls),
             "result_cache_hits": stats.cached_answers,
+            "classified_calls": stats.classified_calls,
             **_costs(stats),
         }
         key = (self._client.user, self.queryid)
@@ -244,6 +245,7 @@ def count_call(
     }
     more = {
         "null_results": call.is_null,
+        "classified_calls": call.is_classified,
         "retries": call.retries,
         "total_time": 1000 * cost.total_s,
         "answered": len(begun),

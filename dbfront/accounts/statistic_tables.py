@@ -27,6 +27,9 @@ deleted first.
 class CounterTable:
     """A table of counters; each column has a name and an SQLite type.
 
+    A counter of a later release has DEFAULT 0: files of older releases get the column, and older
+    releases that share the file leave the column out.
+
     Attributes:
         keys: primary key columns.
         facts: columns with the newest value; ``LAST`` is added.
@@ -68,6 +71,7 @@ STATEMENTS: Final = CounterTable(
         "ai_calls": "INTEGER",
         "ai_calls_deduped": "INTEGER",
         "result_cache_hits": "INTEGER",
+        "classified_calls": "INTEGER DEFAULT 0",
         **_TOKENS,
         "errors": "INTEGER",
     },
@@ -84,6 +88,7 @@ FUNCTIONS: Final = CounterTable(
         "errors": "INTEGER",
         "retries": "INTEGER",
         "null_results": "INTEGER",
+        "classified_calls": "INTEGER DEFAULT 0",
         **_TOKENS,
         "total_time": "REAL",
         "answered": "INTEGER",
@@ -275,6 +280,9 @@ def _make_tables(database: sqlite3.Connection, now_s: float) -> None:
             database.execute(
                 f"CREATE TABLE IF NOT EXISTS {table.name} ({columns}, PRIMARY KEY ({keys}))"
             )
+            there = {row[1] for row in database.execute(f"PRAGMA table_info({table.name})")}
+            for name in table.counters.keys() - there:
+                database.execute(f"ALTER TABLE {table.name} ADD {name} {table.counters[name]}")
         if version >= SCHEMA_VERSION:
             return
         columns = ", ".join(f"{name} {kind}" for name, kind in QUERY_LOG.items())

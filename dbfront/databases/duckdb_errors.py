@@ -148,6 +148,12 @@ _INDEX: Final = (
     "For an index, run INSTALL vss with DuckDB on this host and start the front again; or keep the "
     "table in PostgreSQL with pgvector (tierkv up --postgres)."
 )
+_NO_VECTOR: Final = re.compile(r"\b(?:FLOAT|DOUBLE)\[\d*\]\.?$|'<(?:=|-|~)>\([^)]*VARCHAR")
+"""A text that is no vector: a cast that failed, or an operator between a vector and a text."""
+_VECTORS: Final = (
+    "Write a vector as '[0.1, 0.2]'::FLOAT[2], with as many numbers as the other one has, or take "
+    "the vector of a text: embedding <=> ai_embed('...')."
+)
 _NULL_VECTOR: Final = re.compile(r"argument can not contain NULL values")
 _NO_NULLS: Final = (
     "A NULL of a type like FLOAT[128] counts as a list of NULLs here: leave its rows out "
@@ -230,6 +236,8 @@ def to_tierkv_error(
     hint = hint or _sandbox_hint(state, message)
     if _NULL_VECTOR.search(message):
         hint = _NO_NULLS
+    elif state in ("22P02", "42883") and _NO_VECTOR.search(message):
+        hint = _VECTORS
     name = _AI_NAME.search(message)
     if state == "42883" and name:
         return _no_ai_call(name[1], engine_text, position)

@@ -8,22 +8,19 @@ each statement that may drop or rename tables is followed by a look at the catal
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple
 
+from tierkv.dbfront.contracts import TableAccess
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
+from tierkv.dbfront.statement_results import Notice
 from tierkv.kvcore.access import PUBLIC, Rights, RightsBook
-from tierkv.kvcore.errors import RightMissingError, SqlError
+from tierkv.kvcore.errors import RightMissingError, SqlError, TierKVError
 from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.jobs.job_tables import SCHEMA as JOBS
-from tierkv.sql.schema_rights import (
-    SHARED_SCHEMAS,
-    foreign_tables,
-    made_schema,
-    table_refused,
-)
+from tierkv.sql.schema_rights import SHARED_SCHEMAS, foreign_tables, made_schema, table_refused
 from tierkv.sql.text.lexer import Token, name_value
 from tierkv.sql.view_rights import (
     UserNames,
@@ -43,7 +40,10 @@ _OWNERS: Final = {
     "ai_tables": ("AI table", "name"),
     "kv_indexes": ("KV index", "name"),
 }
-_JOB_TABLES: Final = (*_OWNERS, "parts", "ai_rows", "kv_index_texts", "failures")
+_JOB_TABLES: Final = (
+    *_OWNERS, "parts", "ai_rows", "kv_index_texts", "kv_index_progress", "kv_index_times",
+    "failures",
+)  # fmt: skip
 _PATH_VERBS: Final = frozenset({"SET", "RESET", "PRAGMA", "USE"})
 _PATH: Final = "SELECT current_setting('search_path')"
 _HERE: Final = "WHERE NOT internal AND database_name = current_database()"
@@ -336,6 +336,106 @@ class SchemaOwners:
             raise
         finally:
             self._connection.engine_changes.schema += 1
+
+
+class SessionSchemas:
+    """Rights of a session where users log in, and changes of rights by the session's statements.
+
+    Without logins each method is a no-op.
+    """
+
+    def __init__(
+        self,
+        connection: DuckDbConnection,
+        user: str,
+        access: Callable[[], TableAccess | None],
+        move: Callable[[Mapping[str, str | None]], Awaitable[None]],
+    ) -> None:
+        """Follow a session.
+
+        Args:
+            connection: the session's connection.
+            user: whose session.
+            access: returns which schemas the user may use now; None: nobody logs in.
+            move: gives tables' rights to their new names, or takes the rights of dropped tables;
+                NoNodeError if the meta server is away.
+        """
+        self._connection = connection
+        self._user = user
+        self._access = access
+        self._move = move
+        self._granted = GrantedTables(connection)
+        self._owners = SchemaOwners(connection)
+        self.remember = self._granted.remember
+
+    @property
+    def owned_change(self) -> Callable[..., Awaitable[frozenset[str]]] | None:
+        """SchemaOwners.change, for statements about roles; None without logins."""
+        return None if self._access() is None else self._owners.change
+
+    async def check(self, sql: str, tokens: list[Token], *, runs: bool, leaves: bool) -> None:
+        """Refuse other users' tables; see SchemaOwners.check."""
+        access = self._access()
+        if access is not None and access.book is not None:
+            await self._owners.check(
+                sql, tokens, user=self._user, book=access.book, runs=runs, leaves=leaves
+            )
+
+    async def enter_own(self, owns: Callable[[str], bool]) -> bool:
+        """Look names up in the schema of the user first, if the schema exists; True if it does.
+
+        Args:
+            owns: tells whether the user owns a schema.
+        """
+        access, name = self._access(), self._user.lower()
+        if access is None or name in SHARED_SCHEMAS or not owns(name):
+            return False
+        there = name in (await self._connection.user_names()).schemas
+        if not there and access.has_schema:
+            there = await self._connection.make_schema(self._user)
+        if there:
+            await self._connection.enter_schema(self._user)
+        return there
+
+    @asynccontextmanager
+    async def following(self, tokens: list[Token], rights: Rights) -> AsyncIterator[None]:
+        """Run a statement, and note which tables the statement dropped or renamed.
+
+        Args:
+            tokens: the statement.
+            rights: the rights of all roles.
+        """
+        verb = names_change(tokens) if self._access() is not None else ""
+        before = await self._granted.look(rights) if verb else {}
+        yield
+        if before:
+            await self._granted.follow(before, rights, verb)
+
+    async def settle(self) -> tuple[Notice, ...]:
+        """Let rights follow a statement outside a transaction; a notice tells a failure."""
+        moved = self._granted.take()
+        if not moved:
+            return ()
+        try:
+            await self._move(moved)
+        except TierKVError as error:
+            text = f"rights on {', '.join(sorted(moved))} could not be changed: {error.message}"
+            return (Notice("WARNING", text, hint="REVOKE them before a new table has the name."),)
+        return ()
+
+    @asynccontextmanager
+    async def ending(self, *, commits: bool) -> AsyncIterator[None]:
+        """End a transaction: rights follow the tables ahead of a COMMIT, and back if it fails."""
+        moved = self._granted.take()
+        if not commits or not moved:
+            yield
+            return
+        await self._move(moved)
+        try:
+            yield
+        except BaseException:
+            await self._move({new: old for old, new in moved.items() if new is not None})
+            raise
 
 
 def names_change(tokens: list[Token]) -> str:

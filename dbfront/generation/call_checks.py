@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -32,7 +32,12 @@ from tierkv.dbfront.tool_calls.tool import Tool, ToolChoice, ToolUse
 from tierkv.integrations.remote.text_tokens import folder_here, text_folder
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions
-from tierkv.kvcore.errors import ContextTooLongError, FeatureNotSupportedError, UdfArgumentError
+from tierkv.kvcore.errors import (
+    ContextTooLongError,
+    FeatureNotSupportedError,
+    UdfArgumentError,
+    UserError,
+)
 from tierkv.kvcore.ids import SALT_MARK
 from tierkv.kvcore.node import ModelInfo
 from tierkv.kvcore.request import Blend, SamplingParams
@@ -92,6 +97,16 @@ thread.
 """
 
 
+@contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Note on errors of the caller which field of the call is at fault."""
+    try:
+        yield
+    except UserError as error:
+        error.field = error.field or field
+        raise
+
+
 def chat_text(call: TextCall, tokenizer: TextTokenizer) -> str | None:
     """Return the text that ``encode`` would encode as a whole.
 
@@ -114,6 +129,11 @@ async def encode(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
         UdfArgumentError: no prompt, several prompts, an empty prompt, ids outside the vocabulary,
             or documents together with token ids.
     """
+    with naming("prompt" if call.messages is None else "messages"):
+        return await _encoded(call, tokenizer)
+
+
+async def _encoded(call: TextCall, tokenizer: TextTokenizer) -> EncodedPrompt:
     given = [v for v in (call.messages, call.prompt, call.prompt_token_ids) if v is not None]
     if len(given) != 1:
         raise UdfArgumentError("give exactly one of messages, prompt and prompt_token_ids")
@@ -158,13 +178,14 @@ def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) ->
     max_tokens = max(room, 1) if asked.max_tokens is None else asked.max_tokens
     if max_tokens > room:
         completion = "at least 1" if asked.max_tokens is None else str(max_tokens)
-        raise ContextTooLongError(
-            f"the prompt has {prompt_tokens} tokens and {completion} may be generated, but the "
-            f"context of model {model.name} is {model.context_tokens} tokens",
-            hint=f"Shorten the prompt, or set max_tokens to at most {room}."
-            if room > 0
-            else "Shorten the prompt; TierKV never truncates it.",
-        )
+        with naming("messages"):
+            raise ContextTooLongError(
+                f"the prompt has {prompt_tokens} tokens and {completion} may be generated, but the "
+                f"context of model {model.name} is {model.context_tokens} tokens",
+                hint=f"Shorten the prompt, or set max_tokens to at most {room}."
+                if room > 0
+                else "Shorten the prompt; TierKV never truncates it.",
+            )
     seed = None if asked.seed is None else asked.seed % (1 << 63)
     try:
         return SamplingParams(
@@ -184,7 +205,15 @@ def sampling_params(asked: CallOptions, model: ModelInfo, prompt_tokens: int) ->
             min_tokens=asked.min_tokens or 0,
         )
     except ValueError as error:
-        raise UdfArgumentError(str(error)) from error
+        raise _of_sampling(error) from error
+
+
+def _of_sampling(error: ValueError) -> UdfArgumentError:
+    """Return an error of SamplingParams, whose text begins with the field's name."""
+    told = UdfArgumentError(str(error))
+    first = str(error).partition(" ")[0]
+    told.field = first if first in SamplingParams.__dataclass_fields__ else ""
+    return told
 
 
 def with_logprobs(sampling: SamplingParams, logprobs: int | None) -> SamplingParams:
@@ -198,7 +227,7 @@ def with_logprobs(sampling: SamplingParams, logprobs: int | None) -> SamplingPar
     try:
         return replace(sampling, logprobs=logprobs)
     except ValueError as error:
-        raise UdfArgumentError(str(error)) from error
+        raise _of_sampling(error) from error
 
 
 def check_sampling(
@@ -218,13 +247,15 @@ def check_sampling(
             hint=f"Leave {refused} out, or name another model.",
         )
     if sampling.min_tokens and guide:
-        raise UdfArgumentError(
-            "min_tokens can't be used with a JSON schema or tools",
-            hint="Leave min_tokens out: the form of the answer says where it ends.",
-        )
+        with naming("min_tokens"):
+            raise UdfArgumentError(
+                "min_tokens can't be used with a JSON schema or tools",
+                hint="Leave min_tokens out: the form of the answer says where it ends.",
+            )
     if sampling.logit_bias and folder_here(model.folder) != text_folder():
         # An engine that takes text has a vocabulary of its own, which it checks itself.
-        _check_tokens(sampling, tokenizer)
+        with naming("logit_bias"):
+            _check_tokens(sampling, tokenizer)
 
 
 def _check_tokens(sampling: SamplingParams, tokenizer: TextTokenizer) -> None:
@@ -266,10 +297,11 @@ def check_form(call: TextCall) -> None:
     if call.tools is not None and call.messages is None:
         raise UdfArgumentError("tools need a conversation", hint="Send messages.")
     if call.json_schema and call.options.stop:
-        raise UdfArgumentError(
-            "stop strings can't be used with a JSON schema",
-            hint="The answer ends when it completes the schema.",
-        )
+        with naming("stop"):
+            raise UdfArgumentError(
+                "stop strings can't be used with a JSON schema",
+                hint="The answer ends when it completes the schema.",
+            )
 
 
 async def checked_schema(schema: str) -> str:
@@ -357,7 +389,8 @@ def check_names(call: TextCall) -> None:
             )
     priority = call.options.priority or 0
     if not -(1 << 31) <= priority < 1 << 31:
-        raise UdfArgumentError(f"priority {priority} does not fit 32 bits")
+        with naming("priority"):
+            raise UdfArgumentError(f"priority {priority} does not fit 32 bits")
 
 
 def check_ratio(recompute_ratio: float | None) -> None:

@@ -41,6 +41,7 @@ from tierkv.dbfront.generation.call_checks import (
     checked_ids,
     checked_schema,
     encode,
+    naming,
     readout_params,
     salted_tenant,
     sampling_params,
@@ -187,14 +188,17 @@ class Generation:
         options = call.options
         check_names(call)
         self.rights.check_model(call.tenant, model.name)
-        check_stops(options.stop or ())
+        with naming("stop"):
+            check_stops(options.stop or ())
         check_ratio(options.recompute_ratio)
         check_form(call)
         check_scope(options.answer_cache, call.session)
-        guide = await checked_schema(call.json_schema)
+        with naming("json_schema"):
+            guide = await checked_schema(call.json_schema)
         tokenizer = await self._tokenizers.get(model)
         if call.tools is not None:
-            guide = await tools_guide(call.tools, guide, model, tokenizer)
+            with naming("tools"):
+                guide = await tools_guide(call.tools, guide, model, tokenizer)
         ids = None if ahead is None else await ahead.token_ids()
         prompt = EncodedPrompt(ids) if ids else await encode(call, tokenizer)
         guide = guide or _guide_of_labels(call, model)

@@ -75,6 +75,9 @@ def admit(keys: KeyRing, method: str, path: str, headers: Headers) -> RestCaller
     caller = keys.caller(key_header(headers))
     if method not in _SAFE_METHODS and method != "DELETE":  # No page may send one unasked.
         _check_content_type(headers.get("content-type", ""))
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            raise HTTPException(415, f"the body is encoded as {coding[:100]!r} (send it as it is)")
     return caller
 
 
@@ -213,7 +216,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     cause = error.error if isinstance(error, FieldError) else error
     if status >= 500 and not isinstance(cause, TierKVError):
         log.error("%s %s broke", request.method, request.url.path, exc_info=error)
-    body = error_body(error)
+    body = error_body(error, request.url.path)
     if request.url.path.startswith("/v1/messages"):
         body = error_json(body, status)
     return JSONResponse(body, status_code=status, headers=headers)
@@ -241,11 +244,23 @@ def _status(error: BaseException) -> tuple[int, dict[str, str]]:
     return cause.http_status, headers
 
 
-def error_body(error: BaseException) -> dict[str, Any]:
-    """Write an error in OpenAI's format."""
+_FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "/v1/chat/completions": {"json_schema": "response_format"},
+    "/v1/completions": {"json_schema": "response_format", "messages": "prompt"},
+    "/v1/embeddings": {"prompt": "input", "messages": "input"},
+    "/v1/responses": {"json_schema": "text.format", "messages": "input"},
+    "/v1/messages": {"json_schema": "output_config.format", "stop": "stop_sequences"},
+}
+"""Names of fields in the bodies of endpoints, where a call has other ones."""
+
+
+def error_body(error: BaseException, path: str = "") -> dict[str, Any]:
+    """Write an error in OpenAI's format; ``path`` is the endpoint, inside a stream empty."""
     status, _ = _status(error)
     param = error.param or None if isinstance(error, FieldError) else None
     cause = error.error if isinstance(error, FieldError) else error
+    if isinstance(error, UserError) and path in _FIELDS and error.field:
+        param = _FIELDS[path].get(error.field, error.field)
     if isinstance(cause, HTTPException):
         cause = _routing_error(cause)
     if isinstance(cause, RequestValidationError):

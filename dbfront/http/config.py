@@ -12,7 +12,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -135,11 +135,34 @@ class KeyRing:
     Attributes:
         config: has the keys of the configuration.
         stored: keys of the meta server by digest; replaced when they change.
+        look: replaces ``stored`` by the keys of now; DirectoryUnavailableError if the meta server
+            does not answer.
     """
 
     def __init__(self, config: HttpConfig) -> None:
         self.stored: Mapping[str, ApiKey] = {}
         self.config = config
+        self.look: Callable[[], Awaitable[None]] | None = None
+
+    async def has_key(self, caller: RestCaller) -> bool:
+        """Return True if a caller's key is valid now; keys of the configuration always are.
+
+        A key made later under a revoked key's name may be another tenant's.
+
+        Raises:
+            DirectoryUnavailableError: the key is not known here, and the meta server does not
+                answer.
+        """
+        if not caller.key:
+            return True
+        if not self._has_stored(caller) and self.look is not None:
+            await self.look()  # The key may be younger than the last look.
+        return self._has_stored(caller)
+
+    def _has_stored(self, caller: RestCaller) -> bool:
+        return any(
+            (key.name, key.tenant) == (caller.key, caller.tenant) for key in self.stored.values()
+        )
 
     def caller(self, authorization: str | None) -> RestCaller:
         """Return who sends a header; without any key or user all clients are one tenant.

@@ -25,6 +25,9 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 from tierkv.kvcore.request import HitTokens, ReuseHint
 from tierkv.kvcore.value_kinds import Flag, Number, OneOf, Text, Texts, TokenBias, Whole
 
+MetadataKey = Annotated[str, Field(max_length=limits.MAX_METADATA_KEY_CHARS)]
+MetadataValue = Annotated[str, Field(max_length=limits.MAX_METADATA_VALUE_CHARS, strict=True)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=limits.MAX_METADATA_PAIRS)]
 _NAME = re.compile(limits.NAME_PATTERN)
 _BIAS: Final = TokenBias(limits.MAX_LOGIT_BIAS, limits.MAX_BIASED_TOKENS)
 
@@ -68,8 +71,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
+    "input": (),
+    "instructions": (),
+    "previous_response_id": (),
+    "conversation": (),
+    "background": (False,),
+    "max_completion_tokens": (),
+    "max_output_tokens": (),
 }
-"""Unsupported fields, and the values (besides null) that ask for nothing special."""
+"""Unsupported fields, and the values (besides null) that ask for nothing special.
+
+The last ones belong to other endpoints: an endpoint that reads one of them declares it.
+"""
 
 _HINTS: Final = {"store": "POST /v1/responses keeps answers."}
 
@@ -196,6 +209,12 @@ class CallBody(OptionFields):
     prompt_cache_key: str | None = Field(
         default=None, description="names the conversation, as session_id does"
     )
+    metadata: Metadata | None = Field(
+        default=None, description="up to 16 names of 64 characters with values of 512"
+    )
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = Field(
+        default=None, description="ignored: all requests have one tier; see priority"
+    )
     documents: Annotated[list[Document], Field(max_length=limits.MAX_CHUNKS)] | None = Field(
         default=None,
         description="texts, or objects with text and title; they are placed before the prompt",
@@ -271,6 +290,7 @@ class ChatMessage(BaseModel):
     tool_calls: Annotated[list[CallField], Field(max_length=limits.MAX_TOOL_CALLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
     refusal: str | None = None
+    name: str | None = None
 
     def to_message(self, index: int) -> Message:
         """Join the parts of the message; OpenAI's role ``developer`` becomes ``system``."""
@@ -284,6 +304,11 @@ class ChatMessage(BaseModel):
         if calls and role != "assistant":
             wrong = UserError(f"{where} has tool_calls, but only the assistant calls tools")
             raise FieldError(f"{where}.tool_calls", wrong)
+        if self.role != "assistant" and (self.content is None or self.content == []):
+            raise FieldError(f"{where}.content", UserError(f"{where} has no content"))
+        if role == "tool" and not self.tool_call_id:
+            nameless = UserError(f"{where} answers a call, but has no tool_call_id")
+            raise FieldError(f"{where}.tool_call_id", nameless)
         answers = (self.tool_call_id or "") if role == "tool" else ""
         return Message(role, self._text(where), calls, answers)
 
@@ -360,7 +385,7 @@ def of_one_prompt(
 ) -> list[TextAnswer | TextEvent]:
     """Return the answers with the usage of a prompt counted once, at its first choice.
 
-    Later choices reuse that prompt, so their hits say nothing about the cache.
+    Later choices reuse the prompt; hits of later choices say nothing about the cache.
     """
     return [answer if at % n == 0 else _without_prompt(answer) for at, answer in enumerate(answers)]
 

@@ -23,7 +23,7 @@ from tierkv.dbfront.sql_session import SqlServer
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, DrainingError, TierKVError, UserError
 
-_FORM: Final = re.compile(r"(list|dict)\[|(str|int|float|bool)$")
+_FORM: Final = re.compile(r"(list|dict)\[|(constrained-)?(str|int|float|bool)$")
 """The part of an error's path that names a form of a union, not a field."""
 
 Result = TypeVar("Result")

@@ -1,7 +1,7 @@
 """A worker of a queue: takes entries, has each served by a handler, and ends each.
 
 Theory of operation. An entry names work whose progress is kept elsewhere: the checkpoints of a job
-(dbfront/jobs/job_entries.py), the turn of a response (dbfront/http/responses/background.py). The
+(dbfront/jobs/queued_job.py), the turn of a response (dbfront/http/responses/background.py). The
 worker acknowledges an entry at the end of its work, and touches the entry meanwhile. If the worker
 is killed, the entry becomes idle. Another worker claims the entry, and the handler goes on from
 the progress. A worker thought dead learns the new holder from the next touch, and stops.
@@ -121,7 +121,7 @@ class QueueWorker:
                     found = await self._next(min_idle_s)
                 except QueueLostError as error:
                     if pause_s == _FIRST_PAUSE_S:
-                        _log.warning("the queue is away, its entries wait: %s", error.message)
+                        _log.warning("the queue is away, its entries wait: %s", error.reason)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     continue
@@ -170,7 +170,7 @@ class QueueWorker:
                 return
             await self._end(entry, working)
         except QueueLostError as error:
-            _log.warning("an ended entry stays in the queue: %s", error.message)
+            _log.warning("an ended entry stays in the queue: %s", error.reason)
 
     async def _end(self, entry: QueueEntry, ended: asyncio.Future[None]) -> None:
         error = ended.exception()

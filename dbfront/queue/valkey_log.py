@@ -234,7 +234,7 @@ class ValkeyLog:
         try:
             reply = await self._ask("XREADGROUP", *words)
         except QueueLostError as error:
-            if "NOGROUP" not in error.message:
+            if "NOGROUP" not in error.reason:
                 raise
             await self._make_group(queue, group)
             reply = await self._ask("XREADGROUP", *words)
@@ -250,7 +250,7 @@ class ValkeyLog:
         try:
             await self._ask("XGROUP", "CREATE", _log(queue), group, "0", "MKSTREAM")
         except QueueLostError as error:
-            if "BUSYGROUP" not in error.message:  # Another front was faster.
+            if "BUSYGROUP" not in error.reason:  # Another front was faster.
                 raise
 
     async def ack(self, queue: str, group: str, consumer: str, entry: str) -> bool:

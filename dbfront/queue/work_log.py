@@ -27,11 +27,22 @@ RELEASED_IDLE_S: Final = 86_400.0
 
 
 class QueueLostError(TierKVError):
-    """The log can't be reached; users see the error of statements about the queue."""
+    """The log can't be reached; users see the error of statements about the queue.
+
+    Attributes:
+        reason: what happened and where, for the log of the front; clients never see it.
+    """
 
     code = "queue_lost"
     sqlstate = "58030"
     http_status = 503
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            "the queue can't be read or written at present",
+            hint="Try again later, or without the queue; the log of the front has the reason.",
+        )
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

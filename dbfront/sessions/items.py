@@ -95,13 +95,21 @@ def function_call(call: ToolCall, *, status: str = "completed") -> dict[str, Any
 def to_messages(items: Iterable[SessionItem]) -> list[Message]:
     """Return items as messages of the chat template.
 
-    Calls join the message of the assistant before them; ``developer`` is read as ``system``.
+    Calls join the message of the assistant before them; ``developer`` is read as ``system``. The
+    arguments of a call that ``max_output_tokens`` cut off are no JSON, so a call without an output
+    is left out, and one with an output has no arguments.
     """
+    items = list(items)
+    answered = {i.body["call_id"] for i in items if i.body["type"] == "function_call_output"}
     messages: list[Message] = []
     for item in items:
         body = item.body
         if body["type"] == "function_call":
             call = ToolCall(body["call_id"], body["name"], body["arguments"])
+            if body["status"] == "incomplete" and call.parsed() is None:
+                if call.call_id not in answered:
+                    continue
+                call = replace(call, arguments="{}")
             if not messages or messages[-1].role != "assistant":
                 messages.append(Message("assistant", ""))
             before = messages[-1]

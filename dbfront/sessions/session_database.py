@@ -15,8 +15,8 @@ import psycopg
 
 from tierkv.dbfront.answer_cache.answer_database import error_line, place_of
 from tierkv.dbfront.sessions.session_rows import TABLES, Execute, Row
+from tierkv.dbfront.sessions.session_store import store_lost
 from tierkv.dbfront.sessions.session_tables import SessionTables
-from tierkv.kvcore.errors import SessionStoreError
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -55,10 +55,8 @@ class SessionDatabase(SessionTables):
                         raise
                     return self._tried(work)
             except psycopg.Error as error:
-                raise SessionStoreError(
-                    f"conversations in {self.place} can't be read or written: {error_line(error)}",
-                    hint="Start the database that front.sessions names; turns go on then.",
-                ) from error
+                cure = "Start the database that front.sessions names; turns go on then."
+                raise store_lost(self.place, error_line(error), cure) from error
 
     def close(self) -> None:
         """Close the connection."""

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from tierkv.dbfront.accounts.statistic_tables import MEMORY, Transaction, open_private
 from tierkv.dbfront.sessions.session_rows import TABLES, Execute, Row
+from tierkv.dbfront.sessions.session_store import store_lost
 from tierkv.dbfront.sessions.session_tables import SessionTables
-from tierkv.kvcore.errors import SessionStoreError
 
 T = TypeVar("T")
 
@@ -49,10 +49,8 @@ class SessionFile(SessionTables):
             except (sqlite3.Error, OSError) as error:
                 if self.place != MEMORY:
                     self._drop()
-                raise SessionStoreError(
-                    f"conversations in {self.place} can't be read or written: {error}",
-                    hint="See the disk and the file; front.sessions names another place.",
-                ) from error
+                cure = "See the disk and the file; front.sessions names another place."
+                raise store_lost(self.place, error, cure) from error
 
     def close(self) -> None:
         """Close the connection."""

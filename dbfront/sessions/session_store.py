@@ -15,13 +15,16 @@ dbfront/sessions/conversations.py is the only caller.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
+from tierkv.kvcore.errors import SessionStoreError
 from tierkv.kvcore.request import HitTokens
 
+log = logging.getLogger("tierkv.sessions")
 NO_HITS: Final = HitTokens()
 
 
@@ -275,3 +278,18 @@ class SessionStore(Protocol):
     def prune(self, now_s: float) -> int: ...
 
     def close(self) -> None: ...
+
+
+def store_lost(place: str, reason: object, cure: str) -> SessionStoreError:
+    """Log why a store can't be used; return the error for clients, without place and reason.
+
+    Args:
+        place: of the store.
+        reason: what happened.
+        cure: what an administrator can do.
+    """
+    log.warning("conversations in %s can't be read or written: %s. %s", place, reason, cure)
+    return SessionStoreError(
+        "conversations can't be read or written at present",
+        hint="Try again later; the log of the front has the reason.",
+    )

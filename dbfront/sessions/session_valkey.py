@@ -50,9 +50,9 @@ from tierkv.dbfront.sessions.session_store import (
     SessionQuery,
     SessionTurn,
     TurnStatus,
+    store_lost,
 )
 from tierkv.kvcore import limits
-from tierkv.kvcore.errors import SessionStoreError
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 from tierkv.scheduler.shared_state.valkey import ValkeyTransactions
 
@@ -480,7 +480,5 @@ class SessionValkey:
         try:
             return self._server.run(work)
         except SharedStateLostError as error:
-            raise SessionStoreError(
-                f"conversations in {self.place} can't be read or written: {error.message[:200]}",
-                hint="Start the server that front.sessions names; turns go on then.",
-            ) from error
+            cure = "Start the server that front.sessions names; turns go on then."
+            raise store_lost(self.place, error.message[:200], cure) from error

@@ -17,7 +17,7 @@ from tierkv.dbfront.accounts.statistics import AiStats, StatementProgress
 from tierkv.dbfront.calls.answers import AnswerBook
 from tierkv.dbfront.contracts import ClientInfo
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
-from tierkv.dbfront.databases.schema_owners import GrantedTables, SchemaOwners, names_change
+from tierkv.dbfront.databases.schema_owners import SessionSchemas
 from tierkv.dbfront.statement.executor import StatementContext, run_statement
 from tierkv.dbfront.statement.explain import EXPLAIN_COLUMNS
 from tierkv.dbfront.statement.results import StatementRows, release
@@ -25,7 +25,6 @@ from tierkv.dbfront.statement.settings import SessionSettings
 from tierkv.dbfront.statement.transaction import ClientTransaction, warned
 from tierkv.dbfront.statement_results import (
     Column,
-    Notice,
     RowStream,
     StatementDescription,
     StatementResult,
@@ -49,7 +48,6 @@ from tierkv.sql.plan.changes import may_change
 from tierkv.sql.plan.kept_names import refuse_kept
 from tierkv.sql.plan.parameters import parameter_types
 from tierkv.sql.plan.plan import Explain, SqlStatement, StatementPlan
-from tierkv.sql.schema_rights import SHARED_SCHEMAS
 from tierkv.sql.settings import SettingCommand, setting_command, setting_spec
 from tierkv.sql.text.lexer import Token, tokenize
 from tierkv.sql.text.statement import StatementKind, classify, makes_function, split_statements
@@ -100,8 +98,12 @@ class DuckDbSession:
         self._closing: asyncio.Task[None] | None = None
         self._rows: StatementRows | None = None
         self._cancelling = False
-        self._granted = GrantedTables(connection)
-        self._owners = SchemaOwners(connection)
+        self._schemas = SessionSchemas(
+            connection,
+            client.user,
+            lambda: server.table_access(client),
+            lambda moved: server.move_tables(client, moved),
+        )
 
     @property
     def pid(self) -> int:
@@ -288,7 +290,7 @@ class DuckDbSession:
             account.planned(kind.value, holds_calls=False)
             if self._transaction.status == "T":
                 raise in_transaction(change)
-            owned = None if self._server.table_access(self.client) is None else self._owners.change
+            owned = self._schemas.owned_change
             await self._server.change_cluster(self.client.user, change, owned)
             if change.verb in OWNED_VERBS:  # DuckDB leaves a schema that is dropped.
                 await self.enter_own_schema()
@@ -298,47 +300,24 @@ class DuckDbSession:
             return StatementResult("RESET")
         inside = self._transaction.status == "T"
         self._connection.own_functions |= makes_function(tokens, temporary=not inside)
-        verb = names_change(tokens)
-        follows = verb != "" and self._server.table_access(self.client) is not None
-        rights = self._server.generator.rights.rights if follows else None
-        before = await self._granted.look(rights) if rights is not None else {}
-        with self._transaction.running(sql, kind, changed=may_change(tokens)):
-            result = await run_statement(sql, params, context)
-        if rights is not None and before:
-            await self._granted.follow(before, rights, verb)
-            if self._transaction.status != "T":
-                result = await self._with_rights_moved(result)
+        async with self._schemas.following(tokens, self._server.generator.rights.rights):
+            with self._transaction.running(sql, kind, changed=may_change(tokens)):
+                result = await run_statement(sql, params, context)
+        if self._transaction.status != "T" and (told := await self._schemas.settle()):
+            result = replace(result, notices=(*result.notices, *told))
         if kind is StatementKind.RESET:  # As in PostgreSQL, the path begins with the own schema.
             await self.enter_own_schema()
         return result
 
-    async def _with_rights_moved(self, result: StatementResult) -> StatementResult:
-        """Let rights follow a statement outside a transaction; the result tells a failure."""
-        moved = self._granted.take()
-        try:
-            await self._server.move_tables(self.client, moved)
-        except TierKVError as error:
-            text = f"rights on {', '.join(sorted(moved))} could not be changed: {error.message}"
-            warning = Notice("WARNING", text, hint="REVOKE them before a new table has the name.")
-            return replace(result, notices=(*result.notices, warning))
-        return result
-
     async def _end_block(self, kind: StatementKind, tokens: list[Token]) -> StatementResult:
-        """Run BEGIN, COMMIT or ROLLBACK; rights follow the tables ahead of the COMMIT."""
-        moved = self._granted.take()
-        if kind is not StatementKind.COMMIT or self._transaction.status != "T" or not moved:
+        """Run BEGIN, COMMIT or ROLLBACK."""
+        commits = kind is StatementKind.COMMIT and self._transaction.status == "T"
+        async with self._schemas.ending(commits=commits):
             return await self._transaction.block_statement(kind, tokens, self.settings)
-        await self._server.move_tables(self.client, moved)
-        try:
-            return await self._transaction.block_statement(kind, tokens, self.settings)
-        except BaseException:
-            back = {new: old for old, new in moved.items() if new is not None}
-            await self._server.move_tables(self.client, back)
-            raise
 
     def _remember(self) -> Callable[[], None]:
         """Return a function that goes back to the settings and rights of a savepoint."""
-        restores = self.settings.remember(), self._granted.remember()
+        restores = self.settings.remember(), self._schemas.remember()
 
         def restore() -> None:
             for each in restores:
@@ -403,28 +382,14 @@ class DuckDbSession:
 
     async def enter_own_schema(self) -> None:
         """Where users log in: look names up in the schema of the user first, if it exists."""
-        access, user = self._server.table_access(self.client), self.client.user
-        if access is None or user.lower() in SHARED_SCHEMAS:
-            return
-        if not self._server.generator.rights.owns_schema(user, user.lower()):
-            return
-        there = user.lower() in (await self._connection.user_names()).schemas
-        if not there and access.has_schema:
-            there = await self._connection.make_schema(user)
-        if not there:
-            return
-        await self._connection.enter_schema(user)
-        self._transaction.names_changed()
+        rights, user = self._server.generator.rights, self.client.user
+        if await self._schemas.enter_own(lambda schema: rights.owns_schema(user, schema)):
+            self._transaction.names_changed()
 
     async def _check_tables(self, sql: str, tokens: list[Token], *, runs: bool = True) -> None:
-        """Refuse other users' tables, where users log in; see SchemaOwners.check."""
-        access = self._server.table_access(self.client)
-        if access is not None and access.book is not None:
-            leaves = self._transaction.status != "E"
-            user = self.client.user
-            await self._owners.check(
-                sql, tokens, user=user, book=access.book, runs=runs, leaves=leaves
-            )
+        """Refuse other users' tables, where users log in."""
+        leaves = self._transaction.status != "E"
+        await self._schemas.check(sql, tokens, runs=runs, leaves=leaves)
 
     async def _columns(self, plan: StatementPlan) -> tuple[Column, ...] | None:
         if plan.explain is not Explain.NO:

@@ -18,7 +18,6 @@ from tierkv.sql.settings import (
     SettingValue,
     parse_setting,
     setting_spec,
-    show_value,
 )
 
 
@@ -55,7 +54,7 @@ class SessionSettings:
 
     def show(self, name: str) -> str:
         """Return a setting's value as SHOW prints it."""
-        return show_value(self.get(name))
+        return setting_spec(name).shown(self.get(name))
 
     def set(self, name: str, text: str | None, *, local: bool = False) -> None:
         """Change a setting; ``text`` None restores the default."""

@@ -75,11 +75,8 @@ def _id_of(call_id: str, form: CallFormat) -> str:
 
 
 def _object_of(call: ToolCall) -> dict[str, Any]:
-    try:
-        value = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+    value = call.parsed()
+    if value is None:
         raise UdfArgumentError(
             f"the arguments of tool call {call.call_id[:80]!r} are no JSON object",
             hint="Send the call as the model gave it.",

@@ -77,6 +77,14 @@ class ToolCall:
     name: str
     arguments: str
 
+    def parsed(self) -> dict[str, Any] | None:
+        """Return the arguments; None if they are no JSON object, as after a cut."""
+        try:
+            value = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:

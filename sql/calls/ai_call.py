@@ -14,7 +14,7 @@ from typing import Any, Final
 from tierkv.kvcore.call_options import UNSET, CallOptions
 from tierkv.kvcore.errors import SqlError, UdfArgumentError
 from tierkv.sql.calls.arguments import NotTextError, Value, checked_value
-from tierkv.sql.calls.dialect import ROW
+from tierkv.sql.calls.dialect import ROW, ROW_TYPE
 from tierkv.sql.calls.functions import AI_FUNCTIONS, CONTEXT, DOCUMENTS, AiFunction, ArgumentKind
 from tierkv.sql.text.exact_values import exact_argument
 
@@ -22,6 +22,9 @@ Arguments = tuple[tuple[str, Value], ...]
 """Values by parameter name, without NULL and missing arguments."""
 
 _NO_PLACEHOLDER: Final = (ArgumentKind.JSON, ArgumentKind.FIELDS)
+_VECTOR_TYPES: Final = frozenset({"vector", "halfvec", "sparsevec"})
+"""Types of pgvector."""
+
 _SAYS_NOTHING: Final[dict[str, Value]] = {"options": UNSET, CONTEXT: "{}", DOCUMENTS: ()}
 """Values equivalent to a missing argument; a call with such a value equals the call without it."""
 
@@ -215,6 +218,14 @@ def _only_column(function: AiFunction, name: str, row: Any) -> Any:
         raise SqlError(
             f"{function.name}: the query of {name} returns {len(columns)} columns, not one",
             sqlstate="42601",
+        )
+    kind = str(row.get(ROW_TYPE) or "").rpartition(".")[2].strip('"')
+    if kind in _VECTOR_TYPES:
+        raise SqlError(
+            f"{function.name}: {name} must be text, not {kind}",
+            sqlstate="42804",
+            hint="Select the column that has the text, and order by the vector: "
+            f"{name} => (SELECT body FROM ... ORDER BY embedding <=> ai_embed(...) LIMIT 5).",
         )
     return next(iter(columns.values()))
 

@@ -76,6 +76,9 @@ def argument(dialect: Dialect, kind: ArgumentKind, *, untyped: bool = False) -> 
 ROW: Final = "tierkv_row"
 """Key of a row in the JSON list of a query's rows on PostgreSQL; its value has all columns."""
 
+ROW_TYPE: Final = "tierkv_type"
+"""Key of the type of such a row's first column: a vector is text in JSON, and no document."""
+
 
 def collected(dialect: Dialect) -> Around:
     """Return the conversion of a bracketed query to a JSON list of its rows, in their order.
@@ -85,8 +88,9 @@ def collected(dialect: Dialect) -> Around:
     """
     if dialect is Dialect.DUCKDB:
         return "to_json(ARRAY", ")"
-    row = f"pg_catalog.json_build_object('{ROW}', {ROW})"
-    return f"pg_catalog.to_json(ARRAY(SELECT {row} FROM ", f" AS {ROW}))"
+    kind = f"CAST(pg_catalog.pg_typeof({ROW}.tierkv_first) AS text)"
+    row = f"pg_catalog.json_build_object('{ROW}', {ROW}, '{ROW_TYPE}', {kind})"
+    return f"pg_catalog.to_json(ARRAY(SELECT {row} FROM ", f" AS {ROW}(tierkv_first)))"
 
 
 def packed(dialect: Dialect) -> Around:

@@ -351,11 +351,15 @@ def test_sessions_are_found_by_metadata_last_used_first(store: SessionStore) -> 
     assert names(metadata={"kind": "even"}) == ["3", "4", "2", "0"]
 
 
-def test_a_place_that_cannot_be_used_says_so(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_used_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "s").write_bytes(b"not a database" * 500)
     damaged = SessionFile(str(tmp_path / "s"))
-    with pytest.raises(SessionStoreError, match="conversations in"):
+    with pytest.raises(SessionStoreError, match="conversations can't be read") as told:
         damaged.session("a", "s", NOW)
+    assert str(tmp_path) not in f"{told.value.message} {told.value.detail} {told.value.hint}"
+    assert str(tmp_path) in caplog.text  # For the administrator.
     assert (tmp_path / "s").read_bytes().startswith(b"not a database")
     places: list[SessionStore] = [
         SessionDatabase("postgresql://me:secret@127.0.0.1:1/db"),

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fix_queue import PLACES, LogPlace, file_place, server_place
 from tests.fix_valkey import RedisProcess, redis_server, valkey_server
+from tierkv.dbfront.queue.file_log import FileLog
 from tierkv.dbfront.queue.valkey_log import ValkeyLog
 from tierkv.dbfront.queue.work_log import QueueEntry, QueueLostError, WorkLog
 from tierkv.kvcore import limits
@@ -216,8 +217,11 @@ async def test_10_a_lost_log_is_said(tmp_path: Path) -> None:
         ValkeyLog("redis://127.0.0.1:1", SystemClock()),
         file_place(tmp_path / "file" / "queue").opens(),
     ):
-        with pytest.raises(QueueLostError):
+        with pytest.raises(QueueLostError) as lost:
             await log.add("q", "a")
+        place = str(tmp_path) if isinstance(log, FileLog) else "127.0.0.1"
+        assert place in lost.value.reason  # For the log of the front; a client sees no place.
+        assert place not in f"{lost.value.message} {lost.value.detail} {lost.value.hint}"
         with pytest.raises(QueueLostError):
             await log.read("q", "g", "ann")
         with pytest.raises(QueueLostError):

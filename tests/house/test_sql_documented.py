@@ -9,7 +9,7 @@ import pytest
 
 from tierkv.sql.calls.arguments import OPTION_NAMES
 from tierkv.sql.calls.functions import AI_FUNCTIONS, PROMPT_TEMPLATE, RESULT_FIELDS
-from tierkv.sql.settings import SETTINGS, show_value
+from tierkv.sql.settings import SETTINGS
 from tierkv.sql.view_columns import VIEW_COLUMNS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -51,7 +51,7 @@ def test_option(name: str) -> None:
 def test_setting_and_its_default(name: str) -> None:
     row = rows(SQL[SQL.index("## Settings") : SQL.index("## Admin views")]).get(name)
     assert row is not None
-    default = show_value(SETTINGS[name].default) or "empty"
+    default = SETTINGS[name].shown(SETTINGS[name].default) or "empty"
     shown = row.partition(" | ")[0]
     assert shown == default or float(shown) == float(default)
 

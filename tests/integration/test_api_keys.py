@@ -164,7 +164,10 @@ def test_a_queued_response_of_a_revoked_key_is_not_answered(cluster: Keyed) -> N
         return found
 
     wait_for(lambda: response().get("status") == "failed", what="the response failed")
+    assert response()["error"]["code"] == "invalid_api_key"
     assert "API key" in response()["error"]["message"]
+    query = {"sql": "SELECT dead FROM tierkv.queues WHERE queue = 'responses'"}
+    assert cluster.post("/v1/sql", query, keys["stays"])[1]["rows"] == [[0]]
     for name in keys:
         assert cluster.key("revoke", name).returncode == 0
     wait_for(lambda: knows(""), what="the last key is gone")

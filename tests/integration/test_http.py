@@ -236,7 +236,9 @@ async def test_stop_strings_and_seeds(door: Door) -> None:
 async def test_models_are_listed_and_found(door: Door) -> None:
     assert [m.id async for m in door.client.models.list()] == ["tiny"]
     model = await door.client.models.retrieve("tiny")
-    assert model.model_dump()["max_model_len"] == 4_096
+    told = model.model_dump()
+    assert told["max_model_len"] == told["max_input_tokens"] == 4_096
+    assert (told["type"], told["display_name"]) == ("model", "tiny")  # For Anthropic's clients.
     with pytest.raises(openai.NotFoundError) as caught:
         await door.client.models.retrieve("none")
     assert caught.value.code == "model_not_found"
@@ -622,6 +624,7 @@ async def test_the_api_describes_itself_without_the_internet(door: Door) -> None
         ("/v1/embeddings", "EmbeddingBody"),
         ("/v1/kv/prefetch", "KvBody"),
         ("/v1/kv/pin", "PinBody"),
+        ("/v1/kv/locate", "KvBody"),
         ("/tokenize", "TokenizeBody"),
         ("/detokenize", "DetokenizeBody"),
     ):

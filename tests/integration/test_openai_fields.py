@@ -18,6 +18,7 @@ from tierkv.compute.node import ComputeNode
 pytestmark = pytest.mark.integration
 
 ASK: list[Any] = [{"role": "user", "content": "How is the weather, please? " * 4}]
+UNHELD = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}
 USUAL: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 24}
 
 
@@ -280,18 +281,34 @@ async def test_logprobs_are_never_answers_of_earlier_calls(rig: Rig) -> None:
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 129}, "n", "less than or equal to 128"),
         ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
-        ({"logit_bias": {"999": 1}}, None, "token 999"),
+        ({"logit_bias": {"999": 1}}, "logit_bias", "token 999"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "token ids as keys"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_object or json_schema"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"extra": {"best_of": 3}}, "best_of", "not supported"),
-        ({"extra": {"min_tokens": 25}}, None, "min_tokens must be in"),
+        ({"extra": {"min_tokens": 25}}, "min_tokens", "min_tokens must be in"),
         (
             {"response_format": {"type": "json_object"}, "extra": {"min_tokens": 2}},
-            None,
+            "min_tokens",
             "can't be used with a JSON schema",
         ),
+        ({"stop": [""]}, "stop", "must have 1 to 256 characters"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 are allowed"),
+        ({"stop": ["a"], "response_format": {"type": "json_object"}}, "stop", "JSON schema"),
+        ({"response_format": UNHELD}, "response_format", "can't be held"),
+        ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
+        ({"service_tier": 5}, "service_tier", "'auto', 'default'"),
+        ({"extra": {"instructions": "Be brief."}}, "instructions", "not supported"),
+        ({"extra": {"previous_response_id": "resp_a"}}, "previous_response_id", "not supported"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "has no content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "has no content"),
+        (
+            {"messages": [*ASK, {"role": "tool", "content": "x"}]},
+            "messages[1].tool_call_id",
+            "no tool_call_id",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages.0.name", "string"),
     ],
 )
 async def test_errors_name_field_and_cure(

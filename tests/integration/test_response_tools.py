@@ -81,6 +81,23 @@ async def test_a_streamed_call_is_the_whole_call(tmp_path: Path) -> None:
         assert await client.responses.retrieve(events[-1].response.id) == events[-1].response
 
 
+async def test_a_conversation_goes_on_after_a_call_that_was_cut_off(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, chat_template=MARKED)
+    async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:
+        whole = await asked(client, QUESTION, tool_choice=ONE)
+        most = whole.usage.output_tokens - 8
+        cut = await asked(client, QUESTION, tool_choice=ONE, max_output_tokens=most)
+        (call,) = cut.output
+        assert (cut.status, call.status) == ("incomplete", "incomplete")
+        for follows in ([], [{"type": "function_call_output", "call_id": call.call_id,
+                              "output": "Error: no JSON."}]):  # fmt: skip
+            given = [*follows, {"role": "user", "content": "And?"}]
+            after = await asked(
+                client, given, previous_response_id=cut.id, tool_choice="none", max_output_tokens=8
+            )
+            assert after.status in ("completed", "incomplete")
+
+
 async def test_several_calls_are_items_one_after_the_other(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path, chat_template=MARKED)
     async with rest_cluster(folder) as (generation, _), openai_client(generation) as client:

@@ -452,6 +452,18 @@ async def test_a_history_that_does_not_fit(door: Door) -> None:
         ({"input": "x", "conversation": "a b"}, "conversation.id"),
         ({"input": "x", "conversation": {"id": 5}}, "conversation.id"),
         ({"input": "x", "conversation": 5}, "conversation"),
+        ({"input": "x", "max_tool_calls": 0}, "max_tool_calls"),
+        ({"input": "x", "max_tool_calls": "two"}, "max_tool_calls"),
+        ({"input": "x", "service_tier": "odd"}, "service_tier"),
+        ({"input": "x", "messages": [{"role": "user", "content": "y"}]}, "messages"),
+        ({"input": "x", "max_completion_tokens": 3}, "max_completion_tokens"),
+        ({"input": "x", "stop": [""]}, "stop"),
+        ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a",
+                                            "schema": {"not": {}}}}}, "text.format"),
+        ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "a", "output": "b"},
+                    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}]},
+         "input"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_served_is_refused_by_name(
@@ -470,6 +482,24 @@ async def test_neutral_values_are_accepted(door: Door) -> None:
         include=["reasoning.encrypted_content"], top_logprobs=0, service_tier="auto", **SHORT,
     )  # fmt: skip
     assert told.status in ("completed", "incomplete")
+
+
+async def test_a_request_is_counted_without_a_model(door: Door) -> None:
+    first = await door.client.responses.create(input="Tell me", **SHORT)
+    fields = {"previous_response_id": first.id, "instructions": "Be brief.", "input": "And then?"}
+    counted = await door.client.responses.input_tokens.count(model=SHORT["model"], **fields)
+    asked = len(door.front.node.seen)
+    told = await door.client.responses.create(**fields, **SHORT)
+    assert told.usage is not None and counted.input_tokens == told.usage.input_tokens
+    assert len(door.front.node.seen) == asked + 1
+    again = await door.client.responses.create(input="x", max_tool_calls=3, **SHORT)
+    assert again.max_tool_calls == 3
+
+
+async def test_an_unknown_conversation_is_named(door: Door) -> None:
+    body = json.dumps({"input": "x", "conversation": "conv_x"}).encode()
+    reply = await door.raw("POST", "/v1/responses", body)
+    assert (reply.status, reply.json()["error"]["param"]) == (404, "conversation")
 
 
 async def test_unknown_ids_are_not_found(door: Door) -> None:

@@ -80,6 +80,18 @@ def test_nearest_rows_are_the_documents(client: psycopg.Connection, operator: st
     assert found == ("<note 3\nnote 3>",)
 
 
+@pytest.mark.parametrize("kind", ["vector(8)", "halfvec(8)"])
+def test_vectors_are_no_documents(client: psycopg.Connection, kind: str) -> None:
+    client.execute(f"CREATE TABLE mem AS SELECT id, body, ai_embed(body)::{kind} AS v FROM notes")
+    ask = "SELECT ai_generate('Who?', documents => (SELECT {} FROM mem LIMIT 2))"
+    with pytest.raises(psycopg.errors.DatatypeMismatch) as refused:
+        client.execute(ask.format("v"))
+    assert f"documents must be text, not {kind[:-3]}" in str(refused.value)
+    assert "SELECT body FROM" in str(refused.value.diag.message_hint)
+    with pytest.raises(psycopg.errors.SyntaxError, match="returns 2 columns, not one"):
+        client.execute(ask.format("v, body"))
+
+
 def test_a_question_per_row_finds_its_own_documents(client: psycopg.Connection) -> None:
     client.execute("CREATE TABLE mem (id int, body text, embedding vector(8))")
     client.execute("INSERT INTO mem SELECT id, body, ai_embed(body) FROM notes")

@@ -318,6 +318,7 @@ class FrontPart:
             ),
         )
         self.records.keys = self._http.keys
+        self._http.keys.look = self.records.look
         with suppress(DirectoryUnavailableError):
             await self.records.look()
         return await self._http.start()

@@ -25,8 +25,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tierkv.dbfront.accounts.statistic_tables import MEMORY
 from tierkv.dbfront.jobs.job import AiJob
 from tierkv.dbfront.jobs.job_commands import RunParts
-from tierkv.dbfront.jobs.job_entries import JobEntries
-from tierkv.dbfront.jobs.queued_job import GROUP, QUEUE, DoorSession, JobDoor, JobQueue, QueuedJob
+from tierkv.dbfront.jobs.queued_job import (
+    GROUP,
+    QUEUE,
+    DoorSession,
+    JobDoor,
+    JobEntries,
+    JobQueue,
+    QueuedJob,
+)
 from tierkv.dbfront.postgres_dialect.server import DialectServer
 from tierkv.dbfront.queue.file_log import FileLog
 from tierkv.dbfront.queue.queue_worker import QueueWorker

@@ -58,6 +58,7 @@ class EmbeddingBody(BaseModel):
     )
     session_id: str | None = Field(default=None, description="session of the answer cache")
     priority: int | None = Field(default=None, description="lower runs earlier")
+    user: str | None = Field(default=None, description="ignored")
     answer_cache: AnswerScope | None = Field(
         default=None, description="reuse the vector of an equal earlier request"
     )

@@ -3,9 +3,9 @@
 The format follows openai-python: the finish reason has a separate chunk, and so has the usage, if
 the client asked for the usage. Each prompt, and each of its ``n`` choices, is a separate call. A
 stream merges the calls and marks each chunk with the choice's index. ``max_model_len`` of a model
-is an addition of vLLM, which gateways read. Log-probabilities are an object per token in chats and
-columns in completions; bytes that are no whole character show as U+FFFD in texts, and the ``bytes``
-of a chat are exact.
+is an addition of vLLM, which gateways read; Anthropic's clients read ``display_name``.
+Log-probabilities are an object per token in chats and columns in completions; bytes that are no
+whole character show as U+FFFD in texts, and the ``bytes`` of a chat are exact.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ def _model_json(services: Services, model: ModelInfo) -> dict[str, Any]:
         "created": services.created(),
         "owned_by": "tierkv",
         "max_model_len": model.context_tokens,
+        "type": "model",
+        "display_name": model.name,
+        "max_input_tokens": model.context_tokens,
     }
 
 

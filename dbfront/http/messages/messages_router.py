@@ -206,7 +206,10 @@ def error_json(error: Mapping[str, Any], status: int) -> dict[str, Any]:
     """Convert an error in OpenAI's format."""
     told = error["error"]
     kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": told["message"]}}
+    message, param = told["message"], told.get("param")
+    if param and param not in message:  # The format has no other place for the field's name.
+        message = f"{param}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _encode_error(error: Mapping[str, Any]) -> bytes:

@@ -81,7 +81,9 @@ class ContentBlock(BaseModel):
         Raises:
             FieldError: the block has no text.
         """
-        if self.type == "text" and self.text is not None:
+        if self.type == "text":
+            if self.text is None:
+                raise FieldError(f"{where}.text", UserError(f"{where}: a text block has no text"))
             return self.text
         if self.type == "document" and (text := self._document_text()) is not None:
             if isinstance(self.citations, dict) and self.citations.get("enabled"):
@@ -186,6 +188,7 @@ class PromptBody(BaseModel):
             )
             raise FieldError("messages", error)
         documents, messages = _conversation(self.system, self.messages)
+        _check_pairs(self.messages)
         tools = [tool.to_tool(f"tools.{i}") for i, tool in enumerate(self.tools or ())]
         choice, parallel = _choice(self.tool_choice)
         return TextCall(
@@ -243,6 +246,9 @@ class MessagesBody(PromptBody):
         default=None, description="user_id names the conversation"
     )
     thinking: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = Field(
+        default=None, description="ignored: all requests have one tier"
+    )
 
     def to_options(self, default_temperature: float) -> CallOptions:
         """Collect the options of the call.
@@ -380,51 +386,81 @@ def _conversation(
         messages.append(Message("system", text))
     for number, turn in enumerate(turns):
         where = f"messages.{number}.content"
+        if turn.role == "user" and not turn.content:
+            raise FieldError(where, UserError(f"{where}: a message of the user must not be empty"))
         if isinstance(turn.content, str):
             messages.append(Message(turn.role, turn.content))
-        elif turn.role == "assistant":
-            messages.append(_answer(turn.content, where))
-        else:
-            blocks = turn.content
-            if number == 0:
-                documents = [b.to_text(where) for b in blocks if b.type == "document"]
-                blocks = [b for b in blocks if b.type != "document"]
-            messages += _results(blocks, where)
+            continue
+        blocks = [(f"{where}.{i}", block) for i, block in enumerate(turn.content)]
+        if turn.role == "assistant":
+            messages.append(_answer(blocks))
+            continue
+        if number == 0:
+            documents = [b.to_text(at) for at, b in blocks if b.type == "document"]
+            blocks = [(at, b) for at, b in blocks if b.type != "document"]
+        messages += _results(blocks)
     return documents, tuple(messages)
 
 
-def _answer(blocks: Sequence[ContentBlock], where: str) -> Message:
+def _answer(blocks: Sequence[tuple[str, ContentBlock]]) -> Message:
     texts, calls = [], []
-    for block in blocks:
+    for where, block in blocks:
         if block.type in ("thinking", "redacted_thinking"):
             continue  # Templates leave out the thoughts of earlier turns.
-        if block.type == "tool_use" and block.name:
+        if block.type == "tool_use":
+            for name in ("id", "name"):
+                if not getattr(block, name):
+                    wrong = UserError(f"{where}.{name}: a tool_use must have it")
+                    raise FieldError(f"{where}.{name}", wrong)
             arguments = json.dumps(block.input or {}, ensure_ascii=False)
-            calls.append(ToolCall(block.id or "", block.name, arguments))
+            calls.append(ToolCall(block.id or "", block.name or "", arguments))
         else:
             texts.append(block.to_text(where))
     return Message("assistant", "\n\n".join(texts), tuple(calls))
 
 
-def _results(blocks: Sequence[ContentBlock], where: str) -> list[Message]:
+def _results(blocks: Sequence[tuple[str, ContentBlock]]) -> list[Message]:
     """Return the results of tools, and then the text of a user's turn."""
     messages, texts = [], []
-    for block in blocks:
+    for where, block in blocks:
         if block.type == "tool_result":
             if not block.tool_use_id:
                 raise FieldError(where, UserError(f"{where}: a tool_result has no tool_use_id"))
-            text = _joined(block.content or "", where)
+            text = _joined(block.content or "", f"{where}.content")
             if block.is_error:
                 text = f"Error: {text}"
             messages.append(Message("tool", text, tool_call_id=block.tool_use_id))
-        else:
-            texts.append(block.to_text(where))
+            continue
+        text = block.to_text(where)
+        if not text:
+            raise FieldError(where, UserError(f"{where}: a block of text must not be empty"))
+        texts.append(text)
     if texts or not messages:
         messages.append(Message("user", "\n\n".join(texts)))
     return messages
 
 
+def _check_pairs(turns: Sequence[MessageField]) -> None:
+    """Refuse results without their calls in the turn before, and calls without results behind.
+
+    Raises:
+        FieldError: names the turn.
+    """
+    called: set[str] = set()
+    for number, turn in enumerate(turns):
+        where = f"messages.{number}.content"
+        blocks = turn.content if isinstance(turn.content, list) else []
+        told = {b.tool_use_id for b in blocks if b.type == "tool_result" and b.tool_use_id}
+        if unknown := sorted(told - called):
+            wrong = f"{where}: tool_result {unknown[0][:80]!r} has no tool_use in the turn before"
+            raise FieldError(where, UserError(wrong))
+        if lacking := sorted(called - told):
+            wrong = f"{where}: tool_use {lacking[0][:80]!r} has no tool_result in the next turn"
+            raise FieldError(where, UserError(wrong))
+        called = {b.id for b in blocks if b.type == "tool_use" and b.id}
+
+
 def _joined(blocks: Blocks, where: str) -> str:
     if isinstance(blocks, str):
         return blocks
-    return "\n\n".join(block.to_text(where) for block in blocks)
+    return "\n\n".join(block.to_text(f"{where}.{i}") for i, block in enumerate(blocks))

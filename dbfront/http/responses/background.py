@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -30,7 +30,7 @@ from tierkv.dbfront.http.services import FieldError, Services
 from tierkv.dbfront.queue.queue_worker import QueueWorker, UnreadableEntryError
 from tierkv.dbfront.queue.work_log import WorkLog
 from tierkv.dbfront.sessions.conversations import Conversations, unknown
-from tierkv.dbfront.sessions.session_store import SessionTurn, TurnStatus
+from tierkv.dbfront.sessions.session_store import SessionItem, SessionTurn, TurnStatus
 from tierkv.dbfront.sessions.turn_form import response_json, unanswered
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import (
@@ -233,6 +233,22 @@ class BackgroundResponses:
         self.end(response_id)
         self._kept.pop(response_id, None)
 
+    async def cancel(self, turn: SessionTurn, items: Sequence[SessionItem]) -> SessionTurn:
+        """Cancel a response that is open; return the turn as it is then.
+
+        Raises:
+            UnknownSessionError: the response was deleted meanwhile.
+        """
+        if not turn.status.is_open:
+            return turn
+        store, now_s = self._conversations.store, self._conversations.clock.wall()
+        ended = unanswered(turn, now_s)
+        stored = await self._conversations.run(store.put_turn, ended, items, opened=True)
+        if stored is None:
+            raise unknown("Response", turn.response_id)
+        self.end(turn.response_id)
+        return stored
+
     def end(self, response_id: str) -> None:
         """Stop answering a cancelled response, if this front answers it."""
         if response_id in self._works:
@@ -255,21 +271,25 @@ class BackgroundResponses:
 
         Raises:
             SessionStoreError: the store is away.
-            AuthenticationError: the key of the request is revoked, or not known yet.
+            DirectoryUnavailableError: it is not known whether the key of the request is valid.
         """
         queued = QueuedResponse.from_json(body)
         turn = await self._turn(queued)
         if turn is None or not turn.status.is_open:
             return
-        # A key made later under a revoked key's name may be another tenant's.
-        keys = {(key.name, key.tenant) for key in self._keys.stored.values()}
-        if queued.key and (queued.key, queued.tenant) not in keys:
-            raise AuthenticationError("the API key of this response is not valid any more")
+        caller = RestCaller(queued.tenant, queued.key)
+        if not await self._keys.has_key(caller):
+            revoked = AuthenticationError(
+                "the API key of this response was revoked before the answer",
+                hint="Send the request again with a valid key.",
+            )
+            await self._fail(turn, error_json(revoked), KeptEvents())
+            return
         run = ResponseRun.of(
             self._services,
             self._conversations,
             ResponseBody.model_validate_json(queued.request),
-            RestCaller(queued.tenant, queued.key),
+            caller,
         )
         run.go_on(turn)
         await self._answer(run, turn, KeptEvents())
@@ -377,6 +397,8 @@ def error_json(error: BaseException) -> Mapping[str, Any]:
     code = "server_error"
     if isinstance(cause, OverloadedError | CallLimitError):
         code = "rate_limit_exceeded"
+    elif isinstance(cause, AuthenticationError):
+        code = cause.code
     elif isinstance(cause, UserError):
         code = "invalid_prompt"
     if not isinstance(cause, TierKVError):

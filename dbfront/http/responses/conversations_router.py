@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from tierkv.dbfront.http.responses.response_body import Metadata, items_of
+from tierkv.dbfront.http.responses.response_body import items_of
 from tierkv.dbfront.http.responses.responses_router import Limit, Order, page_json
+from tierkv.dbfront.http.schema import Metadata
 from tierkv.dbfront.http.services import FieldError, Services, caller_of, read_body
 from tierkv.dbfront.sessions.conversations import Conversations, unknown
 from tierkv.dbfront.sessions.session_store import ChatSession, ItemPage, SessionItem, SessionQuery

@@ -26,13 +26,11 @@ from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import CallOptions
 from tierkv.kvcore.errors import FeatureNotSupportedError, UserError
 
-MetadataKey = Annotated[str, Field(max_length=limits.MAX_METADATA_KEY_CHARS)]
-MetadataValue = Annotated[str, Field(max_length=limits.MAX_METADATA_VALUE_CHARS, strict=True)]
-Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=limits.MAX_METADATA_PAIRS)]
 SessionName = Annotated[str, Field(pattern=f"^(?:{limits.NAME_PATTERN})$")]
 
 _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt": (),
+    "messages": (),
     "moderation": (),
     "context_management": ([],),
     "reasoning": ({}, {"effort": "none"}),
@@ -139,9 +137,6 @@ class ResponseBody(CallBody):
     background: bool | None = Field(
         default=None, description="answer at once with status queued; GET tells the progress"
     )
-    metadata: Metadata | None = Field(
-        default=None, description="up to 16 names of 64 characters with values of 512"
-    )
     max_output_tokens: Annotated[int, Field(ge=1, le=limits.MAX_COMPLETION_TOKENS)] | None = Field(
         default=None, description="maximum number of tokens of the answer; default: what fits"
     )
@@ -162,6 +157,9 @@ class ResponseBody(CallBody):
     )
     parallel_tool_calls: bool | None = Field(
         default=None, description="false: at most one call per answer; default true"
+    )
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="limits OpenAI's own tools, of which there are none here"
     )
     include: list[str] | None = Field(
         default=None, description=f"{_LOGPROBS}: log-probabilities of the tokens of the text"
@@ -242,6 +240,7 @@ class ResponseBody(CallBody):
             "conversation": {"id": self.conversation_id} if self.conversation_id else None,
             "instructions": self.instructions,
             "max_output_tokens": call.options.max_tokens,
+            "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": self.previous_response_id,

@@ -109,13 +109,17 @@ class ResponseRun:
         async with AsyncExitStack() as stack:
             if self.body.conversation_id:
                 turn = self.conversations.turn_of(self.caller.tenant, self.body.conversation_id)
-                self._owner = await stack.enter_async_context(turn)
+                try:
+                    self._owner = await stack.enter_async_context(turn)
+                except UnknownSessionError as error:
+                    raise FieldError("conversation", error) from None
             await self.prepare()
             yield
 
     async def prepare(self) -> None:
         """Read the history and prepare the call."""
         before = await self._before()
+        _check_outputs(before.items, self.items)
         session_id = before.session_id or self._new_session
         if not session_id and self.body.stores:
             session_id = self._new_session = new_id("sess")
@@ -131,6 +135,11 @@ class ResponseRun:
             fields=self.body.fields(self.prepared.call),
             response_id=self.response_id,
         )
+
+    async def input_tokens(self) -> int:
+        """Return the number of tokens to ask with, the history included."""
+        await self.prepare()
+        return len(self.prepared.request.token_ids)
 
     async def events(self) -> AsyncGenerator[TextEvent, None]:
         """Yield the answer while the model generates, and keep the text.
@@ -273,3 +282,19 @@ class ResponseRun:
             session=named or "",
         )
         return await self.services.generator.prepare(call)
+
+
+def _check_outputs(history: Sequence[SessionItem], items: Sequence[SessionItem]) -> None:
+    """Refuse results of calls that stand nowhere before, as OpenAI's API does.
+
+    Raises:
+        FieldError: names the call.
+    """
+    called = {item.body["call_id"] for item in history if item.body["type"] == "function_call"}
+    for item in items:
+        if item.body["type"] == "function_call":
+            called.add(item.body["call_id"])
+        elif item.body["type"] == "function_call_output" and item.body["call_id"] not in called:
+            message = f"input has an output of call {item.body['call_id'][:80]!r}, but no such call"
+            hint = "Send the function_call before it, or the previous_response_id that made it."
+            raise FieldError("input", UserError(message, hint=hint))

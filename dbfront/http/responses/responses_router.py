@@ -56,6 +56,12 @@ def responses_router(
             return await open_framed(services, _events(run, writer), _framing(writer))
         return JSONResponse(await until_disconnect(services, request, _answered(run)))
 
+    @router.post("/v1/responses/input_tokens", summary="Tokens of a request; no model runs")
+    async def input_tokens(request: Request) -> dict[str, Any]:
+        body = await read_body(request, ResponseBody)
+        run = ResponseRun.of(services, conversations, body, caller_of(request))
+        return {"object": "response.input_tokens", "input_tokens": await run.input_tokens()}
+
     @router.get("/v1/responses/{response_id}", summary="A kept response")
     async def retrieve(
         request: Request, response_id: str, stream: bool = False, starting_after: Number = -1
@@ -82,14 +88,7 @@ def responses_router(
         if not turn.body["background"]:
             raise _refused("response_id", "names a response that is not a background response")
         items = await conversations.run(store.turn_items, *_key(turn))
-        if turn.status.is_open:
-            ended = unanswered(turn, conversations.clock.wall())
-            stored = await conversations.run(store.put_turn, ended, items, opened=True)
-            if stored is None:
-                raise unknown("Response", response_id)
-            turn = stored
-            background.end(response_id)
-        return response_json(turn, items)
+        return response_json(await background.cancel(turn, items), items)
 
     @router.get("/v1/responses/{response_id}/input_items", summary="What a response was asked with")
     async def input_items(

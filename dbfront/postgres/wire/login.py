@@ -24,7 +24,7 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.conversation import LENGTH
 from tierkv.dbfront.postgres.wire.endpoint import Endpoint
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError, RemoteProtocolError
-from tierkv.sql.settings import SETTINGS, parse_setting, show_value
+from tierkv.sql.settings import SETTINGS, parse_setting
 
 _CONNECT_S: Final = 10.0
 _ENCRYPTED: Final = frozenset({"require", "verify-ca", "verify-full"})
@@ -332,7 +332,7 @@ def startup_parameters(given: Mapping[str, str], defaults: Mapping[str, str]) ->
     options = given.get("options", "").lower()
     for name, spec in SETTINGS.items():
         if name not in asked and f"{name}=" not in options:
-            parameters[name] = defaults.get(name, show_value(spec.default))
+            parameters[name] = defaults.get(name, spec.shown(spec.default))
     return parameters
 
 

@@ -18,7 +18,7 @@ from tierkv.dbfront.postgres_dialect.rewriting.rewriter import DATABASE, PUBLIC,
 from tierkv.dbfront.postgres_dialect.session.sequences import SequenceValues
 from tierkv.dbfront.postgres_dialect.session.settings import SERVER_VERSION, SPECS, PgSettings
 from tierkv.dbfront.sql_session import SqlSession
-from tierkv.sql.settings import SETTINGS, show_value
+from tierkv.sql.settings import SETTINGS
 
 SEARCH_PATH: Final = f"{DATABASE}.main.own_search_path()"
 OUR_SETTINGS: Final = (
@@ -152,7 +152,7 @@ def _own_row(row: tuple[str, str, str, str]) -> dict[str, str]:
     return {
         "name": name,
         "setting": value,
-        "default": show_value(SETTINGS[name].default),
+        "default": SETTINGS[name].shown(SETTINGS[name].default),
         "description": description,
         "source": _SOURCES.get(source, source),
     }

@@ -14,6 +14,7 @@ from tests.fix_sql import (
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.kvcore.errors import (
     ContextTooLongError,
+    SqlError,
 )
 from tierkv.kvcore.request import FinishReason
 
@@ -100,6 +101,21 @@ async def test_embeddings_are_unit_vectors_and_equal_texts_are_embedded_once(
     cosine = sum(a * b for a, b in zip(embedding("red"), embedding("blue"), strict=True))
     assert got[1][1:] == (pytest.approx(cosine), pytest.approx(cosine))
     assert got[2] == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "state"),
+    [("'late'", "22P02"), ("'{1,2}'", "22P02"), ("'late'::varchar", "42883"), ("$1", "22P02")],
+)
+@pytest.mark.parametrize("operator", ["<=>", "<->"])
+async def test_a_text_beside_a_vector_operator_is_told_how_to_write_vectors(
+    session: DuckDbSession, given: str, state: str, operator: str
+) -> None:
+    sql = f"SELECT v {operator} {given} FROM (VALUES ([1.0, 0.0]::FLOAT[])) t(v)"
+    with pytest.raises(SqlError) as refused:
+        await session.execute(sql, ["late"] if given == "$1" else None)
+    assert refused.value.sqlstate == state
+    assert "'[0.1, 0.2]'::FLOAT[2]" in refused.value.hint and "ai_embed" in refused.value.hint
 
 
 # -- ai_extract

@@ -104,6 +104,26 @@ async def test_explain_analyze_tells_the_rows_of_each_and_the_agreement(
     )
 
 
+async def test_statistics_count_the_answers_of_the_classifier(
+    session: DuckDbSession, generator: TasteGenerator
+) -> None:
+    await session.execute(CLASSIFY)
+    classified = JUDGED - generator.asked()[0]
+    query = "SELECT classified_calls FROM tierkv.stat_statements WHERE query ILIKE '%ai_classify%'"
+    assert (await session.execute(query)).rows == [(classified,)]
+    query = "SELECT function_name, classified_calls FROM tierkv.stat_functions ORDER BY ALL"
+    counts = [("ai_classify", classified), ("ai_embed", 0)]
+    assert (await session.execute(query)).rows == counts
+
+
+async def test_show_says_off_as_the_setting_is_written(session: DuckDbSession) -> None:
+    await session.execute("SET tierkv.cascade = 0")
+    assert (await session.execute("SHOW tierkv.cascade")).rows == [("off",)]
+    await session.execute("RESET tierkv.cascade")
+    query = "SELECT setting FROM tierkv.settings WHERE name = 'tierkv.cascade'"
+    assert (await session.execute(query)).rows == [("off",)]
+
+
 async def test_a_filter_is_answered_alike(
     session: DuckDbSession, generator: TasteGenerator
 ) -> None:

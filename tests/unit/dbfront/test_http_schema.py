@@ -26,6 +26,7 @@ from tierkv.dbfront.http.responses.response_body import ResponseBody
 from tierkv.dbfront.http.schema import usage_json
 from tierkv.dbfront.http.services import FieldError
 from tierkv.kvcore import limits
+from tierkv.kvcore.access import ApiKey
 from tierkv.kvcore.errors import AuthenticationError, ConfigError, NoNodeError
 from tierkv.kvcore.layout import KvCodec
 from tierkv.kvcore.request import BlendSelector, HitTokens, ReuseHint, SamplingParams, Usage
@@ -386,6 +387,7 @@ HASHED = "sha256:" + hashlib.sha256(b"secret").hexdigest()
         ({}, {"content-type": "text/plain"}, "415: .*-H 'Content-Type: application/json'"),
         ({}, {"content-type": "application/x-www-form-urlencoded"}, "415"),
         ({}, {"content-type": ""}, "415"),
+        ({}, {"content-encoding": "gzip"}, "415: the body is encoded as 'gzip'"),
         (
             {"api_keys": {HASHED: "t"}},
             {"authorization": f"Bearer {HASHED}"},
@@ -425,6 +427,19 @@ def test_own_clients_are_admitted(config: dict[str, Any], headers: dict[str, str
 def test_a_malformed_hash_of_a_key_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match="malformed hash"):
         HttpConfig(api_keys={"sha256:abc": "t"}).check()
+
+
+async def test_a_key_that_is_younger_than_the_last_look_is_looked_up() -> None:
+    keys, caller = KeyRing(HttpConfig()), RestCaller("sales", "crm")
+    assert await keys.has_key(RestCaller("sales"))
+    assert not await keys.has_key(caller)
+
+    async def look() -> None:
+        keys.stored = {"digest": ApiKey("crm", "sales", "digest", 1.0)}
+
+    keys.look = look
+    assert await keys.has_key(caller)
+    assert not await keys.has_key(RestCaller("another", "crm"))
 
 
 async def test_an_ordinary_503_of_a_statement_is_no_traceback(

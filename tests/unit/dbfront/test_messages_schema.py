@@ -26,6 +26,8 @@ CALLER = RestCaller("t", "k")
 TOOL = {"name": "go", "description": "Go!", "input_schema": {"type": "object"}}
 ASK = [{"role": "user", "content": "hi"}]
 DOCUMENT = {"type": "document", "source": {"type": "text", "data": "Rome is big."}}
+CALL = {"type": "tool_use", "id": "c1", "name": "go", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "done"}
 MARK = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
 
@@ -98,9 +100,9 @@ def test_options_and_choices() -> None:
     ("fields", "param"),
     [
         ({"messages": [*ASK, {"role": "assistant", "content": "It"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
-         "messages.0.content"),
+         "messages.0.content.0"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0"),
         ({"thinking": {"type": "enabled"}}, "thinking"),
         ({"tool_choice": {"type": "often"}}, "tool_choice"),
@@ -114,7 +116,20 @@ def test_options_and_choices() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
          "tool_choice"),
         ({"messages": [{"role": "user", "content": [DOCUMENT | {"citations": {"enabled": True}}]}]},
-         "messages.0.content.citations"),
+         "messages.0.content.0.citations"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [text("")]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+         "messages.0.content.0.text"),
+        ({"messages": [*ASK, {"role": "assistant", "content": [CALL | {"id": ""}]}, *ASK]},
+         "messages.1.content.0.id"),
+        ({"messages": [*ASK, {"role": "assistant", "content": [CALL]}, *ASK]},
+         "messages.2.content"),
+        ({"messages": [*ASK, {"role": "assistant", "content": [CALL]},
+                       {"role": "user", "content": [RESULT | {"tool_use_id": "other"}]}]},
+         "messages.2.content"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tierkv.dbfront.accounts.statistic_tables import MEMORY
-from tierkv.dbfront.jobs.job_entries import JobEntries
-from tierkv.dbfront.jobs.queued_job import GROUP, QUEUE, DoorSession, QueuedJob
+from tierkv.dbfront.jobs.queued_job import GROUP, QUEUE, DoorSession, JobEntries, QueuedJob
 from tierkv.dbfront.queue.file_log import FileLog
 from tierkv.dbfront.queue.queue_worker import QueueWorker
 from tierkv.kvcore import limits

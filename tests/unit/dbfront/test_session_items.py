@@ -69,6 +69,20 @@ def test_calls_join_the_assistant_before_them() -> None:
     ]
 
 
+def test_a_call_that_was_cut_off_does_not_end_its_conversation() -> None:
+    cut = CALL | {"arguments": '{"a": "b', "status": "incomplete"}
+    said = [user("q"), cut | {"call_id": "c2"}, cut, RESULT, user("And?")]
+    assert to_messages(parse_items(said)) == [
+        Message("user", "q"),
+        Message("assistant", "", (ToolCall("c1", "f", "{}"),)),
+        Message("tool", "42", tool_call_id="c1"),
+        Message("user", "And?"),
+    ]
+    whole = CALL | {"arguments": '{"a": 1}', "status": "incomplete"}
+    assert to_messages(parse_items([user("q"), whole]))[1].tool_calls[0].arguments == '{"a": 1}'
+    assert ToolCall("c1", "f", "").parsed() == {} and ToolCall("c1", "f", "[]").parsed() is None
+
+
 @pytest.mark.parametrize(
     ("given_items", "where"),
     [

@@ -180,6 +180,20 @@ def test_a_file_of_an_older_release_gets_the_tables_that_it_lacks(tmp_path: Path
     store.close(3.0)
 
 
+def test_a_file_of_an_older_release_gets_the_counters_that_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "front.db"
+    first = opened(path)
+    count(first, calls=1, classified_calls=5)
+    first.close(100.0)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("ALTER TABLE statements DROP classified_calls")
+        database.commit()
+    again = opened(path)
+    count(again, calls=1, classified_calls=2)
+    ((row),) = statements(again)
+    assert (row["calls"], row["classified_calls"]) == (2, 2)
+
+
 def test_a_folder_in_its_place_leaves_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
