@@ -250,7 +250,7 @@ def has_word(text: str, name: str) -> bool:
 
 
 def reads_names(tokens: list[Token]) -> bool:
-    """Return whether a statement calls a function that uses what a text names."""
+    """Return whether a statement calls a function with names of tables in texts."""
     return any(
         token.kind in NAME_KINDS and _READS_NAMES.fullmatch(name_value(token)) is not None
         for token in tokens

@@ -1,9 +1,9 @@
 """Views over other users' tables: readable as long as the owner of the view may read the tables.
 
-Pure. As in PostgreSQL, who may read a view reads what the view's owner may read, at the time of the
-read. The owner is the owner of the view's schema. A view in ``main`` has no owner, and a temporary
-one no schema: they may not name another user's table directly (dbfront/databases/schema_owners.py).
-Macros count as views: they may name views of their maker.
+Pure. As in PostgreSQL, readers of a view read what the view's owner may read, at the time of the
+read. The owner is the owner of the view's schema. Views in ``main`` and temporary views have no
+owner, and may not name another user's table directly (dbfront/databases/schema_owners.py). Macros
+count as views, because macros may name views of the maker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ViewName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ViewReads:
-    """Tables and macros read by a view or macro outside of the own schema.
+    """What a view or macro reads outside its schema.
 
     Attributes:
         tables: schema and name, of users' schemas other than the view's own.
@@ -63,7 +63,7 @@ class UserNames:
 def view_reads(
     definitions: Iterable[tuple[str, str, str]], schemas: Set[str]
 ) -> dict[ViewName, ViewReads]:
-    """Return the views and macros over tables of foreign users, directly or through further views.
+    """Return the views and macros with tables of other users, also through other views.
 
     Args:
         definitions: name, schema and text of each view and macro, names in lower case.
@@ -91,7 +91,7 @@ def view_reads(
 def closed_views(
     reads: Mapping[ViewName, ViewReads], may_read: Callable[[str, ViewName], bool]
 ) -> frozenset[ViewName]:
-    """Return the views with a table that the view's owner may not read any more.
+    """Return the views with a table that is closed to the view's owner by now.
 
     Args:
         reads: what views read.
@@ -116,7 +116,7 @@ def named_view(
         text: one statement.
         tokens: its tokens.
         views: the views in question.
-        foreign: schemas of other users: their views are used by their full names only.
+        foreign: schemas of other users; a statement needs the full names of views there.
     """
     made = tokens[0].upper == "CREATE" and not _MADE.isdisjoint(t.upper for t in tokens[:5])
     if tokens[0].upper in _CHANGES or made:
@@ -160,9 +160,9 @@ def made_view(tokens: list[Token]) -> tuple[str, bool] | None:
 
 
 def made_temporary(tokens: list[Token]) -> tuple[str, frozenset[str]] | None:
-    """Return the name of a temporary view or macro, or of a prepared statement, and its words.
+    """Return name and words of a new temporary view or macro, or of a prepared statement.
 
-    None for any other statement. The catalogues of further sessions do not show temporary objects.
+    None for any other statement. The catalogue of other sessions does not show these objects.
     """
     words = [token.upper for token in tokens[:6]]
     ends = (at for at, token in enumerate(tokens) if token.text == "(" or token.upper == "AS")
@@ -176,7 +176,7 @@ def made_temporary(tokens: list[Token]) -> tuple[str, frozenset[str]] | None:
 
 
 def closed_temporary(made: Mapping[str, Set[str]], closed: Set[ViewName]) -> Iterator[ViewName]:
-    """Yield objects of ``made_temporary`` over closed views, directly or through each other."""
+    """Yield the temporary objects of a session with names of closed views, also indirectly."""
     names = {name for _, name in closed}
     while more := {name for name in made.keys() - names if made[name] & names}:
         names |= more
@@ -187,8 +187,8 @@ def closed_temporary(made: Mapping[str, Set[str]], closed: Set[ViewName]) -> Ite
 def refuse_trigger(tokens: list[Token], *, is_admin: bool) -> None:
     """Refuse CREATE TRIGGER of a user.
 
-    The engine runs a trigger in the session of whoever changes the table, where bare names mean the
-    tables of that user: a trigger could copy them to its maker.
+    The engine runs a trigger in the session of the user behind a change, where bare names mean the
+    user's tables: a trigger could copy these tables to the trigger's maker.
 
     Raises:
         RightMissingError: the statement makes a trigger, and the user is no administrator.

@@ -192,7 +192,7 @@ class SchemaOwners:
             self._refuse_closed_view(sql, tokens, book, names, others)
 
     async def _refuse_without_owner(self, tokens: list[Token]) -> None:
-        """Refuse a view over another user's table that would have no owner to hold the right."""
+        """Refuse a view over another user's table without an owner to hold the right."""
         made = made_view(tokens)
         if made is None:
             return
@@ -215,7 +215,7 @@ class SchemaOwners:
         names: UserNames,
         others: AbstractSet[str],
     ) -> None:
-        """Refuse a view whose owner may not read all its tables any more."""
+        """Refuse a view with tables that are closed to the view's owner by now."""
         known = self._closed
         if known is None or known[0] is not book.rights or known[1] is not names:
             closed = closed_views(names.views, lambda schema, table: _reads(book, schema, table))
@@ -451,7 +451,7 @@ def names_change(tokens: list[Token]) -> str:
 
 
 def _reads(book: RightsBook, owned: str, table: ViewName) -> bool:
-    """Return whether the owner of a schema, a role or one of its members, may read a table."""
+    """Return whether the owner of a schema, a role or a member, may read a table."""
     members = (
         role
         for role in book.rights.roles

@@ -37,7 +37,7 @@ from tierkv.kvcore.ids import tenant_of
 from tierkv.kvcore.node import LoadChoiceStats, ModelInfo
 from tierkv.metaserver.client import BlockListing, DirectoryNode, KvLimits, Namespace
 from tierkv.scheduler.dispatcher import WaitingRequest
-from tierkv.scheduler.limits.call_turns import LimitLeft
+from tierkv.scheduler.limits.gate import LimitLeft
 from tierkv.scheduler.pins import Pin, PinKeeper
 from tierkv.scheduler.routing_stats import RoutingView
 from tierkv.sql.cluster_command import ClusterCommand

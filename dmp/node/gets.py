@@ -76,8 +76,8 @@ class Gets:
     def account_of(self, ref: Ref) -> int:
         """Return the number of the account of a slot; everyone's if the slot is gone.
 
-        Without the lock where the slot has its object: one look into a dictionary. A slot that
-        changes its account or goes at the same time is charged to either.
+        Without the lock for a slot with an object: one look into a dictionary. If the slot changes
+        the account at the same time, the old or the new account is charged.
         """
         state = self._state
         if not state.quotas:

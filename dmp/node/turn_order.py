@@ -247,8 +247,8 @@ class TurnOrder:
     def ask(self, turn: Turn, now: float) -> bool:
         """Add and charge a transfer; return whether the turn begins at once.
 
-        A small transfer that begins at once is charged at its end: the charge does not delay its
-        reply, and no more than the window moves uncharged.
+        A small transfer with a place is charged at the end: the charge does not delay the reply,
+        and no more bytes than the window are uncharged.
         """
         self._set_tag(turn)
         if not self.waiting and self._has_memory(turn) and self._has_place(turn, now):

@@ -12,15 +12,21 @@ import logging
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
 from tierkv.kvcore.call_limits import CallLimits, CallRate, Subject, SubjectKind, WhenLost
 from tierkv.kvcore.errors import CallLimitError
 from tierkv.scheduler.limits.buckets import Charge, LimitMeter, Taken
-from tierkv.scheduler.limits.call_turns import CallTurns, LimitLeft
-from tierkv.scheduler.limits.place_leases import PlaceLeases, PlacesHere
+from tierkv.scheduler.limits.place_leases import (
+    NONE_WAIT,
+    CallsWaiting,
+    CallTurns,
+    PlaceLeases,
+    PlacesHere,
+    RunningCalls,
+)
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 _log = logging.getLogger(__name__)
@@ -85,17 +91,25 @@ class _Metered:
     charge: Charge
 
 
-@dataclass(slots=True)
-class _Running:
-    """Running calls with reserved completion tokens of a bucket.
+@dataclass(frozen=True, slots=True)
+class LimitLeft:
+    """One limit and the rest left, for the views.
 
     Attributes:
-        calls: how many.
-        ended: set when the next of the calls ends.
+        subject: whom it applies to.
+        limit: the option's name, as in SQL.
+        allowed: the option's value.
+        left: requests, tokens or places; None while the buckets can't be reached.
+        refused: calls refused for this limit by this process.
+        waits: calls of this process that wait for limits of the subject.
     """
 
-    calls: int = 0
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    subject: Subject
+    limit: str
+    allowed: str
+    left: float | None
+    refused: int = 0
+    waits: CallsWaiting = NONE_WAIT
 
 
 class CallGate:
@@ -126,7 +140,7 @@ class CallGate:
         self._shares = shares
         self._when_lost = when_lost
         self._ends = 0
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, RunningCalls] = {}
         self._places: dict[Subject, PlacesHere] = {}
         self._turns = CallTurns()
 
@@ -296,7 +310,7 @@ class CallGate:
         """Count a running call with completion tokens to give back."""
         buckets = [each.charge.bucket for each in metered if each.what == "completion_tokens"]
         for bucket in buckets:
-            self._running.setdefault(bucket, _Running()).calls += 1
+            self._running.setdefault(bucket, RunningCalls()).calls += 1
         try:
             yield
         finally:

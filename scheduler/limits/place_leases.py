@@ -1,9 +1,12 @@
-"""Calls in flight of several fronts, counted in Valkey or Redis (``max_in_flight``).
+"""Calls in flight of several fronts, counted in Valkey or Redis, and calls without a turn yet.
 
 A limited subject has a sorted set of leases, each with the time of its end by the server's clock. A
 front renews the leases of its calls, so the places of a front that was killed come back after
 ``LEASE_S``. A server that lost its memory learns of calls in flight with the next renewal. The gate
-(scheduler/limits/gate.py) uses this module through the meter; a gate alone counts by itself.
+(scheduler/limits/gate.py) uses the leases through the meter; a gate alone counts by itself.
+
+A statement under a smooth limit may take hours: ``tierkv.my_limits`` shows how many of the
+statement's calls wait, and when the next call goes.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from tierkv.kvcore.call_limits import Subject
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 from tierkv.scheduler.shared_state.valkey import SERVER_NOW, ServerScripts
 
@@ -81,6 +85,83 @@ class PlacesHere:
                 self.taken += 1
                 place.set_result(None)
         return bool(self.taken or self.waiting)
+
+
+@dataclass(slots=True)
+class RunningCalls:
+    """Running calls that hold completion tokens of one bucket.
+
+    Attributes:
+        calls: how many.
+        ended: set when the next of the calls ends.
+    """
+
+    calls: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class CallsWaiting(NamedTuple):
+    """Calls of one subject that wait in this process.
+
+    Attributes:
+        calls: number of calls without a turn, for a limit of the subject or of the call's others.
+        next_s: seconds until the next call goes; None if no call waits, or a running call decides.
+    """
+
+    calls: int = 0
+    next_s: float | None = None
+
+
+NONE_WAIT: Final = CallsWaiting()
+
+
+class CallTurns:
+    """Turns of waiting calls, by the subjects of their limits."""
+
+    def __init__(self) -> None:
+        self._locks: dict[tuple[Subject, ...], asyncio.Lock] = {}
+        self._waiting: Counter[Subject] = Counter()
+        self._next_at: dict[Subject, float] = {}
+
+    @contextmanager
+    def counted(self, subjects: tuple[Subject, ...]) -> Iterator[None]:
+        """Count a call as waiting."""
+        self._waiting.update(subjects)
+        try:
+            yield
+        finally:
+            self._waiting.subtract(subjects)
+            for subject in subjects:
+                if not self._waiting[subject]:
+                    del self._waiting[subject]
+
+    @asynccontextmanager
+    async def turn(self, subjects: tuple[Subject, ...]) -> AsyncIterator[None]:
+        """Let waiting calls take one after the other.
+
+        Otherwise a statement's last call would seem to wait for all calls at once.
+        """
+        lock = self._locks.setdefault(subjects, asyncio.Lock())
+        async with lock:
+            yield
+        if not lock.locked() and self._locks.get(subjects) is lock:
+            del self._locks[subjects]
+
+    async def pause(self, subjects: tuple[Subject, ...], wait_s: float) -> None:
+        """Wait before a call goes."""
+        now_s = asyncio.get_running_loop().time()
+        self._next_at |= dict.fromkeys(subjects, now_s + wait_s)
+        try:
+            await asyncio.sleep(wait_s)
+        finally:
+            for subject in subjects:
+                self._next_at.pop(subject, None)
+
+    def waiting(self, subject: Subject) -> CallsWaiting:
+        """Return what waits for the limits of a subject."""
+        at = self._next_at.get(subject)
+        left_s = None if at is None else max(0.0, at - asyncio.get_running_loop().time())
+        return CallsWaiting(self._waiting[subject], left_s)
 
 
 class PlaceLeases:

@@ -78,8 +78,7 @@ from tierkv.metaserver.client import (
 from tierkv.parts.audit_writer import AuditWriter
 from tierkv.parts.record_follower import RecordFollower
 from tierkv.scheduler.dispatcher import Dispatcher
-from tierkv.scheduler.limits.call_turns import LimitLeft
-from tierkv.scheduler.limits.gate import Caller
+from tierkv.scheduler.limits.gate import Caller, LimitLeft
 from tierkv.scheduler.pins import PinKeeper
 from tierkv.sql.cluster_command import OWNED_VERBS, ClusterCommand, GrantedRight, RightKind
 from tierkv.sql.schema_rights import SHARED_SCHEMAS

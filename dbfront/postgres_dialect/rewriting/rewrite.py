@@ -133,7 +133,7 @@ def _fact(r: Rewriter, first: int, after: int, literal: str) -> str:
 
 
 def _role(r: Rewriter, i: int) -> int:
-    """Name the role that ``CURRENT_USER`` is in statements about roles, such as DROP OWNED BY."""
+    """Put the user's name for ``CURRENT_USER`` in statements about roles, as in DROP OWNED BY."""
     verb, word, name = r.at(0), r.at(1), r.at(i)
     if name not in _ROLE_FACTS or name not in r.literals or r.tokens[i].kind != "word":
         return 0

@@ -12,9 +12,9 @@ from tierkv.kvcore.call_limits import CallLimits, Subject, SubjectKind, WhenLost
 from tierkv.kvcore.clock import ManualClock, SystemClock
 from tierkv.kvcore.errors import CallLimitError
 from tierkv.scheduler.limits.buckets import Charge, Taken
-from tierkv.scheduler.limits.call_turns import NONE_WAIT
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
 from tierkv.scheduler.limits.gate import Caller, CallGate
+from tierkv.scheduler.limits.place_leases import NONE_WAIT
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 ANN = Subject(SubjectKind.TENANT, "ann")
