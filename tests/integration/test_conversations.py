@@ -91,7 +91,7 @@ def test_rows_of_a_statement_are_turns_in_order(embedded: Connection) -> None:
     [
         "CREATE TABLE told AS SELECT ai_chat('w', m, options => {'max_tokens': 4}) a "
         "FROM (VALUES ('x'), ('y')) t(m)",
-        "INSERT INTO told SELECT ai_chat('w', m, options => {'max_tokens': 4}) "
+        "INSERT INTO heard SELECT ai_chat('w', m, options => {'max_tokens': 4}) "
         "FROM (VALUES ('v'), ('z')) t(m)",
         "SELECT count(*) FROM (SELECT m FROM (VALUES ('1'), ('2')) t(m) "
         "WHERE ai_chat('w', m, options => {'max_tokens': 4}) IS NOT NULL)",
@@ -101,6 +101,7 @@ def test_rows_of_a_statement_are_turns_in_order(embedded: Connection) -> None:
 )
 def test_a_statement_stores_each_turn_once(embedded: Connection, sql: str) -> None:
     before = turns(embedded, "w")
+    embedded.cursor().execute("CREATE TABLE IF NOT EXISTS heard (a text)")
     embedded.cursor().execute(sql)
     assert turns(embedded, "w") == before + 2
 
