@@ -1,4 +1,4 @@
-"""Calls about a prompt's KV: warm it, pin it, retain it, demote it, locate it, forget it.
+"""Calls about a prompt's KV: warm, pin, retain, demote, locate, forget.
 
 ``Generation`` passes the calls with ``steering`` here. A prompt means every prompt that begins with
 the text: the tokens added by the chat template after the text (end of the user's turn, start of the
