@@ -34,7 +34,7 @@ class WriteMark:
     uncounted: int = 0
 
     def plus(self, rows: int | None) -> WriteMark:
-        """Return the mark after one more transaction; None: its number of rows is not known."""
+        """Return the mark after one more transaction; None: an unknown number of rows."""
         if rows is None:
             return WriteMark(self.rows, self.uncounted + 1)
         return WriteMark(self.rows + rows, self.uncounted)
@@ -65,11 +65,11 @@ class WrittenTables:
         return bool(self._marks)
 
     def mark(self, table: str) -> WriteMark:
-        """Return what was written to a table up to now, and count its rows from now on."""
+        """Return the mark of a table, and count all rows written to the table from now on."""
         return self._marks.setdefault(table.lower(), WriteMark())
 
     def seen(self, digest: str, table: str, mark: WriteMark) -> None:
-        """Note that an index has all rows that were written before a mark."""
+        """Note that an index has all rows written before a mark."""
         self._seen[digest] = (table.lower(), mark)
 
     def unseen(self, digest: str) -> int | None:
@@ -79,7 +79,7 @@ class WrittenTables:
         return None if now is None or now.uncounted > mark.uncounted else now.rows - mark.rows
 
     def forget(self, digest: str) -> None:
-        """Drop what is known about an index, and count the rows of its table no more."""
+        """Forget an index, and count the rows of the index's table no more."""
         self.numbers.pop(digest, None)
         table, _ = self._seen.pop(digest, ("", None))
         if table not in {other for other, _ in self._seen.values()}:

@@ -1,4 +1,4 @@
-"""The documents of a KV index: what is known, and how documents come, stay and go.
+"""The documents of a KV index: how documents come, stay and go.
 
 Theory of operation. ``tierkv_jobs.kv_index_texts`` has a row per different document. ``compare``
 brings the rows and the KV in step with the table: documents without a row in the table are
@@ -6,9 +6,9 @@ forgotten, new ones are warmed, each batch recorded as it ends. With ``ttl`` a d
 
     new -> indexed -> expired (KV forgotten, digest known) -> gone (the table has no row with it)
 
-An expired document is not warmed again before it was gone and came back. Uses of a single document
-are not counted anywhere, hence its age is the time since it was indexed. With ``tier = 'memory'``
-documents are pinned for as long as pins may last, and pinned again in time.
+An expired document is warmed again only after a time without any row. Uses of single documents
+are not counted anywhere, hence the age of a document is the time since indexing. With
+``tier = 'memory'`` documents are pinned for as long as pins may last, and pinned again in time.
 
 dbfront/jobs/kv_indexes.py makes one IndexTexts per statement, and holds the lock of the index.
 """
@@ -90,10 +90,10 @@ class IndexTexts:
         self._index = index
 
     async def compare(self) -> tuple[int, int]:
-        """Forget what is gone or too old, and warm what is new; return both numbers, new first.
+        """Warm new documents, and forget old and vanished documents; return both numbers.
 
         Raises:
-            TierKVError: the refresh stopped; what was done stays.
+            TierKVError: the refresh stopped; finished batches stay.
         """
         index, session = self._index, self._session
         await self._begin_progress()
@@ -150,7 +150,7 @@ class IndexTexts:
         return {str(digest) for (digest,) in rows}
 
     async def _expire(self) -> int:
-        """Forget the KV of documents that are too old; return their number."""
+        """Forget the KV of documents older than ``ttl``; return the number of documents."""
         ttl_s, expired = self._index.options.ttl_s, 0
         if not ttl_s:
             return 0
@@ -247,7 +247,7 @@ class IndexTexts:
         return await try_again(self._session, self._clock, lambda: self._session.execute(text))
 
     async def _values(self, chosen: str) -> list[str]:
-        """Return the bodies of documents, as SQL in pieces; documents that failed have no KV."""
+        """Return the bodies of documents, as SQL in pieces; failed documents have no KV."""
         rows = await self._session.own(
             f"SELECT body FROM {SCHEMA}.kv_index_texts WHERE {self._is} AND {chosen} AND error = ''"
         )

@@ -183,7 +183,7 @@ def _kv_index(row: Sequence[str | None], unseen: Callable[[str, str, float], int
 
 
 def _stale(left: str | None, written: int | None) -> int | None:
-    """Return what an index has to catch up with: documents of a refresh that runs, and writes."""
+    """Return the number of documents left to a running refresh, plus the rows written since."""
     if left is None:
         return None
     return int(left) + (written or 0) if int(left) or written is not None else None

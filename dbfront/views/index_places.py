@@ -50,7 +50,7 @@ class SampledIndex:
     Attributes:
         tenant: None: not recorded, by an older release.
         tokens: of all documents.
-        refreshed_s: time of the last refresh, after which what was found is old.
+        refreshed_s: time of the last refresh, which ends the life of earlier findings.
     """
 
     owner: str
@@ -76,7 +76,7 @@ class SampledIndex:
         )
 
     def call(self, text: str | None) -> TextCall:
-        """Return the call about the KV of a document; None: about what all documents share."""
+        """Return the call about the KV of a document; None: about the beginning of all."""
         is_chunk = self.kind == "chunk"
         said = "." if is_chunk and text is not None else text or ""
         system = (Message("system", self.system_prompt),) if self.system_prompt else ()
@@ -92,7 +92,7 @@ class SampledIndex:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What was found, when, and after which refresh."""
+    """Bytes by tier, with the times of the look and of the last refresh."""
 
     found: Row
     at_s: float
@@ -115,8 +115,8 @@ class IndexPlaces:
         Args:
             rows: of the view.
             read: runs a query where the indexes are.
-            tenant: whose KV the client may ask about; None: everybody's. Owners can write to the
-                tables of indexes, and must not learn there what other tenants have asked.
+            tenant: the client's; None: an administrator's, of all tenants. Owners can write to the
+                tables of indexes, and must not learn about the KV of other tenants by writing.
 
         Raises:
             TierKVError: a query failed. A silent meta server is no error.
@@ -194,7 +194,7 @@ def _share(tokens: int, sampled: Sequence[int]) -> float:
 
 
 def _scaled(shared: Sequence[int], found: Iterable[Sequence[int]], share: float) -> Row:
-    """Return the bytes of all documents; the beginning that all of them share counts once."""
+    """Return the bytes of all documents; the common beginning counts once."""
     own = [0] * len(BYTES)
     for each in found:
         own = [sum(pair) for pair in zip(own, map(_beyond, each, shared), strict=True)]
