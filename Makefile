@@ -13,8 +13,12 @@ APART := ai_functions connect dbapi pgwire_ pool_writes relay_ sql_simulate stat
 # What takes longest, of `make test-long`: folders of tests, and tests of clusters and of engines.
 LONG_FOLDERS := tests/differential tests/sim
 LONG_APART := engine_
-LONG := api_keys cluster_tls conversations deployed docs door_floods forget_and_pin front_workers installed logins \
-  memory namespace_limits overload pool_alone postgres_keepers queued_jobs split_cluster sql_shell start_when_needed stress_reuse
+LONG := answer_cache api_keys call_limits cascade cluster_tls conversations deployed dmp_upgrade docs door_floods \
+  forget_and_pin front_workers installed logins memory namespace_limits overload owned_objects pool_alone \
+  postgres_keepers queued_jobs split_cluster sql_shell start_when_needed statistics stress_reuse two_models
+# Files of other folders that calculate for long.
+LONG_FILES := $(addprefix tests/,numeric/test_blend_quality.py numeric/test_codec_quality.py numeric/test_demo_model.py \
+  numeric/test_speculation.py unit/bench/test_router.py unit/policies/test_learned.py)
 SIDE_BY_SIDE := $(filter-out $(LONG_FOLDERS:%=%/) tests/house/ tests/integration/ tests/clients/ tests/engines/ tests/__pycache__/,$(wildcard tests/*/)) \
   $(wildcard $(APART:%=tests/integration/test_%*.py))
 BENCHES ?= bench
@@ -48,12 +52,12 @@ demo: setup ## Run the main job and print what happened
 
 test: setup ## Run the tests
 	deploy/install-test-packages.sh
-	$(BIN)/pytest -m '$(USUAL)' $(PARALLEL) $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m '$(USUAL)' $(PARALLEL) $(LONG_FILES:%=--ignore=%) $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m '$(USUAL)' $(CLUSTERS_PARALLEL) $(CLUSTERS)
 
 test-long: setup ## Run what takes longest: more clusters, engines, differential and simulated ones
 	deploy/install-test-packages.sh
-	$(BIN)/pytest -m '$(USUAL)' $(PARALLEL) $(LONG_FOLDERS) $(wildcard $(LONG_APART:%=tests/integration/test_%*.py))
+	$(BIN)/pytest -m '$(USUAL)' $(PARALLEL) $(LONG_FOLDERS) $(LONG_FILES) $(wildcard $(LONG_APART:%=tests/integration/test_%*.py))
 	$(BIN)/pytest -m '$(USUAL)' $(CLUSTERS_PARALLEL) $(LONG:%=tests/integration/test_%.py)
 
 test-duckdb15: $(DUCKDB15)/.installed ## Run the tests that face the SQL engine on DuckDB 1.5

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import cast
 
 from bench.report import Report, finish, parse_arguments
+from tests.fix_cluster import free_port
 from tests.fix_postgres import (
     PASSWORD,
     USER,
     PostgresServer,
     attendants,
-    free_port,
     running_postgres,
 )
 from tests.fix_sql import InstantGenerator

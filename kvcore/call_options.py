@@ -37,6 +37,10 @@ class AnswerScope(StrEnum):
     NAMESPACE = "namespace"
 
 
+TOO_SHORT: Final = "the prompt is shorter than a block"
+"""Reason why nothing of a prompt can be stored."""
+
+
 class KvAction(StrEnum):
     """What a call does with a prompt's KV instead of giving an answer."""
 
@@ -44,6 +48,7 @@ class KvAction(StrEnum):
     PIN = "pin"
     RETAIN = "retain"
     DEMOTE = "demote"
+    LOCATE = "locate"
     FORGET = "forget"
 
 

@@ -20,6 +20,9 @@ from tierkv.kvcore.request import ReusePolicy
 MAX_LISTED_REPLICAS: Final = 4
 """Default number of replicas listed per block in a locate reply."""
 
+LOOK_ONLY: Final = float("-inf")
+"""Value of ``reserve_s`` for a locate that only looks: no lease, and no use of the blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Registration:
@@ -246,7 +249,8 @@ class MetaClient(Protocol):
     2. ``locate`` takes at most limits.MAX_CHAIN_BLOCKS keys, in chain order, in one round trip;
        more is a LocalProtocolError. It lists up to ``max_replicas`` replicas per block, replicas on
        host ``reader`` first. With ``reserve_s`` it reserves the blocks found: the nodes holding the
-       blocks are asked to keep them until the lease is ended or this time is over.
+       blocks are asked to keep them until the lease is ended or this time is over. With 0.0 it
+       counts as a use of the blocks found, and with LOOK_ONLY it changes nothing.
     3. ``report_events`` is idempotent by (node_id, incarnation, seq).
     4. ``register`` raises StaleEpochError while a newer incarnation of the node is alive, or an
        incarnation at another home.

@@ -19,6 +19,7 @@ from tierkv.kvcore.ids import HostId, Incarnation, NodeId
 from tierkv.kvcore.node import NodeInfo, NodeReport, NodeRole
 from tierkv.kvwire.event_records import EventRecords
 from tierkv.metaserver.client import (
+    LOOK_ONLY,
     MAX_LISTED_REPLICAS,
     BlockListing,
     DirectoryNode,
@@ -264,7 +265,7 @@ class MetaState:
         return [self._reserved(each, reserve_s, now) for each in found]
 
     def _reserved(self, found: Found, reserve_s: float, now: float) -> Located:
-        if not reserve_s or not found.chain:
+        if reserve_s in (0.0, LOOK_ONLY) or not found.chain:
             return Located(found.reply)
         held = self.directory.holders(found)
         change = self.leases.grant(found.chain, held, reserve_s, now)

@@ -53,6 +53,7 @@ _LIMITED: Final = {
     _NAMESPACE: SubjectKind.NAMESPACE,
     ("AI", "KEY"): SubjectKind.KEY,
 }
+_NO_ROLES: Final = frozenset({"CURRENT_USER", "CURRENT_ROLE", "SESSION_USER"})
 OWNED_VERBS: Final = ("DROP OWNED", "REASSIGN OWNED")
 """What can be done with all that a role owns."""
 _HEAD_CHARS: Final = 1_000
@@ -350,7 +351,18 @@ class _Reader(CommandReader):
         return tuple(found)
 
     def _one_name(self, what: str) -> str:
-        """Read a name, and skip the argument types of a function."""
+        """Read a name, and skip the argument types of a function.
+
+        The embedded database's dialect puts a role's name for CURRENT_USER; in front of PostgreSQL
+        only the server knows the role after SET ROLE.
+        """
+        if self.at < len(self.tokens) and self.tokens[self.at].upper in _NO_ROLES:
+            raise SqlError(
+                f"{self.tokens[self.at].upper} can't be named in a GRANT that TierKV keeps",
+                sqlstate="0A000",
+                position=self.tokens[self.at].start + 1,
+                hint="Write the role's name; SELECT current_user shows the name.",
+            )
         name = self.name(what)
         if self.sign("("):
             while not self.sign(")"):

@@ -24,6 +24,7 @@ from tierkv.sql.text.lexer import (
     Token,
     TokenKind,
     closing_index,
+    depth_change,
     has_codes,
     name_value,
     string_value,
@@ -39,18 +40,29 @@ SHARED_SCHEMAS: Final = frozenset(
 )
 """Schemas with rules of their own, or none."""
 
-_NAMES: Final = (TokenKind.WORD, TokenKind.QUOTED)
+NAME_KINDS: Final = (TokenKind.WORD, TokenKind.QUOTED)
 _PARSED: Final = frozenset(
     {StatementKind.QUERY, StatementKind.INSERT, StatementKind.UPDATE, StatementKind.DELETE}
     | {StatementKind.MERGE, StatementKind.CREATE_TABLE_AS}
 )
 _READS_NAMES: Final = re.compile(
     r"query|query_table|json_execute_serialized_sql|json_serialize_plan|pragma_storage_info"
-    r"|nextval|currval|setval"
+    r"|nextval|currval|setval|duckdb_table_sample|histogram|histogram_values"
 )
 """Functions that use what a text names; names and types of columns are no secret."""
+_HISTOGRAMS: Final = frozenset({"histogram", "histogram_values"})
+"""In FROM they read the table that the first argument names, in any form; ``histogram`` in a select
+list is an aggregate."""
+_CLAUSES: Final = frozenset(
+    {"SELECT", "WHERE", "GROUP", "HAVING", "QUALIFY", "ORDER", "LIMIT", "SET"}
+)
+_TABLES: Final = frozenset(
+    {"FROM", "JOIN", "USING", "INTO", "CALL", "PIVOT", "UNPIVOT", "SUMMARIZE"}
+)
 _PATHS: Final = frozenset({"schema", "search_path"})
+_WHOLE_DATABASE: Final = (["COPY", "FROM", "DATABASE"], ["PRAGMA", "COPY_DATABASE", "("])
 _READS: Final = frozenset({"SELECT"})
+QUOTE: Final = '"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +79,6 @@ class TableUse:
     table: str
     privileges: frozenset[str]
     position: int
-
-
-@dataclass(frozen=True, slots=True)
-class UserNames:
-    """Names of a database that the check needs, in lower case.
-
-    Attributes:
-        schemas: of users and roles.
-        readers: views and macros with computed names of tables.
-    """
-
-    schemas: frozenset[str] = frozenset()
-    readers: frozenset[str] = frozenset()
 
 
 def name_readers(definitions: Iterable[tuple[str, str]]) -> frozenset[str]:
@@ -123,11 +122,12 @@ def foreign_tables(
     if options:
         text, tokens = text[tokens[options].start :], tokens[options:]
     verb = tokens[0].upper
+    copies = [token.upper for token in tokens[:3]] in _WHOLE_DATABASE
+    if copies or verb in ("EXPORT", "IMPORT"):
+        return [TableUse(min(foreign), "", frozenset(), tokens[0].start + 1)]
     if verb in ("SET", "RESET", "PRAGMA", "USE"):
         return [*_in_path(tokens, foreign), *_in_value(text, tokens, foreign, readers)]
     of_schemas = [token.upper for token in tokens[1:4] if token.kind is TokenKind.WORD]
-    if verb in ("EXPORT", "IMPORT"):
-        return [TableUse(min(foreign), "", frozenset(), tokens[0].start + 1)]
     if verb in ("DROP", "ALTER") and "SCHEMA" in of_schemas:
         return [_owned(token, token) for token in tokens if _is_named(token, foreign)]
     places = [
@@ -174,7 +174,7 @@ def made_schema(tokens: list[Token]) -> Token | None:
         rest = rest[3:]
     if len(rest) > 2 and rest[1].text == ".":
         rest = rest[2:]
-    return rest[0] if rest and rest[0].kind in _NAMES else None
+    return rest[0] if rest and rest[0].kind in NAME_KINDS else None
 
 
 def _explained(tokens: list[Token]) -> int:
@@ -187,13 +187,13 @@ def _explained(tokens: list[Token]) -> int:
 
 
 def _is_named(token: Token, foreign: Set[str]) -> bool:
-    return token.kind in _NAMES and name_value(token).lower() in foreign
+    return token.kind in NAME_KINDS and name_value(token).lower() in foreign
 
 
 def _owned(schema: Token, table: Token) -> TableUse:
     return TableUse(
         name_value(schema).lower(),
-        "" if table is schema or table.kind not in _NAMES else name_value(table).lower(),
+        "" if table is schema or table.kind not in NAME_KINDS else name_value(table).lower(),
         frozenset(),
         schema.start + 1,
     )
@@ -201,11 +201,14 @@ def _owned(schema: Token, table: Token) -> TableUse:
 
 def _in_path(tokens: list[Token], foreign: Set[str]) -> Iterator[TableUse]:
     """Find other users' schemas in a search path: bare names would mean their tables."""
-    words = [name_value(token).lower() for token in tokens if token.kind in _NAMES]
+    words = [name_value(token).lower() for token in tokens if token.kind in NAME_KINDS]
     if tokens[0].upper not in ("USE", "PRAGMA") and _PATHS.isdisjoint(words):
         return
     for token in tokens[1:]:
-        if _is_named(token, foreign) or _mentions(token, foreign):
+        named = token.kind is TokenKind.QUOTED and any(
+            has_word(name_value(token), name) for name in foreign
+        )
+        if named or _is_named(token, foreign) or _mentions(token, foreign):
             yield TableUse(_first(token, foreign), "", frozenset(), token.start + 1)
 
 
@@ -227,18 +230,31 @@ def _in_value(
 
 def _first(token: Token, foreign: Set[str]) -> str:
     text = string_value(token) if token.kind is TokenKind.STRING else name_value(token)
-    return next((name for name in sorted(foreign) if _has_word(text, name)), text)
+    return next((name for name in sorted(foreign) if has_word(text, name)), text)
 
 
 def _mentions(token: Token, foreign: Set[str]) -> bool:
     """Return whether a text has the name of another user's schema, or might have."""
     if token.kind is not TokenKind.STRING:
         return False
-    return has_codes(token) or any(_has_word(string_value(token), name) for name in foreign)
+    return has_codes(token) or any(has_word(string_value(token), name) for name in foreign)
 
 
-def _has_word(text: str, name: str) -> bool:
-    return re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", text, re.I) is not None
+def has_word(text: str, name: str) -> bool:
+    """Return whether a text has a name, also in pieces with quotes between them.
+
+    The engine reads ``ali""ce`` in a search path, or in a name that a text holds, as ``alice``.
+    """
+    word = re.compile(rf"(?<![\w$]){re.escape(name.replace(QUOTE, ''))}(?![\w$])", re.I)
+    return any(word.search(each) is not None for each in (text, text.replace(QUOTE, "")))
+
+
+def reads_names(tokens: list[Token]) -> bool:
+    """Return whether a statement calls a function with names of tables in texts."""
+    return any(
+        token.kind in NAME_KINDS and _READS_NAMES.fullmatch(name_value(token)) is not None
+        for token in tokens
+    )
 
 
 def _refuse_computed(tokens: list[Token], foreign: Set[str], readers: Set[str]) -> None:
@@ -257,7 +273,7 @@ def _refuse_computed(tokens: list[Token], foreign: Set[str], readers: Set[str]) 
 def _computed(tokens: list[Token], foreign: Set[str], readers: Set[str]) -> Token | None:
     """Return the first name of a function or view with access to other users' tables, or None."""
     for at, token in enumerate(tokens):
-        if token.kind not in _NAMES:
+        if token.kind not in NAME_KINDS:
             continue
         name = name_value(token).lower()
         if name in readers:
@@ -265,20 +281,49 @@ def _computed(tokens: list[Token], foreign: Set[str], readers: Set[str]) -> Toke
         called = at + 1 < len(tokens) and tokens[at + 1].text == "("
         if not called or not _READS_NAMES.fullmatch(name):
             continue
+        if name in _HISTOGRAMS and not _is_table(tokens, at):
+            continue
         try:
             inside = tokens[at + 2 : closing_index(tokens, at + 1)]
         except SqlSyntaxError:
             inside = tokens[at + 2 :]
+        if name in _HISTOGRAMS:
+            inside = _first_argument(inside)
         if not _is_plain(name, inside, foreign, readers):
             return token
     return None
+
+
+def _is_table(tokens: list[Token], at: int) -> bool:
+    """Return whether a call may be a table in FROM, by the nearest clause before it."""
+    depth = 0
+    for token in reversed(tokens[:at]):
+        if token.text in (")", "("):
+            depth = max(0, depth + (1 if token.text == ")" else -1))
+        elif depth == 0 and token.kind is TokenKind.WORD and token.upper in _CLAUSES | _TABLES:
+            return token.upper in _TABLES
+    return True
+
+
+def _first_argument(inside: list[Token]) -> list[Token]:
+    """Return the first argument of a call; all, if arguments have names."""
+    if any(token.text in (":=", "=>", ":", "=") for token in inside):
+        return inside
+    depth = 0
+    for at, token in enumerate(inside):
+        depth += depth_change(token)
+        if token.text == "," and depth == 0:
+            return inside[:at]
+    return inside
 
 
 def _is_plain(function: str, inside: list[Token], foreign: Set[str], readers: Set[str]) -> bool:
     """Return whether arguments are constants and lead to no other user's schema."""
     if function == "json_execute_serialized_sql":
         return False
-    if not all(each.kind is TokenKind.STRING or each.text in ("[", "]", ",") for each in inside):
+    if not inside or not all(
+        each.kind is TokenKind.STRING or each.text in ("[", "]", ",") for each in inside
+    ):
         return False
     if any(_mentions(each, foreign) for each in inside):
         return False
@@ -336,6 +381,8 @@ def _writes(tree: exp.Expr) -> Iterator[tuple[int, frozenset[str]]]:
         if not isinstance(target, exp.Table):
             continue
         reads = {"SELECT"} if node.args.get("where") or node.args.get("returning") else set()
+        if isinstance(node, exp.Update) and _reads_target(node, target):
+            reads = {"SELECT"}
         if isinstance(node, exp.Insert):
             replaces = node.args.get("conflict") or node.args.get("alternative")
             needed = {"INSERT", *(("UPDATE", "SELECT") if replaces else ())}
@@ -349,3 +396,19 @@ def _writes(tree: exp.Expr) -> Iterator[tuple[int, frozenset[str]]]:
             yield id(target), frozenset()  # To make or replace a table is the owner's.
             continue
         yield id(target), frozenset(needed | reads)
+
+
+def _reads_target(update: exp.Update, target: exp.Table) -> bool:
+    """Return whether the new values of an UPDATE may read the table: an error could show a value.
+
+    Columns without the name of a table count as the table's own.
+    """
+    own = {"", target.alias_or_name.lower(), target.name.lower()}
+    for each in update.expressions:
+        value = each.expression if isinstance(each, exp.EQ) else each
+        if value.find(exp.Star, exp.Columns) is not None:
+            return True
+        for column in value.find_all(exp.Column):
+            if column.table.lower() in own and column.sql().upper() != "DEFAULT":
+                return True
+    return False

@@ -63,6 +63,7 @@ class Door:
 
 _TABLES: Final = (
     "jobs", "parts", "failures", "ai_tables", "ai_rows", "kv_indexes", "kv_index_texts",
+    "kv_index_progress", "kv_index_times",
 )  # fmt: skip
 
 TABLES = f"""

@@ -26,11 +26,13 @@ from tests.fix_thread import START_S, running_in_thread
 from tierkv.dbfront.accounts.statement_log import StatementLog
 from tierkv.dbfront.accounts.statistic_store import StatisticStore
 from tierkv.dbfront.contracts import ClientInfo
+from tierkv.dbfront.jobs.job_views import with_uses
 from tierkv.dbfront.postgres.attendant import AiAttendant
 from tierkv.dbfront.postgres.install import install
 from tierkv.dbfront.postgres.relay import Relay
 from tierkv.dbfront.postgres.server import MakeAttendant, RelayConfig, RelayServer
 from tierkv.dbfront.postgres.statements.ai_run import AiServices
+from tierkv.dbfront.views.index_places import IndexPlaces, ReadTexts
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
 from tierkv.dbfront.views.statistics import statistic_rows
 from tierkv.kvcore.clock import SystemClock
@@ -199,9 +201,15 @@ def attendants(generator: InstantGenerator) -> Callable[[], MakeAttendant]:
         async def view_rows(view: str, client: ClientInfo) -> list[Row]:
             return await statistic_rows(view, log) if view in STATISTIC_VIEWS else []
 
+        places = IndexPlaces(generator, SystemClock())
+
+        async def index_rows(rows: list[Row], read: ReadTexts, client: ClientInfo) -> list[Row]:
+            return await places.add_to(with_uses(rows, (), ()), read, client.user)
+
         services = AiServices(
-            generator, SystemClock(), statements=log, view_rows=view_rows, reset=log.reset
-        )
+            generator, SystemClock(), statements=log, view_rows=view_rows, reset=log.reset,
+            index_rows=index_rows,
+        )  # fmt: skip
 
         def attendant(relay: Relay) -> AiAttendant:
             return AiAttendant(relay, services)

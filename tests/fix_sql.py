@@ -37,6 +37,7 @@ from tierkv.dbfront.generation.forecast_inputs import most_tokens
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.dbfront.statement.session import DuckDbSession
 from tierkv.kvcore.access import RightsBook
+from tierkv.kvcore.call_options import KvAction
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import (
     ContextTooLongError,
@@ -208,8 +209,11 @@ class InstantGenerator:
             self._fail(prompt)
             said = self._read_out(prepared)
             text = self.texts.get(prompt, said.text)
-            if prepared.call.steering is not None:
-                text = json.dumps({"tokens": len(prepared.request.token_ids)})
+            if prepared.call.steering is not None and prompt not in self.texts:
+                places = {"l1_bytes": 0, "memory_bytes": 10 * len(prompt), "disk_bytes": 1}
+                locates = prepared.call.steering.action is KvAction.LOCATE
+                tokens = {"tokens": len(prepared.request.token_ids)}
+                text = json.dumps(tokens | (places if locates else {}))
             if text:
                 yield TextEvent(text)
             generated = int(not said.label_probabilities and not said.embedding)

@@ -40,7 +40,7 @@ class LoopThread:
         *,
         on_interrupt: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> T:
-        """Run a coroutine to its end and return its value or raise its error.
+        """Run a coroutine to the end and return the value or raise the error.
 
         Args:
             coroutine: the coroutine to run.

@@ -231,7 +231,7 @@ class PagePool:
         return page
 
     def erase(self, keys: Sequence[BlockKey]) -> int:
-        """Forget blocks and all that follow them, and overwrite their pages.
+        """Forget blocks and all later blocks of the same prompts, and overwrite the pages.
 
         Pages in use are not found any more and go when their last request ends. O(pages).
 
@@ -380,7 +380,7 @@ class PagePool:
             self._offer(parent)
 
     def check_invariants(self) -> None:
-        """Assert that every page is in exactly one state and that links and counts agree."""
+        """Assert: every page is in exactly 1 state, and links and counts agree."""
         pages = range(1, self.num_pages)
         cached = [p for p in pages if self._references[p] == 0 and self._key[p] is not None]
         used = [p for p in pages if self._references[p] > 0]

@@ -5,8 +5,8 @@ field, or one question for JSON of a schema. ``ai_embed`` and ``ai_similarity`` 
 unit length. ``ai_filter``, ``ai_classify``, ``ai_classify_multi`` and ``ai_score`` generate no
 text: these functions read the probabilities of a few labels. ``ai_chat`` answers in a conversation
 that the front keeps. ``ai_count_tokens`` needs only the tokenizer. ``ai_warm``, ``ai_pin``,
-``ai_forget`` and ``ai_kv_*`` are about the KV of a prompt (dbfront/generation/steering.py).
-aggregates.py has the recipes over groups of rows.
+``ai_locate``, ``ai_forget`` and ``ai_kv_*`` are about the KV of a prompt
+(dbfront/generation/steering.py). aggregates.py has the recipes over groups of rows.
 
 dbfront/calls/evaluation.py starts recipes here; dbfront/explain/estimate.py starts the same recipes
 to estimate their cost. A new AI function needs a recipe here and a row in sql/calls/functions.py.
@@ -280,8 +280,14 @@ def pin(call: AiCall, defaults: CallDefaults) -> Recipe:
     return json.loads(answer.text)
 
 
+def locate(call: AiCall, defaults: CallDefaults) -> Recipe:
+    """Tell where the KV of a prompt is now; return JSON."""
+    (answer,) = yield (_question(call, defaults, Steering(KvAction.LOCATE)),)
+    return json.loads(answer.text)
+
+
 def forget(call: AiCall, defaults: CallDefaults) -> Recipe:
-    """Remove a prompt's KV, and all that follows it, from every tier; return JSON."""
+    """Remove a prompt's KV, and all KV behind the prompt, from every tier; return JSON."""
     keeps = call.options.answer_cache is AnswerScope.OFF
     steering = Steering(KvAction.FORGET, keeps_answers=keeps)
     (answer,) = yield (_question(call, defaults, steering),)
@@ -304,6 +310,7 @@ _ACTIONS: Final = {
     "ai_kv_pin": KvAction.PIN,
     "ai_kv_retain": KvAction.RETAIN,
     "ai_kv_demote": KvAction.DEMOTE,
+    "ai_kv_locate": KvAction.LOCATE,
     "ai_kv_forget": KvAction.FORGET,
 }
 
@@ -331,6 +338,7 @@ _RECIPES: Final[dict[str, Callable[[AiCall, CallDefaults], Recipe]]] = {
     "ai_chat": chat,
     "ai_warm": warm,
     "ai_pin": pin,
+    "ai_locate": locate,
     "ai_forget": forget,
     **dict.fromkeys(_ACTIONS, steer_kv),
 }

@@ -26,7 +26,7 @@ from tierkv.sql.calls.dialect import DUCKDB_INNER_PRODUCT
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.kept_names import KeptNames
 from tierkv.sql.plan.rewrite import RewrittenSql
-from tierkv.sql.schema_rights import UserNames
+from tierkv.sql.view_rights import UserNames
 
 if TYPE_CHECKING:
     from tierkv.dbfront.databases.duckdb_engine import DuckDbEngine, EngineChanges

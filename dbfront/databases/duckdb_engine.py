@@ -29,7 +29,8 @@ from tierkv.sql.calls.dialect import Dialect, engine_function
 from tierkv.sql.plan.call_sites import MAX_FORMS
 from tierkv.sql.plan.kept_names import KeptNames
 from tierkv.sql.plan.stream_plan import WINDOW_FUNCTION
-from tierkv.sql.schema_rights import SHARED_SCHEMAS, UserNames, name_readers
+from tierkv.sql.schema_rights import SHARED_SCHEMAS, name_readers
+from tierkv.sql.view_rights import UserNames, view_reads
 from tierkv.sql.views import SCHEMA, SESSION_VARIABLE, simulate_ddl, view_ddl
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,10 @@ _ENGINE_NAMES: Final = (
 )
 _SCHEMAS: Final = "SELECT DISTINCT lower(schema_name) FROM duckdb_schemas()"
 _DEFINITIONS: Final = (
-    "SELECT lower(view_name), sql FROM duckdb_views() WHERE NOT internal "
+    "SELECT lower(view_name), lower(schema_name), sql FROM duckdb_views() WHERE NOT internal "
     f"AND database_name = current_database() AND schema_name <> '{SCHEMA}' UNION ALL "
-    "SELECT lower(function_name), macro_definition FROM duckdb_functions() WHERE NOT internal "
-    f"AND database_name = current_database() AND schema_name <> '{SCHEMA}' "
+    "SELECT lower(function_name), lower(schema_name), macro_definition FROM duckdb_functions() "
+    f"WHERE NOT internal AND database_name = current_database() AND schema_name <> '{SCHEMA}' "
     "AND function_type IN ('macro', 'table_macro')"
 )
 
@@ -154,8 +155,10 @@ class DuckDbEngine:
         state = self.changes.schema
         with closing(self._root.cursor()) as cursor:
             schemas = frozenset(name for (name,) in cursor.execute(_SCHEMAS).fetchall())
-            readers = name_readers(cursor.execute(_DEFINITIONS).fetchall())
-        names = UserNames(schemas - SHARED_SCHEMAS, readers)
+            made = cursor.execute(_DEFINITIONS).fetchall()
+        schemas -= SHARED_SCHEMAS
+        readers = name_readers((name, text) for name, _, text in made)
+        names = UserNames(schemas, readers, view_reads(made, schemas))
         self._user_names = state, names
         return names
 

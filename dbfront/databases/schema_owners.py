@@ -16,12 +16,22 @@ from typing import Final, NamedTuple
 from tierkv.dbfront.contracts import TableAccess
 from tierkv.dbfront.databases.duckdb_connection import DuckDbConnection
 from tierkv.dbfront.statement_results import Notice
-from tierkv.kvcore.access import Rights, RightsBook
+from tierkv.kvcore.access import PUBLIC, Rights, RightsBook
 from tierkv.kvcore.errors import RightMissingError, SqlError, TierKVError
 from tierkv.sql.cluster_command import ClusterCommand
 from tierkv.sql.jobs.job_tables import SCHEMA as JOBS
 from tierkv.sql.schema_rights import SHARED_SCHEMAS, foreign_tables, made_schema, table_refused
 from tierkv.sql.text.lexer import Token, name_value
+from tierkv.sql.view_rights import (
+    UserNames,
+    ViewName,
+    closed_temporary,
+    closed_views,
+    made_temporary,
+    made_view,
+    named_view,
+    refuse_trigger,
+)
 
 _MOST_NAMED: Final = 20
 """Objects named in the detail of an error."""
@@ -30,7 +40,11 @@ _OWNERS: Final = {
     "ai_tables": ("AI table", "name"),
     "kv_indexes": ("KV index", "name"),
 }
-_JOB_TABLES: Final = (*_OWNERS, "parts", "ai_rows", "kv_index_texts", "failures")
+_JOB_TABLES: Final = (
+    *_OWNERS, "parts", "ai_rows", "kv_index_texts", "kv_index_progress", "kv_index_times",
+    "failures",
+)  # fmt: skip
+_PATH_VERBS: Final = frozenset({"SET", "RESET", "PRAGMA", "USE"})
 _PATH: Final = "SELECT current_setting('search_path')"
 _HERE: Final = "WHERE NOT internal AND database_name = current_database()"
 _NUMBERED: Final = (
@@ -120,6 +134,8 @@ class SchemaOwners:
     def __init__(self, connection: DuckDbConnection) -> None:
         self._connection = connection
         self._seen: Rights | None = None
+        self._temporary: dict[str, frozenset[str]] = {}
+        self._closed: tuple[Rights, UserNames, frozenset[ViewName]] | None = None
 
     async def check(
         self,
@@ -151,20 +167,74 @@ class SchemaOwners:
                 position=made.start + 1,
                 hint=f'A schema belongs to the user or role of its name: CREATE SCHEMA "{user}".',
             )
+        refuse_trigger(tokens, is_admin=book.is_admin(user))
         names = await self._connection.user_names()
         others = book.foreign_schemas(user, names.schemas)
         if self._seen is not book.rights and leaves:
-            # A schema that was the user's when the path was set may be another's now.
+            # A schema that was the user's when the path was set may be another's now; and
+            # whatever a statement wrote, the path that the engine made of the text counts.
             self._seen = book.rights
             ((path,),) = (await self._connection.command(_PATH)).rows
             words = {word.strip('" ').lower() for word in re.split(r"[,.]", str(path))}
             if not words.isdisjoint(others):
                 await self._connection.enter_schema("main")
-        for use in foreign_tables(sql, tokens, others, names.readers):
+        if tokens and tokens[0].upper in _PATH_VERBS:
+            self._seen = None  # The next statement looks at the path that this one leaves.
+        uses = foreign_tables(sql, tokens, others, names.readers)
+        for use in uses:
             held = book.table_privileges(user, use.schema, use.table)
             granted = held >= use.privileges or (bool(held) and not runs)
             if not use.privileges or not granted:
                 raise table_refused(use, user)
+        if uses:
+            await self._refuse_without_owner(tokens)
+        if others and tokens:
+            self._refuse_closed_view(sql, tokens, book, names, others)
+
+    async def _refuse_without_owner(self, tokens: list[Token]) -> None:
+        """Refuse a view over another user's table without an owner to hold the right."""
+        made = made_view(tokens)
+        if made is None:
+            return
+        schema, temporary = made
+        if not schema and not temporary:
+            ((schema,),) = (await self._connection.command("SELECT current_schema()")).rows
+        if temporary or str(schema).lower() in SHARED_SCHEMAS:
+            raise RightMissingError(
+                "a view over another user's table needs an owner",
+                position=tokens[0].start + 1,
+                hint="Make the view in your own schema, and GRANT SELECT on it. Schema main, and "
+                "temporary views, belong to no user.",
+            )
+
+    def _refuse_closed_view(
+        self,
+        sql: str,
+        tokens: list[Token],
+        book: RightsBook,
+        names: UserNames,
+        others: AbstractSet[str],
+    ) -> None:
+        """Refuse a view with tables that are closed to the view's owner by now."""
+        known = self._closed
+        if known is None or known[0] is not book.rights or known[1] is not names:
+            closed = closed_views(names.views, lambda schema, table: _reads(book, schema, table))
+            known = self._closed = book.rights, names, closed
+        closed = known[2]
+        temporary = made_temporary(tokens)
+        if temporary is not None:
+            self._temporary[temporary[0]] = temporary[1]
+        if closed and self._temporary:
+            closed |= frozenset(closed_temporary(self._temporary, closed))
+        found = named_view(sql, tokens, closed, others) if closed else None
+        if found is not None:
+            token, (_, view) = found
+            raise RightMissingError(
+                f"permission denied for a table of view {view}",
+                position=token.start + 1,
+                hint="The owner of the view may not read the table any more: the table's owner "
+                "grants SELECT on it again, or the view is dropped.",
+            )
 
     async def change(self, command: ClusterCommand, schemas: AbstractSet[str]) -> frozenset[str]:
         """Do the part of DROP ROLE, DROP OWNED or REASSIGN OWNED in the database.
@@ -269,7 +339,7 @@ class SchemaOwners:
 
 
 class SessionSchemas:
-    """What one session may use where users log in, and the rights that follow its statements.
+    """Rights of a session where users log in, and changes of rights by the session's statements.
 
     Without logins each method is a no-op.
     """
@@ -329,7 +399,7 @@ class SessionSchemas:
 
     @asynccontextmanager
     async def following(self, tokens: list[Token], rights: Rights) -> AsyncIterator[None]:
-        """Run a statement that may drop or rename tables, and note what became of them.
+        """Run a statement, and note which tables the statement dropped or renamed.
 
         Args:
             tokens: the statement.
@@ -378,6 +448,19 @@ def names_change(tokens: list[Token]) -> str:
         words = words[next((at for at, word in enumerate(words) if word in _VERBS), len(words)) :]
     changes = bool(words) and (words[0] != "CREATE" or "REPLACE" in words[:3])
     return words[0] if changes and words[0] in _VERBS else ""
+
+
+def _reads(book: RightsBook, owned: str, table: ViewName) -> bool:
+    """Return whether the owner of a schema, a role or a member, may read a table."""
+    members = (
+        role
+        for role in book.rights.roles
+        if role != PUBLIC and not book.is_admin(role) and book.owns_schema(role, owned)
+    )
+    return any(
+        book.owns_schema(role, table[0]) or "SELECT" in book.table_privileges(role, *table)
+        for role in (owned, *members)
+    )
 
 
 def _granted(rights: Rights) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Calls about a prompt's KV: warm it, pin it, retain it, demote it, forget it.
+"""Calls about a prompt's KV: warm, pin, retain, demote, locate, forget.
 
 ``Generation`` passes the calls with ``steering`` here. A prompt means every prompt that begins with
 the text: the tokens added by the chat template after the text (end of the user's turn, start of the
@@ -23,7 +23,7 @@ from tierkv.dbfront.answer_cache.answer_key import PromptMark, last_mark
 from tierkv.dbfront.answer_cache.kept_answer import StoreLostError
 from tierkv.dbfront.contracts import PreparedCall, TextCall, TextEvent
 from tierkv.kvcore.block import block_keys
-from tierkv.kvcore.call_options import KvAction
+from tierkv.kvcore.call_options import TOO_SHORT, KvAction
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import (
     CacheError,
@@ -36,6 +36,7 @@ from tierkv.metaserver.client import MetaClient
 from tierkv.scheduler.dispatcher import Dispatcher
 from tierkv.scheduler.pins import Pin, PinKeeper
 from tierkv.scheduler.prompt_eraser import PromptEraser
+from tierkv.scheduler.prompt_locator import locate_prompt
 
 _MOST_RETAINED: Final = 0.25
 """Share of the pool's memory that is pinned at most for prompts to retain."""
@@ -48,6 +49,11 @@ _CONTINUATIONS: Final = ("", "\n", " a")
 
 _ANY_CONTINUATION: Final = (*_CONTINUATIONS, "a", "0", ".")
 """For answers, of which none may be missed: a continuation may change the last tokens."""
+
+_PLACES: Final = (
+    "l1_tokens", "memory_tokens", "disk_tokens", "l1_bytes", "memory_bytes", "disk_bytes",
+)  # fmt: skip
+"""Fields of PromptPlaces that are told."""
 
 TokenIds = Callable[[TextCall], Awaitable[tuple[int, ...]]]
 Generated = Callable[[PreparedCall], AsyncGenerator[TextEvent, None]]
@@ -107,6 +113,8 @@ class PromptSteering:
             told, usage = await self._forget(prepared), Usage(0, 0)
         elif steering.action is KvAction.DEMOTE:
             told, usage = await self._demote(prepared), Usage(0, 0)
+        elif steering.action is KvAction.LOCATE:
+            told, usage = await self._locate(prepared), Usage(0, 0)
         elif steering.action is KvAction.RETAIN:
             told, usage = await self._retain(prepared, steering.keep_s), Usage(0, 0)
         elif steering.action is KvAction.PIN and not steering.keep_s:
@@ -202,9 +210,20 @@ class PromptSteering:
         tokens = moved.demoted * layout.block_tokens
         return {**_pinned(outcome, tokens=tokens), "l1_bytes": moved.erased.page_bytes}
 
+    async def _locate(self, prepared: PreparedCall) -> dict[str, Any]:
+        request = await self._beginning(prepared)
+        found = await locate_prompt(self._directory, request, prepared.model.layout)
+        told = {"tokens": len(request.token_ids)}
+        if found is None:
+            return {"outcome": "deferred", **told, "reason": "the meta server does not answer"}
+        whole = found.found_tokens == found.wanted_tokens
+        outcome = "missing" if not found.found_tokens else "accepted" if whole else "clipped"
+        places = {name: getattr(found, name) for name in _PLACES}
+        return {"outcome": outcome, **told, **places}
+
     async def _pinned(self, prepared: PreparedCall, pin: Pin | None) -> dict[str, Any]:
         if pin is None:
-            return _pinned("rejected", reason="the prompt is shorter than a block")
+            return _pinned("rejected", reason=TOO_SHORT)
         free = await self._quota_left(prepared.call.tenant, pin)
         if free is not None and pin.size_bytes > free:
             reason = f"{pin.size_bytes} bytes exceed what the namespace may still pin: {free}"
@@ -276,8 +295,7 @@ class PromptSteering:
 def _warmed(prepared: PreparedCall) -> dict[str, Any]:
     tokens = len(prepared.request.token_ids)
     if tokens < prepared.model.layout.block_tokens:
-        reason = "the prompt is shorter than a block"
-        return {"outcome": "rejected", "tokens": tokens, "reason": reason}
+        return {"outcome": "rejected", "tokens": tokens, "reason": TOO_SHORT}
     return {"outcome": "accepted", "tokens": tokens, "tier": "l1"}
 
 

@@ -385,7 +385,7 @@ def of_one_prompt(
 ) -> list[TextAnswer | TextEvent]:
     """Return the answers with the usage of a prompt counted once, at its first choice.
 
-    Later choices reuse that prompt, so their hits say nothing about the cache.
+    Later choices reuse the prompt; hits of later choices say nothing about the cache.
     """
     return [answer if at % n == 0 else _without_prompt(answer) for at, answer in enumerate(answers)]
 

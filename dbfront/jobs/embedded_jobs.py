@@ -7,7 +7,7 @@ process has the database open and knows all running jobs: ``RunningJobs``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,20 @@ if TYPE_CHECKING:
     from tierkv.dbfront.jobs.queued_job import JobQueue
 
 
+@dataclass(frozen=True, slots=True)
+class WriteMark:
+    """How many rows were written to a table by name, and how many writes had no known number."""
+
+    rows: int = 0
+    uncounted: int = 0
+
+    def plus(self, rows: int | None) -> WriteMark:
+        """Return the mark after one more transaction; None: its number of rows is not known."""
+        if rows is None:
+            return WriteMark(self.rows, self.uncounted + 1)
+        return WriteMark(self.rows + rows, self.uncounted)
+
+
 class WrittenTables:
     """The tables with KV indexes, or of AI tables, written to since the last look.
 
@@ -42,9 +56,43 @@ class WrittenTables:
         self.changed = asyncio.Event()
         self.numbers: dict[str, int] = {}
         self._written: set[str] = set()
+        self._marks: dict[str, WriteMark] = {}
+        self._seen: dict[str, tuple[str, WriteMark]] = {}
+
+    @property
+    def counts(self) -> bool:
+        """Whether rows of any table are counted."""
+        return bool(self._marks)
+
+    def mark(self, table: str) -> WriteMark:
+        """Return what was written to a table up to now, and count its rows from now on."""
+        return self._marks.setdefault(table.lower(), WriteMark())
+
+    def seen(self, digest: str, table: str, mark: WriteMark) -> None:
+        """Note that an index has all rows that were written before a mark."""
+        self._seen[digest] = (table.lower(), mark)
+
+    def unseen(self, digest: str) -> int | None:
+        """Return the rows written since the mark of an index; None: not known."""
+        table, mark = self._seen.get(digest, ("", WriteMark()))
+        now = self._marks.get(table)
+        return None if now is None or now.uncounted > mark.uncounted else now.rows - mark.rows
+
+    def forget(self, digest: str) -> None:
+        """Drop what is known about an index, and count the rows of its table no more."""
+        self.numbers.pop(digest, None)
+        table, _ = self._seen.pop(digest, ("", None))
+        if table not in {other for other, _ in self._seen.values()}:
+            self._marks.pop(table, None)
+
+    def count(self, rows: Mapping[str, int | None]) -> None:
+        """Count the rows of a committed transaction by table; None: not known how many."""
+        for name, number in rows.items():
+            if (mark := self._marks.get(name.lower())) is not None:
+                self._marks[name.lower()] = mark.plus(number)
 
     def note(self, names: Iterable[str]) -> None:
-        """Note that a transaction that wrote to tables has committed."""
+        """Note the commit of a transaction with writes to tables."""
         lower = {name.lower() for name in names}
         found = {name for name in self.watched if name.lower() in lower}
         if found:
@@ -55,6 +103,10 @@ class WrittenTables:
         """Have what depends on a table looked at, whether the table is watched already or not."""
         self._written.add(name)
         self.changed.set()
+
+    def waits(self, name: str) -> bool:
+        """Return whether a table will be looked at anyway."""
+        return name in self._written
 
     def take(self) -> set[str]:
         """Return the tables written to since the last call."""
@@ -74,6 +126,7 @@ class RunningJobs:
     Attributes:
         owner_of: returns the owner of a client's jobs.
         clock: for checkpoints.
+        tenant_of: returns the tenant of a client's calls.
         run_parts: hands parts to a cluster; None: no cluster is known.
         holders: the sessions with running jobs, by held name.
         read: runs a query of the front over all sessions' data; None: nothing refreshes by itself.
@@ -96,6 +149,7 @@ class RunningJobs:
     keeps: bool = False
     queue: JobQueue | None = None
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tenant_of: Callable[[ClientInfo], str] = lambda client: client.user
 
 
 class EmbeddedJobs:
@@ -120,6 +174,7 @@ class EmbeddedJobs:
         """
         self.owner = running.owner_of(client)
         self.user = client.user
+        self.tenant = running.tenant_of(client)
         self.stats = AiStats()
         self._inner = inner
         self._execute = execute

@@ -14,9 +14,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-from tierkv.dbfront.jobs.job import AiJob, JobPart, JobSession, PartState
+from tierkv.dbfront.jobs.job import (
+    TOLD_EVERY_S,
+    AiJob,
+    JobPart,
+    JobSession,
+    PartState,
+    end_notice,
+    progress_notice,
+)
 from tierkv.dbfront.jobs.job_book import JobBook
-from tierkv.dbfront.jobs.job_progress import TOLD_EVERY_S, end_notice, progress_notice
 from tierkv.dbfront.jobs.job_runner import PartRunner, try_again
 from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction
 from tierkv.dbfront.jobs.job_views import lock_name

@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from tierkv.dbfront.jobs.job import JobPart, PartState
+from tierkv.dbfront.jobs.job import JobPart, JobProgress, PartState
 from tierkv.dbfront.jobs.job_book import part_of_row
-from tierkv.dbfront.jobs.job_progress import JobProgress
 from tierkv.kvcore import limits
+from tierkv.sql.job_view_columns import JOB_VIEW_COLUMNS, SAMPLED
 from tierkv.sql.jobs.job_tables import PART_COLUMNS, SCHEMA
 from tierkv.sql.views import Row, timestamp
 
-JOB_VIEWS: Final = frozenset({"jobs", "job_failures", "ai_tables", "kv_indexes"})
+JOB_VIEWS: Final = frozenset(JOB_VIEW_COLUMNS)
 
 _JOB_COLUMNS: Final = ("owner", "job", "statement", "options", "total", "created_s")
 _FAILURE_COLUMNS: Final = ("owner", "job", "key", "sqlstate", "message", "failed_s")
@@ -59,7 +59,10 @@ _SELECT_KV_INDEXES: Final = (
     "SELECT "
     + ", ".join(f"CAST(i.{name} AS text)" for name in _KV_INDEX_COLUMNS)
     + ", CAST(count(t.digest) AS text), CAST(count(NULLIF(t.error, '')) AS text), "
-    f"CAST(sum(t.tokens) AS text) FROM {SCHEMA}.kv_indexes i LEFT JOIN {SCHEMA}.kv_index_texts t "
+    "CAST(sum(t.tokens) AS text), "
+    f"(SELECT CAST(CASE p.told WHEN 0 THEN p.left_texts END AS text) FROM {SCHEMA}."
+    "kv_index_progress p WHERE p.owner = i.owner AND p.name = i.name) FROM "
+    f"{SCHEMA}.kv_indexes i LEFT JOIN {SCHEMA}.kv_index_texts t "
     "ON t.owner = i.owner AND t.name = i.name GROUP BY "
     + ", ".join(f"i.{name}" for name in _KV_INDEX_COLUMNS)
     + " ORDER BY i.owner, i.name"
@@ -84,7 +87,10 @@ def lock_name(owner: str, job: str, part: int) -> str:
 
 
 def view_rows_of(
-    view: str, rows: Iterable[Sequence[str | None]], is_held: Callable[[str], bool]
+    view: str,
+    rows: Iterable[Sequence[str | None]],
+    is_held: Callable[[str], bool],
+    unseen: Callable[[str, str, float], int | None] = lambda *_: None,
 ) -> list[Row]:
     """Return the rows of a view.
 
@@ -92,13 +98,15 @@ def view_rows_of(
         view: one of JOB_VIEWS.
         rows: result of the view's query, as text.
         is_held: tells whether a session holds the name of a part.
+        unseen: rows written to the table of an index, by owner and name, since its last refresh;
+            the third value is the index's ``refresh_s``. None: not known.
     """
     if view == "job_failures":
         return [_failure(row) for row in rows]
     if view == "ai_tables":
         return [_ai_table(row) for row in rows]
     if view == "kv_indexes":
-        return [_kv_index(row) for row in rows]
+        return [_kv_index(row, unseen) for row in rows]
     jobs: dict[tuple[str | None, ...], list[JobPart]] = {}
     for row in rows:
         count = len(_JOB_COLUMNS)
@@ -132,11 +140,12 @@ def _ai_table(row: Sequence[str | None]) -> Row:
     }
 
 
-def _kv_index(row: Sequence[str | None]) -> Row:
+def _kv_index(row: Sequence[str | None], unseen: Callable[[str, str, float], int | None]) -> Row:
     facts = dict(zip(_KV_INDEX_COLUMNS, row, strict=False))
     options = json.loads(facts["options"] or "{}")
     refreshed_s = facts["refreshed_s"]
-    documents, failed, tokens = (int(float(text or 0)) for text in row[-3:])
+    documents, failed, tokens = (int(float(text or 0)) for text in row[-4:-1])
+    written = unseen(facts["owner"] or "", facts["name"] or "", options["refresh_s"])
     return {
         "name": facts["name"],
         "owner": facts["owner"],
@@ -152,11 +161,32 @@ def _kv_index(row: Sequence[str | None]) -> Row:
         "refresh_time": 1000 * float(facts["took_s"] or 0),
         "indexed": int(facts["indexed"] or 0),
         "removed": int(facts["removed"] or 0),
+        "stale_rows": _stale(row[-1], written),
         "refresh_s": options["refresh_s"],
         "pin_s": options["pin_s"],
+        "tier": options.get("tier", "pool"),
+        "ttl_s": options.get("ttl_s", 0.0),
         "made_s": options.get("made_s", 0.0),
         "last_error": facts["error"] or None,
+        SAMPLED: {
+            "owner": facts["owner"] or "",
+            "name": facts["name"] or "",
+            "made_s": options.get("made_s", 0.0),
+            "kind": options["kind"],
+            "model": options["model"],
+            "system_prompt": options["system_prompt"] or "",
+            "tenant": options.get("tenant"),
+            "tokens": tokens,
+            "refreshed_s": refreshed_s,
+        },
     }
+
+
+def _stale(left: str | None, written: int | None) -> int | None:
+    """Return what an index has to catch up with: documents of a refresh that runs, and writes."""
+    if left is None:
+        return None
+    return int(left) + (written or 0) if int(left) or written is not None else None
 
 
 INDEX_USES: Final = "SELECT * FROM kv_index_uses"

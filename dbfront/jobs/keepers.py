@@ -21,16 +21,19 @@ from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import TierKVError
 from tierkv.sql.jobs.ai_table_command import ON_CHANGE
 from tierkv.sql.jobs.job_tables import SCHEMA
-from tierkv.sql.jobs.kv_index_command import IndexedText
+from tierkv.sql.jobs.kv_index_command import MANUAL, PIN_RENEW_S, IndexedText
 
 DUE_TABLES: Final = (
     f"SELECT owner, name, path, options, coalesce(refreshed_s, 0) FROM {SCHEMA}.ai_tables"
 )
 KV_INDEXES: Final = (
-    "SELECT owner, name, path, options, coalesce(refreshed_s, 0), source_name, state, expression "
-    f"FROM {SCHEMA}.kv_indexes"
+    "SELECT owner, name, path, options, coalesce(refreshed_s, 0), source_name, state, expression, "
+    f"(SELECT min(indexed_s) FROM {SCHEMA}.kv_index_times t WHERE t.owner = i.owner AND "
+    "t.name = i.name AND expired = 0), "
+    f"(SELECT min(pinned_s) FROM {SCHEMA}.kv_index_times t WHERE t.owner = i.owner AND "
+    f"t.name = i.name AND expired = 0) FROM {SCHEMA}.kv_indexes i"
 )
-TOLD_INDEXES: Final = KV_INDEXES.replace("source_name", "md5(owner || '/' || name)")
+TOLD_INDEXES: Final = KV_INDEXES.replace("source_name", "md5(i.owner || '/' || i.name)")
 """Behind PostgreSQL, where a trigger tells the index whose table was written to."""
 
 Read = Callable[[str], Awaitable[Sequence[tuple[Any, ...]]]]
@@ -39,6 +42,10 @@ Read = Callable[[str], Awaitable[Sequence[tuple[Any, ...]]]]
 BUILDING: Final = "building"
 _RETRY_S: Final = 30.0
 """Pause after a refresh that failed of what follows changes."""
+
+_RARELY_S: Final = 1.0
+_LONGEST_TOGETHER_S: Final = 3600.0
+"""Pauses between refreshes for the age of documents: a hundredth of it, within these bounds."""
 
 _JOIN_S: Final = 0.2
 """Pause after a write, so that a burst of writes is one refresh of an AI table."""
@@ -234,7 +241,9 @@ class KvIndexKeeper:
             for index in indexes:
                 if index.due_s <= now_s:
                     await self._try(index)
-            wait_s = min((i.due_s - now_s for i in indexes if i.due_s > now_s), default=None)
+            if any(index.due_s <= now_s for index in indexes):
+                continue  # Each is due again at a later time, as the next look tells.
+            wait_s = min((index.due_s - now_s for index in indexes), default=None)
             try:
                 async with asyncio.timeout(wait_s):
                     await self._written.changed.wait()
@@ -254,7 +263,7 @@ class KvIndexKeeper:
 
 
 def _indexed(row: Sequence[Any]) -> IndexedText:
-    owner, name, _, options, _, table, _, expression = row
+    owner, name, _, options, _, table, _, expression, *_ = row
     return IndexedText.of_row(owner, name, table, expression, options)
 
 
@@ -273,7 +282,7 @@ def due_indexes(
         failed: indexes whose last refresh failed.
     """
     found: list[DueTable] = []
-    for owner, name, path, text, refreshed_s, table, state, _ in rows:
+    for owner, name, path, text, refreshed_s, table, state, _, indexed_s, pinned_s in rows:
         options = json.loads(text)
         user, period_s = owner or options["made_by"], options["refresh_s"]
         last_s = max(float(refreshed_s), tried.get((user, name), 0.0))
@@ -281,10 +290,30 @@ def due_indexes(
         is_due = is_new or (table in written and (period_s < 0 or state == BUILDING))
         if (user, name) in failed:
             found.append(DueTable(user, name, path, last_s + _RETRY_S, options.get("made_by", "")))
-        elif is_due or period_s > 0:
-            due_s = 0.0 if is_due else last_s + period_s
-            found.append(DueTable(user, name, path, due_s, options.get("made_by", "")))
+            continue
+        times = [0.0] if is_due else [last_s + period_s] if period_s > 0 else []
+        if period_s != MANUAL:
+            times += _ages(options, last_s, indexed_s, pinned_s)
+        if times:
+            found.append(DueTable(user, name, path, min(times), options.get("made_by", "")))
     return found
+
+
+def _ages(
+    options: Mapping[str, Any], last_s: float, indexed_s: float | None, pinned_s: float | None
+) -> list[float]:
+    """Return when the oldest document expires, and when the oldest pin is renewed, as Unix times.
+
+    Documents whose times are close together expire together: one refresh reads the whole table.
+    """
+    times: list[float] = []
+    ttl_s = options.get("ttl_s", 0.0)
+    if ttl_s and indexed_s is not None:
+        together_s = min(max(_RARELY_S, ttl_s / 100), _LONGEST_TOGETHER_S)
+        times.append(max(indexed_s + ttl_s, last_s + together_s))
+    if options.get("tier") == "memory" and pinned_s is not None:
+        times.append(max(pinned_s + PIN_RENEW_S, last_s + _RETRY_S))
+    return times
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,15 @@ not name the index, because prompts with the same text have the same KV.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Final
 
+from tierkv.dbfront.jobs.index_texts import IndexTexts, KvIndex
 from tierkv.dbfront.jobs.job import JobSession
-from tierkv.dbfront.jobs.job_errors import JobRemedy, remedy, told
-from tierkv.dbfront.jobs.job_runner import set_for_batch, try_again
+from tierkv.dbfront.jobs.job_errors import told
+from tierkv.dbfront.jobs.job_runner import try_again
 from tierkv.dbfront.jobs.job_source import JobSource, refuse_transaction, unknown_name
 from tierkv.dbfront.jobs.keepers import BUILDING
 from tierkv.dbfront.jobs.source_watch import SourceWatch, WatchedSource
@@ -38,55 +39,8 @@ from tierkv.sql.text.lexer import name_value, tokenize
 
 FRESH: Final = "fresh"
 STALE: Final = "stale"
-_BODY: Final = "tierkv_body"
-_BUCKET_ROWS: Final = 100_000
-"""Digests that the front compares at a time."""
-
 _NO_TABLE: Final = "42P01"
-_TOO_LONG: Final = "54000"
-"""SQLSTATE of a document longer than the model's context."""
-
-_PIECE_CHARS: Final = 1 << 20
-"""Most characters of texts in a statement, well below the limit of SQL text."""
-
 _LOCK_LOOK_S: Final = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class KvIndex:
-    """An index.
-
-    Attributes:
-        source: the table as written.
-        expression: SQL of a document.
-        path: search path of the session that made the index.
-    """
-
-    name: str
-    source: str
-    expression: str
-    options: KvIndexOptions
-    path: str
-
-    @property
-    def documents(self) -> str:
-        """A query of the documents, in a column ``tierkv_body``."""
-        return (
-            f"SELECT {_BODY} FROM (SELECT CAST(({self.expression}) AS text) AS {_BODY} "
-            f"FROM {self.source}) AS tierkv_rows WHERE {_BODY} <> ''"
-        )
-
-    def call(self, function: str, *more: str) -> str:
-        """Return SQL of a call about the KV of a document."""
-        text = [f"documents => {_listed(_BODY)}"] if self.options.kind == "chunk" else []
-        prompt = "'.'" if text else _BODY
-        model = [f"model => {literal(self.options.model)}"] if self.options.model else []
-        system = f"system_prompt => {literal(self.options.system_prompt or '')}"
-        return f"{function}({', '.join([prompt, *more, *model, system, *text])})"
-
-
-def _listed(column: str) -> str:
-    return f"ARRAY[{column}]"
 
 
 class KvIndexes:
@@ -180,6 +134,10 @@ class KvIndexes:
             f"INSERT INTO {SCHEMA}.kv_indexes VALUES ({owner}, {', '.join(map(literal, texts))}, "
             f"{options}, {literal(index.path)}, NULL, 0, 0, 0, '{BUILDING}', '')"
         )
+        await self._session.own(
+            f"INSERT INTO {SCHEMA}.kv_index_progress VALUES ({owner}, {literal(index.name)}, "
+            "NULL, 0)"
+        )
         return index, unheard
 
     async def _checked(self, command: KvIndexCommand) -> KvIndex:
@@ -195,7 +153,10 @@ class KvIndexes:
             await self._session.execute(
                 f"SELECT ai_count_tokens('', model => {literal(options.model)})"
             )
-        options = replace(options, made_by=self._session.user, made_s=self._clock.wall())
+        session = self._session
+        options = replace(
+            options, made_by=session.user, made_s=self._clock.wall(), tenant=session.tenant
+        )
         path = await self._session.search_path()
         await self._refuse_temporary(command)
         index = KvIndex(command.name, command.table, command.expression, options, path)
@@ -260,14 +221,14 @@ class KvIndexes:
 
     async def _remove(self, index: KvIndex, why: str = "") -> Notice:
         """Free all documents, and forget the index."""
-        removed = 0
-        while digests := await self._known(index, f"TRUE LIMIT {index.options.batch}"):
-            await self._forget(index, digests)
-            removed += len(digests)
+        removed = await self._texts(index).forget_all()
         watched = self._watched(index.name, index.source)
         await self._session.execute("BEGIN")
         try:
-            await self._session.own(f"DELETE FROM {SCHEMA}.kv_indexes WHERE {self._is(index.name)}")
+            for table in ("kv_indexes", "kv_index_progress"):
+                await self._session.own(
+                    f"DELETE FROM {SCHEMA}.{table} WHERE {self._is(index.name)}"
+                )
             left = await self._watch.end(watched)
             await self._session.execute("COMMIT")
         except TierKVError:
@@ -283,7 +244,7 @@ class KvIndexes:
     # Refresh.
 
     async def refresh(self, index: KvIndex) -> Notice:
-        """Index new documents and free those that are gone.
+        """Index new documents and free documents without a row.
 
         Raises:
             TierKVError: the refresh stopped; what was indexed stays.
@@ -291,9 +252,10 @@ class KvIndexes:
         await self._source.check_path(f"KV index {index.name}", index.path)
         started = self._clock.now()
         async with self._alone(index):
+            mark = self._watch.mark(self._watched(index.name, index.source))
             try:
                 try:
-                    indexed, removed = await self._compare(index)
+                    indexed, removed = await self._texts(index).compare()
                 except TierKVError as error:
                     await self._session.abandon()
                     if error.sqlstate != _NO_TABLE:
@@ -302,12 +264,12 @@ class KvIndexes:
                     if renamed is None:
                         return await self._remove(index, "its table is gone: ")
                     index = renamed
-                    indexed, removed = await self._compare(index)
+                    indexed, removed = await self._texts(index).compare()
             except TierKVError as error:
                 await self._session.abandon()
                 await self._note(index, f"state = '{STALE}', error = {literal(told(error))}")
                 raise
-            await self._watch.note(self._watched(index.name, index.source))
+            await self._watch.note(self._watched(index.name, index.source), mark)
             await self._note(
                 index,
                 f"state = '{FRESH}', error = '', refreshed_s = {self._clock.wall()}, "
@@ -326,92 +288,6 @@ class KvIndexes:
                 await self._watch.wake(self._watched(index.name, name))
         return replace(index, source=name) if name else None
 
-    async def _compare(self, index: KvIndex) -> tuple[int, int]:
-        ((rows,),) = (
-            await self._session.execute(f"SELECT count(*) FROM ({index.documents}) AS tierkv_all")
-        ).rows
-        indexed = removed = 0
-        for bucket in _buckets(int(rows)):
-            found = await self._session.execute(
-                f"SELECT DISTINCT md5({_BODY}) FROM ({index.documents}) AS tierkv_all "
-                f"WHERE {bucket.replace('digest', f'md5({_BODY})')}"
-            )
-            wanted = {str(digest) for (digest,) in found.rows}
-            known = await self._known(index, bucket)
-            gone, new = sorted(known - wanted), sorted(wanted - known)
-            size = index.options.batch
-            for at in range(0, len(gone), size):
-                await self._forget(index, gone[at : at + size])
-                removed += len(gone[at : at + size])
-            for at in range(0, len(new), size):
-                await self._warm(index, new[at : at + size])
-                indexed += len(new[at : at + size])
-                self._session.tell(None, indexed, max(indexed, len(new)))
-        return indexed, removed
-
-    async def _known(self, index: KvIndex, condition: str) -> set[str]:
-        rows = await self._session.own(
-            f"SELECT digest FROM {SCHEMA}.kv_index_texts WHERE {self._is(index.name)} "
-            f"AND {condition}"
-        )
-        return {str(digest) for (digest,) in rows}
-
-    async def _warm(self, index: KvIndex, digests: Sequence[str]) -> None:
-        """Compute the KV of new documents, and record them; a failing document has its error."""
-        try:
-            await try_again(
-                self._session, self._clock, lambda: self._write(index, digests, error="")
-            )
-        except TierKVError as error:
-            if remedy(error) is not JobRemedy.SET_ASIDE and error.sqlstate != _TOO_LONG:
-                raise
-            if len(digests) == 1:
-                await self._write(index, digests, error=told(error))
-                return
-            half = len(digests) // 2
-            await self._warm(index, digests[:half])
-            await self._warm(index, digests[half:])
-
-    async def _write(self, index: KvIndex, digests: Sequence[str], *, error: str) -> None:
-        keep = f"'{index.options.pin_s} s'" if index.options.pin_s else ""
-        warmed = index.call("ai_pin", keep) if keep else index.call("ai_warm")
-        value = "0" if error else warmed
-        await self._session.execute("BEGIN")
-        await set_for_batch(self._session, index.options.priority)
-        await self._session.execute("SET LOCAL tierkv.on_error = 'error'")
-        result = await self._session.execute(
-            f"SELECT md5({_BODY}) AS digest, {_BODY}, {value} AS tokens FROM (SELECT DISTINCT "
-            f"{_BODY} FROM ({index.documents}) AS tierkv_all WHERE md5({_BODY}) IN "
-            f"({', '.join(map(literal, digests))})) AS tierkv_new"
-        )
-        owner, name = literal(self._session.owner), literal(index.name)
-        rows = [
-            f"({owner}, {name}, {literal(str(digest))}, {literal(str(body))}, {_tokens(told_)}, "
-            f"{literal(error)})"
-            for digest, body, told_ in result.rows
-        ]
-        for some in _pieces(rows):
-            await self._session.own(f"INSERT INTO {SCHEMA}.kv_index_texts VALUES {', '.join(some)}")
-        await self._session.execute("COMMIT")
-
-    async def _forget(self, index: KvIndex, digests: Iterable[str]) -> None:
-        chosen = f"digest IN ({', '.join(map(literal, digests))})"
-        rows = await self._session.own(
-            f"SELECT body FROM {SCHEMA}.kv_index_texts WHERE {self._is(index.name)} AND {chosen} "
-            "AND error = ''"
-        )
-        for some in _pieces([f"({literal(str(body))})" for (body,) in rows]):
-            await self._forget_texts(index, f"VALUES {', '.join(some)}")
-        await self._session.own(
-            f"DELETE FROM {SCHEMA}.kv_index_texts WHERE {self._is(index.name)} AND {chosen}"
-        )
-
-    async def _forget_texts(self, index: KvIndex, values: str) -> None:
-        # Kept answers leave by their age: they are right for whoever asks about the text again.
-        call = index.call("ai_forget", """options => '{"answer_cache": "off"}'""")
-        text = f"SELECT {call} FROM ({values}) AS tierkv_old({_BODY})"
-        await try_again(self._session, self._clock, lambda: self._session.execute(text))
-
     async def _note(self, index: KvIndex, changes: str) -> None:
         text = f"UPDATE {SCHEMA}.kv_indexes SET {changes} WHERE {self._is(index.name)}"
         await try_again(self._session, self._clock, lambda: self._session.own(text))
@@ -427,43 +303,14 @@ class KvIndexes:
         finally:
             await self._session.unlock(name)
 
+    def _texts(self, index: KvIndex) -> IndexTexts:
+        return IndexTexts(self._session, self._clock, index)
+
     def _watched(self, name: str, source: str) -> WatchedSource:
         return WatchedSource(self._session.owner, name, source)
 
     def _is(self, name: str) -> str:
         return f"owner = {literal(self._session.owner)} AND name = {literal(name)}"
-
-
-def _buckets(rows: int) -> list[str]:
-    """Return conditions on ``digest`` that cut all digests into parts of a moderate size."""
-    digits = 0
-    while rows > _BUCKET_ROWS * 16**digits and digits < 3:
-        digits += 1
-    if not digits:
-        return ["TRUE"]
-    return [f"left(digest, {digits}) = '{number:0{digits}x}'" for number in range(16**digits)]
-
-
-def _pieces(rows: Sequence[str]) -> Iterator[list[str]]:
-    """Cut rows of SQL into pieces of a moderate length; a long text stands alone."""
-    piece: list[str] = []
-    chars = 0
-    for row in rows:
-        if piece and chars + len(row) > _PIECE_CHARS:
-            yield piece
-            piece, chars = [], 0
-        piece.append(row)
-        chars += len(row)
-    if piece:
-        yield piece
-
-
-def _tokens(told_: object) -> str:
-    """Return the tokens of a document, from ``ai_warm`` or from the JSON of ``ai_pin``."""
-    if told_ is None:
-        return "0"
-    value = json.loads(told_) if isinstance(told_, str) and told_.startswith("{") else told_
-    return str(value["tokens"] if isinstance(value, Mapping) else value)
 
 
 def _notice(text: str) -> Notice:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import md5
 from typing import Final, Protocol
 
-from tierkv.dbfront.jobs.embedded_jobs import WrittenTables
+from tierkv.dbfront.jobs.embedded_jobs import WriteMark, WrittenTables
 from tierkv.dbfront.jobs.job import JobSession
 from tierkv.sql.jobs.job_statement import literal
 from tierkv.sql.jobs.job_tables import CHANNEL, TELL_CHANGE
@@ -65,6 +65,8 @@ class SourceWatch(Protocol):
     3. ``wake`` has the index looked at soon.
     4. ``present_name`` returns the name of a table that was renamed since the last ``note``, the
        same name if the table is there, or nothing if the table is gone.
+    5. ``mark`` comes before a refresh reads a table. With the mark, ``note`` tells that the index
+       has all rows that were written before.
     """
 
     async def why_not(self) -> str: ...
@@ -75,7 +77,9 @@ class SourceWatch(Protocol):
 
     async def wake(self, watched: WatchedSource) -> None: ...
 
-    async def note(self, watched: WatchedSource) -> None: ...
+    def mark(self, watched: WatchedSource) -> WriteMark | None: ...
+
+    async def note(self, watched: WatchedSource, mark: WriteMark | None = None) -> None: ...
 
     async def present_name(self, watched: WatchedSource) -> str: ...
 
@@ -130,15 +134,21 @@ class EmbeddedWatch:
 
     async def end(self, watched: WatchedSource) -> str:
         """See SourceWatch."""
-        self._written.numbers.pop(watched.digest, None)
+        self._written.forget(watched.digest)
         return ""
 
     async def wake(self, watched: WatchedSource) -> None:
         """See SourceWatch."""
         self._written.wake(watched.digest if watched.by_table else table_name(watched.source))
 
-    async def note(self, watched: WatchedSource) -> None:
+    def mark(self, watched: WatchedSource) -> WriteMark | None:
         """See SourceWatch."""
+        return self._written.mark(table_name(watched.source))
+
+    async def note(self, watched: WatchedSource, mark: WriteMark | None = None) -> None:
+        """See SourceWatch."""
+        if mark is not None:
+            self._written.seen(watched.digest, table_name(watched.source), mark)
         *schemas, table = _parts(watched.source)
         where = f"lower(table_name) = {literal(table)}"
         if schemas:
@@ -240,7 +250,11 @@ class TriggerWatch:
             f"SELECT pg_catalog.pg_notify('{CHANNEL}', {literal(watched.digest)})"
         )
 
-    async def note(self, watched: WatchedSource) -> None:
+    def mark(self, watched: WatchedSource) -> WriteMark | None:
+        """See SourceWatch; triggers do not count rows."""
+        return None
+
+    async def note(self, watched: WatchedSource, mark: WriteMark | None = None) -> None:
         """See SourceWatch; the trigger stays with a table that is renamed."""
 
     async def present_name(self, watched: WatchedSource) -> str:

@@ -23,6 +23,7 @@ from tierkv.dbfront.postgres.statements.ai_run import AiRun, AiServices
 from tierkv.dbfront.postgres.statements.block import Block
 from tierkv.dbfront.postgres.statements.extended import Batch, NamedStatements
 from tierkv.dbfront.postgres.statements.relayed_jobs import (
+    HAS_KEEPER,
     HELD_PARTS,
     RelayedJobs,
     notice_frame,
@@ -47,7 +48,7 @@ from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.cluster_command import in_transaction
 from tierkv.sql.jobs.ai_table_command import AiTableCommand
 from tierkv.sql.jobs.job_tables import CHANNEL
-from tierkv.sql.jobs.kv_index_command import KvIndexCommand
+from tierkv.sql.jobs.kv_index_command import ON_CHANGE, KvIndexCommand
 from tierkv.sql.views import Row
 
 
@@ -186,6 +187,7 @@ class AiAttendant:
             self._refresh,
             self._cursors,
             services.job_holders,
+            tenant=services.tenant_of(self._client),
         )
         try:
             if command is None or len(statements) > 1:
@@ -376,8 +378,16 @@ class AiAttendant:
         if await texts(HAS_JOBS) != [("t",)]:
             return []
         held = {str(name) for (name,) in await texts(HELD_PARTS)}
-        rows = view_rows_of(view, await texts(VIEW_QUERIES[view]), held.__contains__)
-        return await self._services.index_rows(rows) if view == "kv_indexes" else rows
+        listens = view == "kv_indexes" and await texts(HAS_KEEPER) == [("t",)]
+
+        def unseen(owner: str, name: str, refresh_s: float) -> int | None:
+            """Triggers tell at once of writes, and the keeper records that they wait."""
+            return 0 if listens and refresh_s == ON_CHANGE else None
+
+        rows = view_rows_of(view, await texts(VIEW_QUERIES[view]), held.__contains__, unseen)
+        if view != "kv_indexes":
+            return rows
+        return await self._services.index_rows(rows, texts, self._client)
 
 
 _NOT_TOLD: Final = {

@@ -220,7 +220,7 @@ class SessionValkey:
         self._change(places, session_id, work)
 
     def prune(self, now_s: float) -> int:
-        """Delete expired sessions, and entries of those that expired by themselves."""
+        """Delete expired sessions, and entries of sessions already expired by the server."""
         count = 0
         for tenant in self._tenants(None):
             places = SessionKeys(tenant)

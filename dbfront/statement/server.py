@@ -27,6 +27,7 @@ from tierkv.dbfront.jobs.job_views import (
     view_rows_of,
     with_uses,
 )
+from tierkv.dbfront.jobs.source_watch import source_digest
 from tierkv.dbfront.queue.work_log import WorkLog
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.session import DuckDbSession
@@ -40,6 +41,7 @@ from tierkv.dbfront.views.admin import (
     refuse_reset,
     visible_rows,
 )
+from tierkv.dbfront.views.index_places import IndexPlaces, ReadTexts
 from tierkv.dbfront.views.kvcache import baseline_of
 from tierkv.dbfront.views.queue_views import QUEUE_VIEWS, queue_rows
 from tierkv.dbfront.views.statistics import VIEWS as STATISTIC_VIEWS
@@ -97,6 +99,7 @@ class DuckDbSqlServer:
         """
         self.generator = generator
         self.clock = clock or SystemClock()
+        self._places = IndexPlaces(generator, self.clock)
         self.statements = statements or StatementLog(
             StatisticStore(now_s=self.clock.wall()), self.clock
         )
@@ -105,7 +108,9 @@ class DuckDbSqlServer:
         SessionSettings(self._defaults)
         self._cluster = cluster
         self.jobs = RunningJobs(
-            lambda client: "" if self.table_access(client) is None else client.user, self.clock
+            lambda client: "" if self.table_access(client) is None else client.user,
+            self.clock,
+            tenant_of=tenant_of,
         )
         self.queue: WorkLog | None = None
         self._engine = DuckDbEngine(config)
@@ -285,8 +290,10 @@ class DuckDbSqlServer:
             )
         if view in JOB_VIEWS:
             found = await asyncio.to_thread(self._engine.rows, VIEW_QUERIES[view])
-            jobs = view_rows_of(view, found, self.jobs.holders.__contains__)
-            return await self.index_rows(jobs) if view == "kv_indexes" else jobs
+            jobs = view_rows_of(view, found, self.jobs.holders.__contains__, self._unseen)
+            if view != "kv_indexes":
+                return jobs
+            return await self.index_rows(jobs, self._read_texts, client or asking.client)
         if view in QUEUE_VIEWS:
             return [] if self.queue is None else await queue_rows(view, self.queue)
         if view in STATISTIC_VIEWS:
@@ -302,14 +309,28 @@ class DuckDbSqlServer:
             rows += [dict(zip(names, row, strict=True)) for row in asking.settings.rows()]
         return rows
 
-    async def index_rows(self, rows: list[Row]) -> list[Row]:
-        """Add the counters of this front to rows of ``kv_indexes``."""
+    async def index_rows(self, rows: list[Row], read: ReadTexts, client: ClientInfo) -> list[Row]:
+        """Add the counters of this front, and bytes by tier, to rows of ``kv_indexes``.
+
+        Args:
+            rows: of the view.
+            read: runs a query where the indexes are.
+            client: who looks at the view.
+        """
         await self.siblings.ask_all("flush")
         uses = await self.statements.select(INDEX_USES)
         costs: list[Row] = []
         if self._cluster is not None:
             costs = await self._cluster_rows("node_costs", self._cluster)
-        return with_uses(rows, uses, costs)
+        tenant = None if self.owners(client) is None else self.tenant_of(client)
+        return await self._places.add_to(with_uses(rows, uses, costs), read, tenant)
+
+    def _unseen(self, owner: str, name: str, _: float) -> int | None:
+        return self.jobs.written.unseen(source_digest(owner, name))
+
+    async def _read_texts(self, query: str) -> list[tuple[str | None, ...]]:
+        rows = await asyncio.to_thread(self._engine.rows, query)
+        return [tuple(None if value is None else str(value) for value in row) for row in rows]
 
     def _activity(self, user: str) -> list[Row]:
         """Return the rows of this process's sessions, as visible to a user."""

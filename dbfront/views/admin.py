@@ -417,6 +417,8 @@ def _limit(left: LimitLeft) -> Row:
         "allowed": left.allowed,
         "remaining": None if left.left is None else round(left.left, 3),
         "refused": left.refused,
+        "waiting": left.waits.calls,
+        "next_call_s": left.waits.next_s,
     }
 
 

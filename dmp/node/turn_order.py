@@ -5,7 +5,7 @@ next turn   of the first class with a waiting transfer, the smallest start tag
 start tag   max(now in virtual bytes, end tag of the account's last transfer)
 end tag     start tag + bytes / weight        now in virtual bytes: start tag of the last turn given
 may begin   now >= full_at - 1 s, for each rate of the account
-full_at     max(full_at, now) + amount / rate, for each transfer
+full_at     max(full_at, now) + amount / rate, for each transfer; for a small one at its end
 ```
 
 Moves of blocks between nodes come last, but at least one goes in each ``MOVE_PAUSE_S``. Few
@@ -68,7 +68,10 @@ class TransferKind(IntEnum):
         AHEAD: a read before anybody asked.
         WRITE: KV to be kept.
         MOVE_OUT, MOVE_IN: the reads and writes of a client that moves blocks between nodes.
+        writes: whether bytes come to the node. Plain, because every transfer asks several times.
     """
+
+    writes: bool
 
     READ = 0
     AHEAD = 1
@@ -76,14 +79,16 @@ class TransferKind(IntEnum):
     MOVE_OUT = 3
     MOVE_IN = 4
 
-    @property
-    def writes(self) -> bool:
-        """Whether bytes come to the node."""
-        return self in (TransferKind.WRITE, TransferKind.MOVE_IN)
+    def __new__(cls, value: int) -> TransferKind:
+        """Make a member."""
+        kind = int.__new__(cls, value)
+        kind._value_ = value
+        kind.writes = value in (2, 4)
+        return kind
 
 
 _READ_BYTES, _WRITE_BYTES, _REQUESTS = range(3)
-"""What rates limit."""
+"""What rates limit; the first two are ``kind.writes``."""
 
 
 def _rates(quota: Quota) -> tuple[float, float, float]:
@@ -97,44 +102,47 @@ class Share:
 
     Attributes:
         quota: gives the weight and the rates.
+        weight: the quota's.
         read_bytes: bytes read, over any path.
         write_bytes: bytes written, over any path.
         throttled: transfers and blocks refused because of a rate.
+        full_at: when the bucket of each rate is full again; 0.0 without a rate.
     """
 
     quota: Quota
     read_bytes: int = 0
     write_bytes: int = 0
     throttled: int = 0
-    _full_at: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    weight: float = field(init=False)
+    _rates: tuple[float, float, float] = field(init=False)
+    full_at: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+    def __post_init__(self) -> None:
+        self._rates, self.weight = _rates(self.quota), self.quota.weight
 
     def obey(self, quota: Quota) -> None:
         """Take a new quota: a new rate begins with a full bucket."""
-        for rate, (before, after) in enumerate(zip(_rates(self.quota), _rates(quota), strict=True)):
+        rates = _rates(quota)
+        for rate, (before, after) in enumerate(zip(self._rates, rates, strict=True)):
             if before != after:
-                self._full_at[rate] = 0.0
-        self.quota = quota
-
-    def ready_at(self, kind: TransferKind) -> float:
-        """Return when the buckets allow the next transfer of a class; 0.0 for at any time."""
-        full = self._full_at
-        bytes_at = full[_WRITE_BYTES if kind.writes else _READ_BYTES]
-        return max(bytes_at, full[_REQUESTS]) - BURST_S
+                self.full_at[rate] = 0.0
+        self.quota, self._rates, self.weight = quota, rates, quota.weight
 
     def charge(self, kind: TransferKind, size: int, now: float) -> None:
         """Take a transfer from the buckets, into debt if need be."""
-        quota = self.quota
+        full = self.full_at
         if kind.writes:
             self.write_bytes += size
-            self._take(_WRITE_BYTES, quota.write_bytes_per_s, size, now)
+            at, per_s = _WRITE_BYTES, self._rates[_WRITE_BYTES]
         else:
             self.read_bytes += size
-            self._take(_READ_BYTES, quota.read_bytes_per_s, size, now)
-        self._take(_REQUESTS, quota.requests_per_s, 1, now)
-
-    def _take(self, rate: int, per_s: float, amount: int, now: float) -> None:
-        full = self._full_at
-        full[rate] = max(full[rate], now) + amount / per_s if per_s else 0.0
+            at, per_s = _READ_BYTES, self._rates[_READ_BYTES]
+        if per_s:
+            before = full[at]
+            full[at] = (before if before > now else now) + size / per_s
+        if per_s := self._rates[_REQUESTS]:
+            before = full[_REQUESTS]
+            full[_REQUESTS] = (before if before > now else now) + 1.0 / per_s
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +155,8 @@ class Turn:
         size: bytes of the whole transfer.
         piece: bytes until the next turn of the same transfer; at most ``size``.
         counts: whether the transfer takes a place; False for a slow peer's.
-        charges: whether the account's buckets are charged: not for bytes charged before.
+        charges: whether the buckets are still to be charged: not for bytes charged before.
+        share: the account's share when the transfer asked; None without limits.
         tag: start tag.
         granted_s: begin of the turn; negative before.
         continues: whether earlier pieces have moved: charged, and in memory.
@@ -159,6 +168,7 @@ class Turn:
     size: int
     counts: bool = True
     charges: bool = True
+    share: Share | None = None
     tag: float = 0.0
     granted_s: float = -1.0
     woken: threading.Event | None = None
@@ -219,22 +229,36 @@ class TurnOrder:
                 self.shares[number] = Share(quota)
         self._most = self._places * (1 if self.shares else _MORE_UNSHARED)
 
-    def may_begin(self, account: int, kind: TransferKind, now: float) -> bool:
-        """Return whether the account's rates allow a transfer; a refusal is counted."""
-        share = self.shares.get(account)
-        if share is None or now >= share.ready_at(kind):
+    def may_begin(self, turn: Turn, now: float) -> bool:
+        """Return whether the rates of a transfer's account allow it; a refusal is counted."""
+        share = self.shares.get(turn.account)
+        if share is None or not turn.charges:
+            return True
+        full, most = share.full_at, now + BURST_S
+        if full[turn.kind.writes] <= most and full[_REQUESTS] <= most:
             return True
         share.throttled += 1
         return False
 
+    def may_write(self, account: int, now: float) -> bool:
+        """Return whether the account's rates allow a write; a refusal is counted."""
+        return self.may_begin(Turn(account, TransferKind.WRITE, 0), now)
+
     def ask(self, turn: Turn, now: float) -> bool:
-        """Add and charge a transfer; return whether the turn begins at once."""
+        """Add and charge a transfer; return whether the turn begins at once.
+
+        A small transfer with a place is charged at the end: the charge does not delay the reply,
+        and no more bytes than the window are uncharged.
+        """
         self._set_tag(turn)
-        share = self.shares.get(turn.account)
-        if share is not None and turn.charges:
-            share.charge(turn.kind, turn.size, now)
         if not self.waiting and self._has_memory(turn) and self._has_place(turn, now):
             self._grant(turn, now)
+            if turn.size <= _PLACE_BYTES and turn.counts:
+                return True
+        if turn.share is not None and turn.charges:
+            turn.share.charge(turn.kind, turn.size, now)
+        turn.charges = False
+        if turn.granted_s >= 0.0:
             return True
         if turn.kind >= TransferKind.MOVE_OUT and not any(self._lanes[TransferKind.MOVE_OUT :]):
             self._moves_from_s = max(self._moves_from_s, now + MOVE_PAUSE_S)
@@ -259,8 +283,12 @@ class TurnOrder:
         return False
 
     def _set_tag(self, turn: Turn) -> None:
-        turn.tag = max(self._virtual, self._ends.get(turn.account, 0.0))
-        self._ends[turn.account] = turn.tag + turn.piece / self._weight(turn.account)
+        now, end = self._virtual, self._ends.get(turn.account, 0.0)
+        share = turn.share = self.shares.get(turn.account)
+        tag = turn.tag = now if now > end else end
+        self._ends[turn.account] = tag + (
+            turn.piece if share is None else turn.piece / share.weight
+        )
 
     def _free_place(self, turn: Turn) -> None:
         if turn in self._moving:
@@ -294,6 +322,8 @@ class TurnOrder:
 
     def end(self, turn: Turn, now: float) -> bool:
         """End a transfer's turn; return whether the peer was slow."""
+        if turn.charges and turn.share is not None:
+            turn.share.charge(turn.kind, turn.size, now)
         slow = self._stalls(turn, now)
         if turn.piece >= _MEASURED_BYTES and now > turn.granted_s >= 0.0:
             byte_s = math.log((now - turn.granted_s) / turn.piece)
@@ -304,10 +334,6 @@ class TurnOrder:
         if not turn.kind.writes:
             self.pinned -= turn.size
         return slow
-
-    def _weight(self, account: int) -> float:
-        share = self.shares.get(account)
-        return share.quota.weight if share is not None else 1.0
 
     def _next(self, now: float) -> Turn | None:
         """Return the next transfer, if there is a place; reads without memory let the rest pass.
@@ -352,7 +378,8 @@ class TurnOrder:
         turn.granted_s = now
         if turn.kind >= TransferKind.MOVE_OUT:
             self._moves_from_s = now + MOVE_PAUSE_S
-        self._virtual = max(self._virtual, turn.tag)
+        if turn.tag > self._virtual:
+            self._virtual = turn.tag
         if not turn.kind.writes and not turn.continues:
             self.pinned += turn.size
         if turn.counts:

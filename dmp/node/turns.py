@@ -38,7 +38,7 @@ class Turns:
         """
         with self._lock:
             now = self._clock.now()
-            if turn.charges and not self._order.may_begin(turn.account, turn.kind, now):
+            if not self._order.may_begin(turn, now):
                 name = self._order.shares[turn.account].quota.name
                 raise ThrottledError(f"namespace {name} has used its rate at this node")
             if self._order.ask(turn, now):
@@ -108,7 +108,7 @@ class Turns:
         if account == EVERYONE:
             return True
         with self._lock:
-            return self._order.may_begin(account, TransferKind.WRITE, self._clock.now())
+            return self._order.may_write(account, self._clock.now())
 
     @property
     def pinned_bytes(self) -> int:

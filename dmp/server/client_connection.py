@@ -107,8 +107,8 @@ class _ByteFrames:
     def _begin(self, account: int, kind: TransferKind, size: int, *, charges: bool = True) -> Turn:
         """Wait for the turn to move bytes; a slow peer takes no place."""
         turn = Turn(account, kind, size, counts=not self._slow, charges=charges)
-        if not kind.writes and self._node.turns.has_shares:
-            turn.piece = min(size, PIECE_BYTES)
+        if size > PIECE_BYTES and not kind.writes and self._node.turns.has_shares:
+            turn.piece = PIECE_BYTES
         self._node.turns.take(turn, timeout_s=self._wire.timeout_s)
         return turn
 

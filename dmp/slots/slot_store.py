@@ -25,7 +25,7 @@ class SlotStore:
     Attributes:
         by_key: slot number of every block that can be found or is being written.
         counts: number of slots in each state.
-        _warm: slots with an object.
+        warm: slots with an object, by number. Others only look into it.
         _rows: slots that the segment held at the start; None when every slot has its object.
         _row_of: row of every slot number without an object, -1 for all others.
         _cold: number of slots without an object.
@@ -35,21 +35,21 @@ class SlotStore:
         self.by_key: dict[BlockKey, int] = {}
         self.counts = [0] * len(SlotState)
         self._extents = extents
-        self._warm: dict[int, Slot] = {}
+        self.warm: dict[int, Slot] = {}
         self._rows: RestoredSlots | None = None
         self._row_of = np.zeros(0, np.int32)
         self._cold = 0
 
     def __len__(self) -> int:
-        return len(self._warm) + self._cold
+        return len(self.warm) + self._cold
 
     def at(self, index: int) -> Slot | None:
         """Return the slot in use under a number."""
-        return self._warm.get(index) or self._warmed(index)
+        return self.warm.get(index) or self._warmed(index)
 
     def get(self, index: int, generation: int) -> Slot | None:
         """Return a slot in use if its generation is still the given one."""
-        slot = self._warm.get(index) or self._warmed(index)
+        slot = self.warm.get(index) or self._warmed(index)
         return slot if slot is not None and slot.generation == generation else None
 
     def find(self, key: BlockKey) -> Slot | None:
@@ -57,7 +57,7 @@ class SlotStore:
         index = self.by_key.get(key)
         if index is None:
             return None
-        return self._warm.get(index) or self._warmed(index)
+        return self.warm.get(index) or self._warmed(index)
 
     def peek(self, key: BlockKey) -> Slot | None:
         """Return the sealed slot of a block."""
@@ -88,12 +88,12 @@ class SlotStore:
 
     def add(self, slot: Slot) -> None:
         """Add a slot."""
-        self._warm[slot.index] = slot
+        self.warm[slot.index] = slot
         self.counts[slot.state] += 1
 
     def remove(self, slot: Slot) -> None:
         """Remove a slot."""
-        del self._warm[slot.index]
+        del self.warm[slot.index]
         self.counts[slot.state] -= 1
 
     def change(self, slot: Slot, state: SlotState) -> None:
@@ -104,13 +104,13 @@ class SlotStore:
 
     def indices(self) -> list[int]:
         """Return the numbers of all slots in use, in no order."""
-        return [*self._warm, *self._cold_indices()]
+        return [*self.warm, *self._cold_indices()]
 
     def all(self) -> Iterator[Slot]:
         """Iterate over all slots; makes every missing slot object."""
         for index in self._cold_indices():
             self._warmed(index)
-        return iter(list(self._warm.values()))
+        return iter(list(self.warm.values()))
 
     def restore(self, rows: RestoredSlots) -> bool:
         """Fill an empty store with sealed slots as rows.
@@ -156,7 +156,7 @@ class SlotStore:
             offset=self._extents.offset(index, extent),
             last_used=row + 1,
         )
-        self._warm[index] = slot
+        self.warm[index] = slot
         self._cold -= 1
         if not self._cold:
             self._rows = None

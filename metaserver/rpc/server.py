@@ -173,7 +173,7 @@ class _MetaService(rpc.MetaServicer):
 
 
 class MetaServer:
-    """One meta server, on one port for gRPC and one for the stream of locates.
+    """A meta server, with a port for gRPC and a port for the stream of locates.
 
     Attributes:
         local: the same server for callers in this process; None before ``start``.

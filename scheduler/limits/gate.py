@@ -12,14 +12,21 @@ import logging
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
 from tierkv.kvcore.call_limits import CallLimits, CallRate, Subject, SubjectKind, WhenLost
 from tierkv.kvcore.errors import CallLimitError
 from tierkv.scheduler.limits.buckets import Charge, LimitMeter, Taken
-from tierkv.scheduler.limits.place_leases import PlaceLeases, PlacesHere
+from tierkv.scheduler.limits.place_leases import (
+    NONE_WAIT,
+    CallsWaiting,
+    CallTurns,
+    PlaceLeases,
+    PlacesHere,
+    RunningCalls,
+)
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 _log = logging.getLogger(__name__)
@@ -84,19 +91,6 @@ class _Metered:
     charge: Charge
 
 
-@dataclass(slots=True)
-class _Running:
-    """Running calls that hold completion tokens of one bucket.
-
-    Attributes:
-        calls: how many.
-        ended: set when the next of the calls ends.
-    """
-
-    calls: int = 0
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 @dataclass(frozen=True, slots=True)
 class LimitLeft:
     """One limit and the rest left, for the views.
@@ -107,6 +101,7 @@ class LimitLeft:
         allowed: the option's value.
         left: requests, tokens or places; None while the buckets can't be reached.
         refused: calls refused for this limit by this process.
+        waits: calls of this process that wait for limits of the subject.
     """
 
     subject: Subject
@@ -114,6 +109,7 @@ class LimitLeft:
     allowed: str
     left: float | None
     refused: int = 0
+    waits: CallsWaiting = NONE_WAIT
 
 
 class CallGate:
@@ -144,9 +140,9 @@ class CallGate:
         self._shares = shares
         self._when_lost = when_lost
         self._ends = 0
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, RunningCalls] = {}
         self._places: dict[Subject, PlacesHere] = {}
-        self._turns: dict[tuple[Subject, ...], asyncio.Lock] = {}
+        self._turns = CallTurns()
 
     def follow(self, limits: Mapping[Subject, CallLimits]) -> None:
         """Obey other limits from now on; calls in flight go on, even above a lowered limit."""
@@ -195,14 +191,7 @@ class CallGate:
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(None if caller.waits else patience_s or None):
-                    for subject, limit in found:
-                        if limit.max_in_flight:
-                            await self._enter(subject, limit.max_in_flight, patience_s)
-                            held.callback(self._leave, subject)
-                            if (leases := self.meter.places) is not None:
-                                lease = await self._lease(leases, subject, patience_s)
-                                held.callback(leases.give_back, lease)
-                    taken = await self._take(found, metered, patience_s)
+                    taken = await self._admit(held, found, metered, patience_s)
             except TimeoutError:
                 raise self._no_turn(found, patience_s) from None
             with self._reserving(metered if taken else []):
@@ -211,6 +200,24 @@ class CallGate:
                 finally:
                     if taken:
                         await self._give_back(metered, admission, most_tokens)
+
+    async def _admit(
+        self,
+        held: AsyncExitStack,
+        found: list[tuple[Subject, CallLimits]],
+        metered: list[_Metered],
+        patience_s: float,
+    ) -> bool:
+        """Wait for places, until ``held`` is closed, and buckets; return as ``_take``."""
+        with self._turns.counted(tuple(subject for subject, _ in found)):
+            for subject, limit in found:
+                if limit.max_in_flight:
+                    await self._enter(subject, limit.max_in_flight, patience_s)
+                    held.callback(self._leave, subject)
+                    if (leases := self.meter.places) is not None:
+                        lease = await self._lease(leases, subject, patience_s)
+                        held.callback(leases.give_back, lease)
+            return await self._take(found, metered, patience_s)
 
     def _of(self, caller: Caller) -> list[tuple[Subject, CallLimits]]:
         """Return the limits that a caller has."""
@@ -261,7 +268,8 @@ class CallGate:
         if not metered:
             return False
         charges = [each.charge for each in metered]
-        async with self._turn(found, patience_s):
+        subjects = tuple(subject for subject, _ in found)
+        async with self._turns.turn(subjects) if patience_s else nullcontext():
             try:
                 taken = await self._take_or_wait(metered, charges, patience_s)
             except SharedStateLostError as error:
@@ -269,7 +277,7 @@ class CallGate:
                 return False
             if taken.wait_s:
                 try:
-                    await asyncio.sleep(taken.wait_s)
+                    await self._turns.pause(subjects, taken.wait_s)
                 except asyncio.CancelledError:
                     await self.meter.give_back(charges)
                     raise
@@ -302,7 +310,7 @@ class CallGate:
         """Count a running call with completion tokens to give back."""
         buckets = [each.charge.bucket for each in metered if each.what == "completion_tokens"]
         for bucket in buckets:
-            self._running.setdefault(bucket, _Running()).calls += 1
+            self._running.setdefault(bucket, RunningCalls()).calls += 1
         try:
             yield
         finally:
@@ -315,24 +323,6 @@ class CallGate:
                     running.ended = asyncio.Event()
                 else:
                     del self._running[bucket]
-
-    @asynccontextmanager
-    async def _turn(
-        self, found: list[tuple[Subject, CallLimits]], patience_s: float
-    ) -> AsyncIterator[None]:
-        """Let waiting calls take one after the other.
-
-        Otherwise a statement's last call would seem to wait for all other calls at once.
-        """
-        if not patience_s:
-            yield
-            return
-        subjects = tuple(subject for subject, _ in found)
-        lock = self._turns.setdefault(subjects, asyncio.Lock())
-        async with lock:
-            yield
-        if not lock.locked() and self._turns.get(subjects) is lock:
-            del self._turns[subjects]
 
     async def _give_back(
         self, metered: list[_Metered], admission: AdmittedCall, most_tokens: int
@@ -469,7 +459,14 @@ class CallGate:
                 rows.append(LimitLeft(subject, "max_priority", str(limit.max_priority), None))
             if limit.weight:
                 rows.append(LimitLeft(subject, "weight", str(limit.weight), None))
-        return [replace(row, refused=self.refused.get((row.subject, row.limit), 0)) for row in rows]
+        return [
+            replace(
+                row,
+                refused=self.refused.get((row.subject, row.limit), 0),
+                waits=self._turns.waiting(row.subject),
+            )
+            for row in rows
+        ]
 
     async def _in_flight(self, subjects: list[Subject]) -> dict[Subject, int]:
         """Return the calls in flight: of all fronts, or of this process if it counts alone."""

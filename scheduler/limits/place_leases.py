@@ -1,9 +1,12 @@
-"""Calls in flight of several fronts, counted in Valkey or Redis (``max_in_flight``).
+"""Calls in flight of several fronts, counted in Valkey or Redis, and calls without a turn yet.
 
 A limited subject has a sorted set of leases, each with the time of its end by the server's clock. A
 front renews the leases of its calls, so the places of a front that was killed come back after
 ``LEASE_S``. A server that lost its memory learns of calls in flight with the next renewal. The gate
-(scheduler/limits/gate.py) uses this module through the meter; a gate alone counts by itself.
+(scheduler/limits/gate.py) uses the leases through the meter; a gate alone counts by itself.
+
+A statement under a smooth limit may take hours: ``tierkv.my_limits`` shows how many of the
+statement's calls wait, and when the next call goes.
 """
 
 from __future__ import annotations
@@ -11,13 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from tierkv.kvcore.call_limits import Subject
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
+from tierkv.scheduler.shared_state.valkey import SERVER_NOW, ServerScripts
 
 _log = logging.getLogger(__name__)
 LEASE_S: Final = 15.0
@@ -25,12 +30,8 @@ LEASE_S: Final = 15.0
 _RENEW_S: Final = 5.0
 _PREFIX: Final = "{tierkv:limits}:places:"
 
-_NOW: Final = """
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-"""
 _TAKE: Final = (
-    _NOW
+    SERVER_NOW
     + """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.6f', now))
 if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
@@ -41,7 +42,7 @@ return 1
 )
 """Arguments: the lease, the places, and how long the lease holds in seconds."""
 _RENEW: Final = (
-    _NOW
+    SERVER_NOW
     + """
 for i, key in ipairs(KEYS) do
   redis.call('ZADD', key, string.format('%.6f', now + ARGV[1]), ARGV[i + 1])
@@ -50,7 +51,7 @@ end
 """
 )
 _COUNT: Final = (
-    _NOW
+    SERVER_NOW
     + """
 local found = {}
 for i, key in ipairs(KEYS) do
@@ -86,6 +87,83 @@ class PlacesHere:
         return bool(self.taken or self.waiting)
 
 
+@dataclass(slots=True)
+class RunningCalls:
+    """Running calls that hold completion tokens of one bucket.
+
+    Attributes:
+        calls: how many.
+        ended: set when the next of the calls ends.
+    """
+
+    calls: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class CallsWaiting(NamedTuple):
+    """Calls of one subject that wait in this process.
+
+    Attributes:
+        calls: number of calls without a turn, for a limit of the subject or of the call's others.
+        next_s: seconds until the next call goes; None if no call waits, or a running call decides.
+    """
+
+    calls: int = 0
+    next_s: float | None = None
+
+
+NONE_WAIT: Final = CallsWaiting()
+
+
+class CallTurns:
+    """Turns of waiting calls, by the subjects of their limits."""
+
+    def __init__(self) -> None:
+        self._locks: dict[tuple[Subject, ...], asyncio.Lock] = {}
+        self._waiting: Counter[Subject] = Counter()
+        self._next_at: dict[Subject, float] = {}
+
+    @contextmanager
+    def counted(self, subjects: tuple[Subject, ...]) -> Iterator[None]:
+        """Count a call as waiting."""
+        self._waiting.update(subjects)
+        try:
+            yield
+        finally:
+            self._waiting.subtract(subjects)
+            for subject in subjects:
+                if not self._waiting[subject]:
+                    del self._waiting[subject]
+
+    @asynccontextmanager
+    async def turn(self, subjects: tuple[Subject, ...]) -> AsyncIterator[None]:
+        """Let waiting calls take one after the other.
+
+        Otherwise a statement's last call would seem to wait for all calls at once.
+        """
+        lock = self._locks.setdefault(subjects, asyncio.Lock())
+        async with lock:
+            yield
+        if not lock.locked() and self._locks.get(subjects) is lock:
+            del self._locks[subjects]
+
+    async def pause(self, subjects: tuple[Subject, ...], wait_s: float) -> None:
+        """Wait before a call goes."""
+        now_s = asyncio.get_running_loop().time()
+        self._next_at |= dict.fromkeys(subjects, now_s + wait_s)
+        try:
+            await asyncio.sleep(wait_s)
+        finally:
+            for subject in subjects:
+                self._next_at.pop(subject, None)
+
+    def waiting(self, subject: Subject) -> CallsWaiting:
+        """Return what waits for the limits of a subject."""
+        at = self._next_at.get(subject)
+        left_s = None if at is None else max(0.0, at - asyncio.get_running_loop().time())
+        return CallsWaiting(self._waiting[subject], left_s)
+
+
 class PlaceLeases:
     """The places of one front's calls. Used from one event loop.
 
@@ -95,31 +173,25 @@ class PlaceLeases:
 
     def __init__(
         self,
-        valkey: Any,
-        errors: tuple[type[Exception], ...],
+        server: ServerScripts,
         *,
         lease_s: float = LEASE_S,
         renew_s: float = _RENEW_S,
     ) -> None:
-        """Count with a client of the server.
+        """Count at a server.
 
         Args:
-            valkey: the client; not closed here.
-            errors: what a lost server raises.
+            server: not closed here.
             lease_s: how long a place stays taken without a renewal.
             renew_s: time between renewals.
         """
         self.held: dict[str, str] = {}
-        self._errors = errors
+        self._server = server
         self._lease_s, self._renew_s = lease_s, renew_s
         self._returned: dict[str, str] = {}
         self._poke = asyncio.Event()
         self._closing = False
         self._keeper: asyncio.Task[None] | None = None
-        self._take = valkey.register_script(_TAKE)
-        self._renew = valkey.register_script(_RENEW)
-        self._count = valkey.register_script(_COUNT)
-        self._return = valkey.register_script(_RETURN)
 
     async def take(self, subject: str, most: int) -> str:
         """Take one of ``most`` places of a subject; return the lease, empty if all are taken.
@@ -133,7 +205,7 @@ class PlaceLeases:
         await self._return_places()  # The place may be one that this front has just left.
         try:
             words = [lease, most, self._lease_s]
-            taken = await self._run(self._take, [subject], words)
+            taken = await self._run(_TAKE, [subject], words)
         except BaseException:
             self._give_back(lease, subject)  # The server may have heard of it.
             raise
@@ -157,7 +229,7 @@ class PlaceLeases:
         if not subjects:
             return []
         await self._return_places()
-        return [int(n) for n in await self._run(self._count, subjects, [])]
+        return [int(n) for n in await self._run(_COUNT, subjects, [])]
 
     async def close(self) -> None:
         """Free all places."""
@@ -193,21 +265,18 @@ class PlaceLeases:
     async def _return_places(self) -> None:
         returned = dict(self._returned)
         if returned:
-            await self._run(self._return, list(returned.values()), list(returned))
+            await self._run(_RETURN, list(returned.values()), list(returned))
             for lease in returned:
                 self._returned.pop(lease, None)
 
     async def _renew_all(self) -> None:
         held = dict(self.held)
         if held:
-            await self._run(self._renew, list(held.values()), [self._lease_s, *held])
+            await self._run(_RENEW, list(held.values()), [self._lease_s, *held])
             # A call that ended meanwhile must not have its place renewed for good.
             self._returned |= {lease: held[lease] for lease in held.keys() - self.held.keys()}
             if self._returned:
                 self._poke.set()
 
-    async def _run(self, script: Any, subjects: Sequence[str], words: Sequence[Any]) -> Any:
-        try:
-            return await script(keys=[_PREFIX + each for each in subjects], args=words)
-        except self._errors as error:
-            raise SharedStateLostError(f"{type(error).__name__}: {error}") from None
+    async def _run(self, script: str, subjects: Sequence[str], words: Sequence[Any]) -> Any:
+        return await self._server.run(script, [_PREFIX + each for each in subjects], words)

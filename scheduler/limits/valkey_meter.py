@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from tierkv.scheduler.limits.buckets import Charge, Taken
 from tierkv.scheduler.limits.place_leases import PlaceLeases
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
-from tierkv.scheduler.shared_state.valkey import valkey_client
+from tierkv.scheduler.shared_state.valkey import SERVER_NOW, ServerScripts
 
 _log = logging.getLogger(__name__)
 _PREFIX: Final = "{tierkv:limits}:"
 """The braces keep all buckets in one slot of a Valkey cluster, as a script needs."""
 
-_NOW: Final = """
-local time = redis.call('TIME')
-local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
-"""
 _TAKE: Final = (
-    _NOW
+    SERVER_NOW
     + """
 local full, most, refused = {}, 0, -1
 for i, key in ipairs(KEYS) do
@@ -45,7 +40,7 @@ return {tostring(most), -1}
 """
 )
 _GIVE_BACK: Final = (
-    _NOW
+    SERVER_NOW
     + """
 for i, key in ipairs(KEYS) do
   local full = redis.call('GET', key)
@@ -59,7 +54,7 @@ end
 """
 )
 _AHEAD: Final = (
-    _NOW
+    SERVER_NOW
     + """
 local found = {}
 for i, key in ipairs(KEYS) do
@@ -79,29 +74,25 @@ class ValkeyMeter:
 
     def __init__(self, url: str) -> None:
         """Prepare as ``valkey_client``."""
-        valkey, self._errors = valkey_client(url)
-        self._valkey = valkey
-        self.places: PlaceLeases | None = PlaceLeases(valkey, self._errors)
-        self._take = valkey.register_script(_TAKE)
-        self._give_back = valkey.register_script(_GIVE_BACK)
-        self._ahead = valkey.register_script(_AHEAD)
+        self._server = ServerScripts(url)
+        self.places: PlaceLeases | None = PlaceLeases(self._server)
 
     async def take(self, charges: Sequence[Charge], patience_s: float) -> Taken:
         words: list[float] = [patience_s]
         for each in charges:
             words += [each.amount, each.per_s, each.burst]
-        wait_s, refused = await self._run(self._take, charges, words)
+        wait_s, refused = await self._run(_TAKE, charges, words)
         return Taken(float(wait_s), int(refused))
 
     async def give_back(self, charges: Sequence[Charge]) -> None:
         words = [each.amount / each.per_s for each in charges]
         try:
-            await self._run(self._give_back, charges, words)
+            await self._run(_GIVE_BACK, charges, words)
         except SharedStateLostError as error:
             _log.warning("unused tokens could not be given back: %s", error)
 
     async def left(self, charges: Sequence[Charge]) -> list[float]:
-        ahead = await self._run(self._ahead, charges, [])
+        ahead = await self._run(_AHEAD, charges, [])
         return [
             each.burst - float(ahead_s) * each.per_s
             for each, ahead_s in zip(charges, ahead, strict=True)
@@ -110,11 +101,7 @@ class ValkeyMeter:
     async def close(self) -> None:
         if self.places is not None:
             await self.places.close()
-        with suppress(*self._errors):
-            await self._valkey.aclose()
+        await self._server.close()
 
-    async def _run(self, script: Any, charges: Sequence[Charge], words: Sequence[float]) -> Any:
-        try:
-            return await script(keys=[_PREFIX + each.bucket for each in charges], args=words)
-        except self._errors as error:
-            raise SharedStateLostError(f"{type(error).__name__}: {error}") from None
+    async def _run(self, script: str, charges: Sequence[Charge], words: Sequence[float]) -> Any:
+        return await self._server.run(script, [_PREFIX + each.bucket for each in charges], words)

@@ -11,6 +11,7 @@ import asyncio
 import math
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Final
 
 from tierkv.compute.client import ComputeClient
 from tierkv.costing.node_cost import NOTHING_CACHED, CachedPrefix
@@ -266,6 +267,12 @@ def located(request_id: RequestId, reply: LocateReply) -> ChainLocated:
     return ChainLocated(request_id, near, pool)
 
 
+_NO_NODE_HINT: Final = (
+    "Try again later, start a compute node with {}, or name another model: tierkv.nodes shows "
+    "which nodes are alive, and what they serve."
+)
+
+
 def failure(fail: Fail, wanted: WantedModel) -> RetryableError:
     """Make the error for the caller when the scheduler gives up."""
     hint = "Try again later; see tierkv status."
@@ -276,7 +283,11 @@ def failure(fail: Fail, wanted: WantedModel) -> RetryableError:
             hint = f"Try again {after}; view tierkv.queue shows the waiting requests."
         case Failure.NO_NODE:
             message = f"no live node can serve model {wanted.name}: {fail.reason}"
+            hint = _NO_NODE_HINT.format(wanted.name)
         case Failure.NODE_LOST:
-            message = f"the node that answered was lost and could not be replaced: {fail.reason}"
+            message = (
+                f"the node of model {wanted.name} was lost and could not be replaced: {fail.reason}"
+            )
+            hint = _NO_NODE_HINT.format(wanted.name)
     retry_after_ms = math.ceil(fail.retry_after_s * 1_000)
     return _ERRORS[fail.failure](message, hint=hint, retry_after_ms=retry_after_ms)

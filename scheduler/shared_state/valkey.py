@@ -51,6 +51,14 @@ return others
 """
 """Arguments: the front, its work, and how long counts hold in milliseconds."""
 
+_LEAVE: Final = "redis.call('HDEL', KEYS[1], ARGV[1])"
+
+SERVER_NOW: Final = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+"""
+"""Begin of a script: ``now`` is the time by the server's clock, in seconds."""
+
 
 def valkey_client(
     url: str, timeout_s: float = TIMEOUT_S
@@ -82,30 +90,53 @@ def valkey_client(
     return client, (ValkeyError, OSError, TimeoutError)
 
 
+class ServerScripts:
+    """One connection pool, and scripts that run at its server; shared by the users of a server."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Prepare as ``valkey_client``."""
+        self._valkey, self._errors = valkey_client(url, timeout_s)
+        self._scripts: dict[str, Any] = {}
+
+    async def run(self, text: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
+        """Run a script; the server keeps its text.
+
+        Raises:
+            SharedStateLostError: the server does not answer, or refuses.
+        """
+        script = self._scripts.get(text)
+        if script is None:
+            script = self._scripts[text] = self._valkey.register_script(text)
+        try:
+            return await script(keys=keys, args=words)
+        except self._errors as error:
+            raise SharedStateLostError(f"{type(error).__name__}: {error}") from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        with suppress(*self._errors):
+            await self._valkey.aclose()
+
+
 class ValkeyState:
     """Implements SharedState over one connection pool."""
 
     def __init__(self, url: str) -> None:
         """Prepare as ``valkey_client``."""
-        self._valkey, self._errors = valkey_client(url)
-        self._exchange = self._valkey.register_script(_EXCHANGE)
+        self._server = ServerScripts(url)
 
     async def exchange_work(
         self, front: str, own: Mapping[NodeId, FrontWork]
     ) -> Mapping[NodeId, FrontWork]:
         told = json.dumps({n: [w.requests, w.waiting_tokens] for n, w in own.items()})
-        try:
-            others: Sequence[bytes] = await self._exchange(
-                keys=[_KEY], args=[front, told, int(KEPT_S * 1_000)]
-            )
-        except self._errors as error:
-            raise SharedStateLostError(f"{type(error).__name__}: {error}") from None
+        words = [front, told, int(KEPT_S * 1_000)]
+        others: Sequence[bytes] = await self._server.run(_EXCHANGE, [_KEY], words)
         return summed(map(_work_of, others))
 
     async def leave(self, front: str) -> None:
-        with suppress(*self._errors):
-            await self._valkey.hdel(_KEY, front)
-        await self._valkey.aclose()
+        with suppress(SharedStateLostError):
+            await self._server.run(_LEAVE, [_KEY], [front])
+        await self._server.close()
 
 
 def _work_of(told: bytes) -> dict[NodeId, FrontWork]:

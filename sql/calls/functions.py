@@ -173,6 +173,7 @@ def _kv_functions(schema: str) -> tuple[AiFunction, ...]:
         _kv_function("kv_pin", keep, right="ai_pin", schema=schema),
         _kv_function("kv_retain", keep, right="ai_pin", schema=schema, local=True),
         _kv_function("kv_demote", right="ai_pin", schema=schema, local=True),
+        _kv_function("kv_locate", right="ai_locate", schema=schema, local=True),
         _kv_function("kv_forget", right="ai_forget", schema=schema, local=True),
     )
 
@@ -225,6 +226,7 @@ AI_FUNCTIONS: Final[dict[str, AiFunction]] = {
         _function("ai_chat", Returns.TEXT, _data("session"), _data("message"), *_HOW),
         _function("ai_warm", Returns.INTEGER, _data("prompt"), *_BEGINNING),
         _function("ai_pin", Returns.JSON, _data("prompt"), _data("keep"), *_BEGINNING),
+        _function("ai_locate", Returns.JSON, _data("prompt"), *_BEGINNING, local=True),
         _function("ai_forget", Returns.JSON, _data("prompt"), *_BEGINNING, local=True),
         _function(
             "tierkv.warm", Returns.INTEGER, _data("prompt"), *_BEGINNING, canonical="ai_warm"

@@ -25,9 +25,15 @@ _TABLES: Final = {
     "options text, path text, refreshed_s float8, took_s float8, indexed bigint, removed bigint, "
     "state text, error text",
     "kv_index_texts": "owner text, name text, digest text, body text, tokens bigint, error text",
+    "kv_index_progress": "owner text, name text, left_texts bigint, told bigint",
+    "kv_index_times": "owner text, name text, digest text, indexed_s float8, pinned_s float8, "
+    "expired bigint",
     "failures": "owner text, job text, part bigint, key text, sqlstate text, message text, "
     "failed_s float8",
 }
+
+KEEPERS_LOCK: Final = 0x746B766B
+"""Advisory lock of PostgreSQL of the front that listens, and refreshes what is due."""
 
 CHANNEL: Final = "tierkv_changed"
 """Channel of PostgreSQL on which triggers tell that a table with an index was written to."""
@@ -42,13 +48,14 @@ END
 $tell$;
 """
 
-NEWEST: Final = "kv_index_texts"
+NEWEST: Final = "kv_index_times"
 """The table that was added last: where it is, all tables are."""
 
 _INDEXES: Final = {
     "parts": "owner, job",
     "ai_rows": "owner, name, key",
     "kv_index_texts": "owner, name",
+    "kv_index_times": "owner, name",
 }
 
 MAKE_TABLES: Final = (

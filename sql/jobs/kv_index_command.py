@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from tierkv.kvcore import limits
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
 from tierkv.sql.calls.calls import find_calls
 from tierkv.sql.command_reader import CommandOption, CommandReader
@@ -30,9 +31,14 @@ ON_CHANGE: Final = -1.0
 """Values of ``refresh_s``: by REFRESH only, or after each statement that writes to the table."""
 
 _VERBS: Final = ("CREATE", "REFRESH", "DROP")
-_OPTIONS: Final = ("kind", "pin", "system_prompt", "refresh", "batch", "priority", "background")
+_OPTIONS: Final = (
+    "kind", "pin", "tier", "ttl", "system_prompt", "refresh", "batch", "priority", "background",
+)  # fmt: skip
 _KINDS: Final = ("prefix", "chunk")
-_NAMESPACE_OPTIONS: Final = ("tier", "ttl", "capacity")
+_TIERS: Final = ("pool", "memory")
+PIN_RENEW_S: Final = limits.MAX_PIN_S / 2
+"""Age at which the pins of an index with ``tier = 'memory'`` are renewed."""
+
 _VOLATILE_WORDS: Final = frozenset(
     {"CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME", "LOCALTIMESTAMP", "LOCALTIME"}
 )
@@ -47,24 +53,35 @@ class KvIndexOptions:
         model: name of the model; empty: the session's.
         system_prompt: of the calls that will use the index; None: the session's at CREATE.
         pin_s: how long the KV of a document is pinned; 0.0: not at all.
+        tier: ``memory``: documents are pinned as long as the index exists; ``pool``: they are not.
+        ttl_s: age at which the KV of a document is forgotten; 0.0: never.
         refresh_s: seconds between refreshes, MANUAL or ON_CHANGE; None: what the door can do.
         batch: documents per transaction.
         priority: of the calls.
         background: CREATE returns at once, where the front can work in the background.
         made_by: user whose sessions refresh, where indexes have no owners.
         made_s: Unix time of CREATE.
+        tenant: of the calls; None in indexes of older releases.
     """
 
     kind: str = "prefix"
     model: str = ""
     system_prompt: str | None = None
     pin_s: float = 0.0
+    tier: str = "pool"
+    ttl_s: float = 0.0
     refresh_s: float | None = None
     batch: int = 128
     priority: int | None = 1
     background: bool = True
     made_by: str = ""
     made_s: float = 0.0
+    tenant: str | None = None
+
+    @property
+    def in_memory(self) -> bool:
+        """Documents are pinned for as long as the index exists."""
+        return self.tier == "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +202,7 @@ def _check_expression(inside: list[Token]) -> None:
 
 
 def volatile(name: str, *, position: int = 0) -> SqlError:
-    """Return the error of an expression whose value changes by itself."""
+    """Return the error of an expression with changing values."""
     return SqlError(
         f"{name} in the expression of a KV index gives another value each time",
         sqlstate="42P17",
@@ -206,9 +223,9 @@ def _functions(inside: Sequence[Token]) -> tuple[str, ...]:
 def _with_options(options: KvIndexOptions, given: Sequence[CommandOption]) -> KvIndexOptions:
     values: dict[str, object] = {}
     for option in given:
-        if option.name in _NAMESPACE_OPTIONS:
+        if option.name == "capacity":
             raise SqlError(
-                f"an index has no option {option.name}: it belongs to the namespace",
+                "an index has no option capacity: it belongs to the namespace",
                 sqlstate="42601",
                 position=option.position,
                 hint="CREATE KV NAMESPACE n WITH (capacity, ttl, media) limits what is kept where.",
@@ -224,13 +241,21 @@ def _with_options(options: KvIndexOptions, given: Sequence[CommandOption]) -> Kv
             values["kind"] = _kind(option)
         elif option.name == "system_prompt":
             values["system_prompt"] = option.value
-        elif option.name == "pin":
-            values["pin_s"] = _seconds(option, {"off": 0.0})
+        elif option.name == "tier":
+            values["tier"] = _tier(option)
+        elif option.name in ("pin", "ttl"):
+            values[f"{option.name}_s"] = _seconds(option, {"off": 0.0})
         elif option.name == "refresh":
             known = {"manual": MANUAL, "on change": ON_CHANGE}
             values["refresh_s"] = _seconds(option, known)
         else:
             values[option.name] = option_value(option, OPTION_KINDS[option.name])
+        if values.get("pin_s") and values.get("tier") == "memory":
+            raise SqlError(
+                "an index has either pin or tier = 'memory', which pins its texts without an end",
+                sqlstate="22023",
+                position=option.position,
+            )
     return replace(options, **values)  # type: ignore[arg-type]
 
 
@@ -238,6 +263,20 @@ def _kind(option: CommandOption) -> str:
     if option.value not in _KINDS:
         raise SqlError(
             "option kind is 'prefix' or 'chunk'", sqlstate="22023", position=option.position
+        )
+    return option.value
+
+
+def _tier(option: CommandOption) -> str:
+    if option.value == "disk":
+        raise FeatureNotSupportedError(
+            "an index can't keep its KV on disks alone: the pool places blocks by namespace",
+            position=option.position,
+            hint="CREATE KV NAMESPACE n WITH (media = 'disk') does so for tenants of its own.",
+        )
+    if option.value not in _TIERS:
+        raise SqlError(
+            "option tier is 'pool' or 'memory'", sqlstate="22023", position=option.position
         )
     return option.value
 

@@ -212,7 +212,8 @@ def _check_path(value: list[Token]) -> None:
                 position=token.start + 1,
             )
         text = string_value(token) if token.kind is TokenKind.STRING else name_value(token)
-        if _KEPT_IN_PATH.search(text):
+        # The engine reads ``tier""kv`` in a path as ``tierkv``.
+        if _KEPT_IN_PATH.search(text) or _KEPT_IN_PATH.search(text.replace('"', "")):
             raise SqlError(
                 f"schema {token.text} can't be in the search path",
                 sqlstate="42501",

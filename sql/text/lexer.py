@@ -179,7 +179,8 @@ def _cut(text: str, most: int | None = None) -> list[Token]:
 
 
 _STEERING: Final = frozenset(
-    {"WARM", "PIN", "FORGET", "KV_PREFETCH", "KV_PIN", "KV_RETAIN", "KV_DEMOTE", "KV_FORGET"}
+    {"WARM", "PIN", "FORGET"}
+    | {f"KV_{name}" for name in ("PREFETCH", "PIN", "RETAIN", "DEMOTE", "LOCATE", "FORGET")}
 )
 
 

@@ -23,7 +23,7 @@ from tierkv.scheduler.limits.gate import Caller, CallGate
 from tierkv.scheduler.limits.place_leases import PlaceLeases
 from tierkv.scheduler.limits.valkey_meter import ValkeyMeter
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
-from tierkv.scheduler.shared_state.valkey import valkey_client
+from tierkv.scheduler.shared_state.valkey import ServerScripts
 
 SLOW = Charge("tenant:ann:requests", 1, per_s=1e-3, burst=2.0)
 """A bucket that does not fill while a test runs."""
@@ -146,8 +146,8 @@ async def test_places_are_counted_over_all_fronts(fronts: tuple[CallGate, CallGa
 async def test_the_places_of_a_killed_front_come_back_and_of_a_living_one_do_not(
     servers: dict[str, str],
 ) -> None:
-    clients = [valkey_client(servers["valkey"]) for _ in range(2)]
-    killed, living = (PlaceLeases(*client, lease_s=0.5, renew_s=0.05) for client in clients)
+    clients = [ServerScripts(servers["valkey"]) for _ in range(2)]
+    killed, living = (PlaceLeases(client, lease_s=0.5, renew_s=0.05) for client in clients)
     with Valkey.from_url(servers["valkey"]) as server:
         server.flushall()
         kept = await living.take("ann", 2)
@@ -167,8 +167,8 @@ async def test_the_places_of_a_killed_front_come_back_and_of_a_living_one_do_not
         assert await living.take("ann", 1)
         await living.close()
         assert await living.taken(["ann"]) == [0]
-    for client, _ in clients:
-        await client.aclose()
+    for client in clients:
+        await client.close()
 
 
 async def test_without_the_server_places_are_open_unless_a_setting_says_no() -> None:

@@ -44,6 +44,7 @@ from tierkv.kvcore.node import (
 )
 from tierkv.kvcore.request import BlendSelector, ReusePolicy
 from tierkv.metaserver.client import (
+    LOOK_ONLY,
     ClusterRecord,
     KvLimits,
     MetaClient,
@@ -682,6 +683,19 @@ async def test_a_time_that_can_not_be_reserves_nothing(meta: MetaClient, ttl_s: 
     assert not await meta.extend_lease(lease, ttl_s=ttl_s)
     assert await meta.end_lease(lease, used=False)
     assert not await meta.end_lease(NO_LEASE, used=True)
+
+
+async def test_a_look_reserves_nothing_and_is_no_use(meta: MetaClient) -> None:
+    await chain_in_memory(meta)
+    before = (await meta.list_blocks(9)).blocks
+    reply = await meta.locate(KEYS, reserve_s=LOOK_ONLY)
+    assert (reply.lease, reply.prefix_blocks, reply.memory_blocks) == (NO_LEASE, 3, 2)
+    assert [r.prefix_blocks for r in await meta.locate_many([KEYS], reserve_s=LOOK_ONLY)] == [3]
+    assert (await meta.list_blocks(9)).blocks == before
+    counts = dict(await meta.directory_counts())
+    assert counts["leases_granted"] == counts["leases_refused_ttl"] == 0
+    await meta.locate(KEYS)
+    assert (await meta.list_blocks(9)).blocks != before
 
 
 async def test_a_chain_that_nobody_knows_reserves_nothing(meta: MetaClient) -> None:

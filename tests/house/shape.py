@@ -113,9 +113,10 @@ def _height(part: str, above: frozenset[str]) -> int:
 def lone_fragments() -> list[str]:
     """Return modules that one other module of the same package imports, at its top.
 
-    What is only imported inside a function stands apart because the import is heavy.
+    What is only imported inside a function stands apart because the import is heavy. The command
+    line has a second importer outside of the code: the script that pip writes.
     """
-    importers = defaultdict(set)
+    importers = defaultdict(set, {"tierkv.cli": {"scripts/tierkv"}})
     for name, others in imports().items():
         for other in others:
             importers[other].add(name)

@@ -155,6 +155,29 @@ def test_usage_and_views_tell_what_was_blended(cluster: Cluster, client: openai.
     assert float(line.split()[-1]) >= details["blended_tokens"]
 
 
+def test_documents_are_located_at_any_position(cluster: Cluster) -> None:
+    namespace(cluster, "set", "default", "--blend", "on")
+    told = "SELECT ai_locate(%s, documents => %s)"
+
+    def located(documents: tuple[str, ...]) -> dict[str, Any]:
+        with connect(cluster, "default") as db:
+            row = db.execute(told, (QUESTION, list(documents))).fetchone()
+            assert row is not None
+            return dict(row[0] if isinstance(row[0], dict) else json.loads(row[0]))
+
+    def is_pooled() -> bool:
+        return located(ORDERS[5])["outcome"] == "accepted"
+
+    with connect(cluster, "default") as db:
+        warm = "SELECT ai_generate(%s, documents => %s, options => {'max_tokens': 1})"
+        db.execute(warm, (QUESTION, list(moved(77))))
+        wait_for(is_pooled, what="each document has KV of its own")
+    first, second = located(ORDERS[5]), located(ORDERS[9])
+    assert first["memory_tokens"] == second["memory_tokens"] > 100 and first["memory_bytes"] > 0
+    fresh = located(("A text that nobody has sent yet, about ships and other things.",))
+    assert fresh["outcome"] == "missing" and fresh["memory_tokens"] == 0
+
+
 def test_a_call_can_stay_exact_where_blending_is_allowed(
     cluster: Cluster, client: openai.OpenAI
 ) -> None:

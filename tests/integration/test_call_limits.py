@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.error import HTTPError
 
@@ -99,6 +100,25 @@ def test_a_statement_of_many_calls_is_slowed_and_not_failed(cluster: Limited, do
     began = time.monotonic()
     assert cluster.one(door, many) == [(30,)]
     assert time.monotonic() - began >= 29 / 20
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_statement_that_waits_for_hours_is_seen_to_wait(cluster: Limited, door: str) -> None:
+    rate = {"front-duck": "20/h", "front-post": "21/h"}[door]
+    cluster.one(door, f"ALTER ROLE {USER} SET AI LIMIT (requests = '{rate}', smooth = on)")
+    wait_for(lambda: cluster.one(door, MINE), what="the limit is known")
+    told = (
+        "SELECT waiting, next_call_s FROM tierkv.my_limits WHERE waiting > 0 AND next_call_s > 60"
+    )
+    with psycopg.connect(cluster.dsn(door), password=PASSWORD, autocommit=True) as session:
+        ends = ThreadPoolExecutor(1).submit(session.execute, CALL % "1), (2), (3")
+        ((waiting, next_s),) = wait_for(lambda: cluster.one(door, told), what="calls wait")
+        assert 1 <= waiting <= 2 and next_s <= 180
+        session.cancel()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            ends.result(30)
+    waits = "SELECT waiting, next_call_s FROM tierkv.my_limits"
+    wait_for(lambda: cluster.one(door, waits) == [(0, None)], what="nothing waits")
 
 
 def test_rest_is_refused_with_429_and_retry_after(cluster: Limited) -> None:

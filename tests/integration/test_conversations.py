@@ -304,14 +304,20 @@ def test_sql_steers_the_kv_of_prompts_and_conversations(fronts: Fronts, front: s
     pinned = told("ai_kv_pin(session => %s, keep => '1 minute')", name)
     assert (pinned["outcome"], pinned["tier"]) == ("accepted", "pool") and pinned["tokens"] > 64
     told("tierkv.kv_prefetch(%s)", "A prompt " + text)
+    there = told("tierkv.kv_locate(session => %s)", name)
+    assert there["outcome"] in ("accepted", "clipped") and there["memory_tokens"] > 64, there
+    assert there["memory_tokens"] <= there["tokens"] and there["memory_bytes"] > 0
     kept = told("tierkv.kv_retain(%s, '1 minute')", "A prompt " + text)
     assert kept["outcome"] in ("accepted", "clipped"), kept
     moved = told("tierkv.kv_demote(%s)", "A prompt " + text)
     assert moved["l1_bytes"] > 0 and moved["outcome"] in ("accepted", "clipped")
     assert told("ai_kv_demote(%s)", "A prompt " + text)["outcome"] == "missing"
+    demoted = told("ai_locate(%s)", "A prompt " + text)
+    assert demoted["l1_tokens"] == demoted["l1_bytes"] == 0 < demoted["memory_tokens"]
     gone = told("tierkv.kv_forget(session => %s)", name)
     assert gone["outcome"] == "accepted" and gone["bytes"] > 0
     assert told("tierkv.kv_forget(session => %s)", name)["outcome"] == "missing"
+    assert told("ai_kv_locate(session => %s)", name)["outcome"] == "missing"
     assert told("tierkv.kv_pin('a', '1 minute')")["outcome"] == "rejected"
     rows = fronts.sql(
         front,

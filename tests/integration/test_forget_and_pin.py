@@ -218,10 +218,19 @@ def test_a_demoted_prompt_leaves_the_pages_and_comes_back_from_the_pool(pinning:
     messages = [{"role": "user", "content": text}]
     ask = [{"role": "user", "content": text + "Why?"}]
     want = post(pinning, "chat/completions", messages=ask, max_tokens=6, temperature=0)["choices"]
+    before = post(pinning, "kv/locate", messages=messages)
+    assert before["object"] == "kv.locate" and before["l1_tokens"] >= 128, before
+    assert before["l1_bytes"] > 0 and before["outcome"] in ("accepted", "clipped")
     told = post(pinning, "kv/demote", messages=messages)
     assert told["object"] == "kv.demote" and told["l1_bytes"] > 0, told
     assert told["outcome"] in ("accepted", "clipped") and told["tokens"] >= 128
     assert post(pinning, "kv/demote", messages=messages)["outcome"] == "missing"
+    used = "SELECT sum(hits), sum(leases) FROM tierkv.kvcache_blocks"
+    counted = pinning.query(used)
+    after = post(pinning, "kv/locate", messages=messages)
+    assert (after["l1_tokens"], after["l1_bytes"]) == (0, 0) and after["memory_bytes"] > 0
+    assert after["memory_tokens"] >= told["tokens"] and after["disk_tokens"] == 0
+    assert pinning.query(used) == counted, "to locate is no use"
     tiers = pinning.query("SELECT DISTINCT tier FROM tierkv.kvcache_blocks")
     assert ("L2",) in [tuple(row) for row in tiers]
     again = post(pinning, "chat/completions", messages=ask, max_tokens=6, temperature=0)
@@ -229,6 +238,9 @@ def test_a_demoted_prompt_leaves_the_pages_and_comes_back_from_the_pool(pinning:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
     nothing = [{"role": "user", "content": "Nobody has ever asked this. " * 20}]
     assert post(pinning, "kv/demote", messages=nothing)["outcome"] == "missing"
+    absent = post(pinning, "kv/locate", messages=nothing)
+    assert absent["outcome"] == "missing" and absent["tokens"] > 100
+    assert absent["memory_tokens"] == absent["l1_bytes"] == absent["disk_bytes"] == 0
 
 
 def test_a_kept_conversation_is_steered_by_its_id(pinning: Cluster) -> None:

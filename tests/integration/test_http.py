@@ -624,6 +624,7 @@ async def test_the_api_describes_itself_without_the_internet(door: Door) -> None
         ("/v1/embeddings", "EmbeddingBody"),
         ("/v1/kv/prefetch", "KvBody"),
         ("/v1/kv/pin", "PinBody"),
+        ("/v1/kv/locate", "KvBody"),
         ("/tokenize", "TokenizeBody"),
         ("/detokenize", "DetokenizeBody"),
     ):

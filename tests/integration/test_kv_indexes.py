@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ import psycopg
 import pytest
 
 from tests.fix_cluster import Cluster, wait_for
-from tests.fix_jobs import ROWS, Door
+from tests.fix_jobs import ROWS, Door, Running
 from tests.fix_pgwire import running_pgwire
 from tests.fix_sql import InstantGenerator, make_model
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
 from tierkv.dbfront.statement.server import DuckDbSqlServer
-from tierkv.kvcore.call_options import KvAction
+from tierkv.kvcore import limits
+from tierkv.kvcore.call_options import TOO_SHORT, KvAction
 from tierkv.kvcore.errors import ContextTooLongError
 from tierkv.sql.jobs.job_tables import MAKE_TABLES
 
@@ -28,7 +31,9 @@ def steered(door: Door) -> list[tuple[KvAction, str]]:
     asked = [
         (call.steering.action, call.messages[-1].content)
         for call in door.generator.calls
-        if call.steering is not None and call.messages is not None
+        if call.steering is not None
+        and call.messages is not None
+        and call.steering.action is not KvAction.LOCATE
     ]
     door.generator.calls.clear()
     return sorted(asked)
@@ -57,6 +62,110 @@ def test_documents_are_indexed_once_and_freed_with_their_last_row(door: Door) ->
         assert steered(door) == []
         connection.execute("DROP KV INDEX docs_kv")
         assert len(steered(door)) == ROWS - 1 and index_row(door) == ()
+
+
+def test_the_bytes_of_an_index_are_told_by_tier(door: Door) -> None:
+    bytes_of = "SELECT l1_bytes, memory_bytes, disk_bytes FROM tierkv.kv_indexes"
+    with door.session() as connection:
+        connection.execute("DELETE FROM docs WHERE id > 9")
+        connection.execute(MADE)
+        steered(door)
+        memory = 10 * 9 * len("text 1")
+        assert [door.rows(bytes_of) for _ in range(3)] == [[(0, memory, 1)]] * 3
+        assert len(door.generator.calls) == 10, "once for all looks"
+        options = connection.execute("SELECT options FROM tierkv_jobs.kv_indexes").fetchone()
+        old = json.loads(options[0]) if options else {}
+        assert old.pop("tenant") == connection.info.user
+        connection.execute("UPDATE tierkv_jobs.kv_indexes SET options = %s", (json.dumps(old),))
+        assert door.rows(bytes_of) == [(None, None, None)], "of an older release"
+        connection.execute("DROP KV INDEX docs_kv")
+        assert steered(door) == [(KvAction.FORGET, f"text {number}") for number in range(1, 10)]
+
+
+def test_stale_rows_are_what_an_index_has_not_caught_up_with(door: Door) -> None:
+    stale = "SELECT stale_rows FROM tierkv.kv_indexes"
+    is_counted = "password" not in door.dsn  # Behind PostgreSQL only a keeper hears of writes.
+    with door.session() as connection:
+
+        def becomes(rows: int | None) -> None:
+            assert door.rows(stale) == [(rows if is_counted else None,)]
+
+        door.hold()
+        building = Running(door, MADE)
+        asyncio.run_coroutine_threadsafe(door.generator.started.wait(), door.loop).result(20)
+        assert door.rows(stale) == [(ROWS,)], "left to do"
+        door.release()
+        building.join()
+        becomes(0)
+        connection.execute("DELETE FROM docs WHERE id < 4")
+        connection.execute("INSERT INTO docs VALUES (1001, 'x'), (1002, 'y')")
+        becomes(5)
+        connection.execute("BEGIN")
+        connection.execute("UPDATE docs SET body = 'z'")
+        connection.execute("ROLLBACK")
+        becomes(5)
+        with connection.cursor().copy("COPY docs FROM STDIN") as copy:
+            copy.write_row((2000, "copied"))
+        becomes(6)
+        connection.execute("CREATE TABLE made AS SELECT * FROM docs")
+        connection.execute("TRUNCATE docs")
+        becomes(None)
+        connection.execute("REFRESH KV INDEX docs_kv")
+        becomes(0)
+        connection.execute("DROP KV INDEX docs_kv")
+        connection.execute("DROP TABLE made")
+
+
+def test_texts_expire_and_are_warmed_again_when_they_come_back(door: Door) -> None:
+    aged = "UPDATE tierkv_jobs.kv_index_times SET indexed_s = indexed_s - 100000 WHERE digest = "
+    with door.session() as connection:
+        connection.execute(MADE.replace("= off", "= off, ttl = '1 day'"))
+        assert door.rows("SELECT tier, ttl_s FROM tierkv.kv_indexes") == [("pool", 86_400.0)]
+        steered(door)
+        for number in (1, 2):
+            connection.execute(f"{aged}md5('text {number}')".encode())
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert steered(door) == [(KvAction.FORGET, "text 1"), (KvAction.FORGET, "text 2")]
+        assert index_row(door) == ("fresh", ROWS - 2, 0, 0, 2)
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert steered(door) == [], "their rows are still there"
+        connection.execute("DELETE FROM docs WHERE id IN (1, 3)")
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert steered(door) == [(KvAction.FORGET, "text 3")]
+        connection.execute("INSERT INTO docs VALUES (1, 'text 1')")
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert steered(door) == [(KvAction.WARM, "text 1")], "anew"
+        connection.execute("DROP KV INDEX docs_kv")
+        assert len(steered(door)) == ROWS - 2
+        assert door.rows("SELECT count(*) FROM tierkv_jobs.kv_index_times") == [(0,)]
+
+
+def test_texts_stay_in_memory_for_as_long_as_the_index_exists(door: Door) -> None:
+    aged = "UPDATE tierkv_jobs.kv_index_times SET pinned_s = pinned_s - 20000000 WHERE digest = "
+    in_memory = MADE.replace("= off", "= off, tier = memory")
+    with door.session() as connection:
+        connection.execute("DELETE FROM docs WHERE id > 5")
+        connection.execute(in_memory)
+        kept = {c.steering.keep_s for c in door.generator.calls if c.steering}
+        assert kept == {limits.MAX_PIN_S}
+        assert steered(door) == [(KvAction.PIN, f"text {number}") for number in range(1, 6)]
+        connection.execute(f"{aged}md5('text 2')".encode())
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert steered(door) == [(KvAction.PIN, "text 2")], "before the pin ends"
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert steered(door) == []
+        connection.execute("DROP KV INDEX docs_kv")
+        assert {action for action, _ in steered(door)} == {KvAction.FORGET}
+        short = {"outcome": "rejected", "tokens": 0, "reason": TOO_SHORT}
+        full = {"outcome": "rejected", "tokens": 0, "reason": "9 bytes exceed what is left: 8"}
+        door.generator.texts = {"text 3": json.dumps(short), "text 4": json.dumps(full)}
+        with pytest.raises(psycopg.errors.DiskFull, match="can't stay in memory: 9 bytes"):
+            connection.execute(in_memory)
+        assert index_row(door)[0] == "stale"
+        door.generator.texts = {"text 3": json.dumps(short)}
+        connection.execute("REFRESH KV INDEX docs_kv")
+        assert index_row(door)[:3] == ("fresh", 5, 0)
+        connection.execute("DROP KV INDEX docs_kv")
 
 
 def test_options_reach_the_calls(door: Door) -> None:
@@ -121,7 +230,11 @@ REFUSED = {
     "CREATE KV INDEX unmade ON docs (body || current_timestamp)": "42P17",
     "CREATE KV INDEX unmade ON docs (ai_generate(body))": "0A000",
     "CREATE KV INDEX unmade ON docs (body) WITH (kid = chunk)": "42601",
-    "CREATE KV INDEX unmade ON docs (body) WITH (ttl = '1 h')": "42601",
+    "CREATE KV INDEX unmade ON docs (body) WITH (capacity = '1 GiB')": "42601",
+    "CREATE KV INDEX unmade ON docs (body) WITH (ttl = 'long')": "22023",
+    "CREATE KV INDEX unmade ON docs (body) WITH (tier = gpu)": "22023",
+    "CREATE KV INDEX unmade ON docs (body) WITH (tier = disk)": "0A000",
+    "CREATE KV INDEX unmade ON docs (body) WITH (tier = memory, pin = '1 h')": "22023",
     "CREATE KV INDEX unmade ON docs (body) WITH (kind = both)": "22023",
     "CREATE KV INDEX unmade ON docs (body) WITH (pin = 'long')": "22023",
     "CREATE KV INDEX unmade ON docs (id, body)": "42601",
@@ -271,6 +384,11 @@ def test_an_index_follows_committed_writes_and_survives_its_front(
         used = "SELECT calls, hit_tokens, saved_s > 0 FROM tierkv.kv_indexes"
         calls, hit_tokens, has_saved = connection.execute(used.encode()).fetchone() or ()
         assert (calls, has_saved) == (3, True) and row[0] < hit_tokens < 4 * row[0]
+        by_tier = "SELECT l1_bytes, memory_bytes, disk_bytes FROM tierkv.kv_indexes"
+        sizes = connection.execute(by_tier.encode()).fetchone() or ()
+        whole = "SELECT sum(bytes) FROM tierkv.kvcache_blocks WHERE tier = 'L2'"
+        stored = int(cluster.query(whole)[0][0])
+        assert 0.8 * stored < sizes[1] < 1.2 * stored and sizes[2] == 0, (sizes, stored)
         connection.execute("INSERT INTO docs VALUES (1000, 'a new one')")
         wait_for(lambda: state()[1] == 301, what="the new document is indexed")
         connection.execute("BEGIN")
@@ -284,3 +402,41 @@ def test_an_index_follows_committed_writes_and_survives_its_front(
         connection.execute("DROP KV INDEX docs_kv")
         left = "SELECT * FROM tierkv.kvcache_blocks"
         wait_for(lambda: not cluster.query(left), what="no block is left")
+
+
+@pytest.mark.timeout(240)
+def test_texts_stay_in_memory_until_they_expire_and_answers_stay_the_same(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster("--set", "compute.load_policy=always")
+    dsn = f"host=127.0.0.1 port={cluster.pg_port} user=tierkv dbname=main"
+    asked = (
+        b"SELECT id, ai_generate(body || ' Why?', options => '{\"max_tokens\": 6}') FROM docs "
+        b"ORDER BY id"
+    )
+    state = "SELECT state, documents, stale_rows, disk_bytes FROM tierkv.kv_indexes"
+    pinned = "SELECT count(*), min(seconds_left) > 30000000 FROM tierkv.pins"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE docs (id int, body text)")
+        connection.execute(
+            "INSERT INTO docs SELECT i, 'Ticket ' || i || repeat(' is late', 40) "
+            "FROM generate_series(1, 12) t(i)"
+        )
+        connection.execute("SET tierkv.cache = off")
+        plain = connection.execute(asked).fetchall()
+        connection.execute("RESET tierkv.cache")
+        connection.execute("CREATE KV INDEX docs_kv ON docs (body) WITH (tier = memory)")
+        wait_for(lambda: cluster.query(state) == [("fresh", 12, 0, 0)], what="it is built")
+        assert cluster.query(pinned) == [(12, True)]
+        assert connection.execute(asked).fetchall() == plain
+        connection.execute("DROP KV INDEX docs_kv")
+        assert cluster.query("SELECT count(*) FROM tierkv.pins") == [(0,)]
+        connection.execute("CREATE KV INDEX docs_kv ON docs (body) WITH (ttl = '2 s')")
+        seen = "SELECT documents, indexed, removed FROM tierkv.kv_indexes"
+        wait_for(lambda: cluster.query(seen) == [(0, 0, 12)], what="all texts have expired")
+        left = "SELECT * FROM tierkv.kvcache_blocks"
+        wait_for(lambda: not cluster.query(left), what="no block is left")
+        assert connection.execute(asked).fetchall() == plain
+        connection.execute("INSERT INTO docs VALUES (13, 'a new one' || repeat(' comes', 40))")
+        wait_for(lambda: cluster.query(seen) == [(0, 0, 1)], what="a new text has expired, too")
+        connection.execute("DROP KV INDEX docs_kv")

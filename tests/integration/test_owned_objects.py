@@ -185,6 +185,21 @@ def test_a_user_with_tables_is_not_dropped(
     assert way(notes, "bob", READ) == "42501"
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_role_may_be_current_user(
+    notes: ThreeWays, way: Callable[[ThreeWays, str, str], str]
+) -> None:
+    assert way(notes, "ann", "REASSIGN OWNED BY CURRENT_USER TO CURRENT_ROLE") == DONE
+    assert way(notes, "ann", "REASSIGN OWNED BY SESSION_USER TO bob") == "42501"
+    assert way(notes, "ann", "REVOKE SELECT ON ann.notes FROM bob, CURRENT_USER") == DONE
+    assert way(notes, "bob", READ) == "42501"
+    assert way(notes, "boss", "GRANT ann TO current_user") == DONE
+    assert way(notes, "boss", "REVOKE ann FROM current_user") == DONE
+    assert way(notes, "ann", "ALTER USER CURRENT_USER PASSWORD '" + PASSWORD + "'") == DONE
+    assert way(notes, "ann", "DROP OWNED BY session_user") == DONE
+    assert way(notes, "ann", READ) == "42P01"
+
+
 def test_a_variable_has_no_value_of_anothers_table(notes: ThreeWays) -> None:
     take = "SET VARIABLE taken = (SELECT max(body) FROM ann.notes)"
     with notes.connect("bob") as bob:
@@ -193,6 +208,84 @@ def test_a_variable_has_no_value_of_anothers_table(notes: ThreeWays) -> None:
     with notes.connect("ann") as ann:
         ann.execute("REVOKE ALL ON ann.notes FROM bob")
     assert notes.by_psycopg("bob", take) == "42501"
+
+
+def test_a_path_in_pieces_reaches_no_other_schema(notes: ThreeWays) -> None:
+    with notes.connect("bob") as bob:
+        for path in ('"an""n"', "'an\"\"n'", "an n", "'a' 'nn'", "E'\\x61nn'"):
+            with pytest.raises(psycopg.Error):
+                bob.execute(f"SET search_path = {path}")
+            with pytest.raises(psycopg.errors.UndefinedTable):
+                bob.execute("SELECT * FROM notes")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            bob.execute("SELECT * FROM query_table('a\"n\"n.other')")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_update_shows_no_value_without_select(
+    notes: ThreeWays, way: Callable[[ThreeWays, str, str], str]
+) -> None:
+    with notes.connect("ann") as ann:
+        ann.execute("REVOKE SELECT ON ann.notes FROM bob")
+        ann.execute("GRANT UPDATE ON ann.notes TO bob")
+    for value in ("CAST(CAST(body AS int) AS text)", "error(body)", "error(COLUMNS(*))"):
+        assert way(notes, "bob", f"UPDATE ann.notes SET body = {value}") == "42501"
+    assert way(notes, "bob", "UPDATE ann.notes SET body = 'changed'") == DONE
+
+
+READERS = (
+    "SELECT * FROM {}seen", "SELECT * FROM {}seen_again", "SELECT * FROM {}by_name",
+    "SELECT * FROM {}seen_by_macro()", "SELECT * FROM query('FROM {}seen')", "SUMMARIZE {}seen",
+    "INSERT INTO bob.own SELECT * FROM {}seen", "SELECT ai_generate(body) FROM {}seen",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_view_reads_what_its_owner_may_read(
+    notes: ThreeWays, way: Callable[[ThreeWays, str, str], str]
+) -> None:
+    for made in (
+        "CREATE TABLE bob.own (body text)",
+        "CREATE VIEW bob.seen AS SELECT * FROM ann.notes",
+        "CREATE VIEW bob.seen_again AS SELECT * FROM bob.seen",
+        "CREATE VIEW bob.by_name AS SELECT * FROM query_table('bob.seen')",
+        "CREATE MACRO bob.seen_by_macro() AS TABLE SELECT * FROM bob.seen",
+        "SELECT * FROM seen_again",
+    ):
+        assert way(notes, "bob", made) == DONE, made
+    for nobodys in ("main.seen", "TEMP seen"):
+        kind = "TEMP VIEW seen" if nobodys.startswith("TEMP") else f"VIEW {nobodys}"
+        assert way(notes, "bob", f"CREATE {kind} AS SELECT * FROM ann.notes") == "42501"
+    assert way(notes, "ann", "REVOKE SELECT ON ann.notes FROM bob") == DONE
+    for reader in READERS:
+        for schema in ("", "bob."):
+            assert way(notes, "bob", reader.format(schema)) == "42501", reader
+    assert way(notes, "bob", "SELECT seen FROM (SELECT 1 AS seen)") == DONE
+    assert way(notes, "ann", "GRANT SELECT ON ann.notes TO bob") == DONE
+    assert way(notes, "bob", "SELECT * FROM bob.seen_again") == DONE
+    # Another table of the name is another table.
+    assert way(notes, "ann", "DROP TABLE ann.notes") == DONE
+    assert way(notes, "ann", "CREATE TABLE ann.notes (body text)") == DONE
+    assert way(notes, "bob", "SELECT * FROM bob.seen_again") == "42501"
+    assert way(notes, "bob", "DROP VIEW bob.seen") == DONE
+
+
+def test_what_a_session_made_reads_no_more_than_its_views(notes: ThreeWays) -> None:
+    with notes.connect("bob") as bob:
+        for made in (
+            "CREATE VIEW bob.plain AS SELECT 'mine' AS body",
+            "CREATE TEMP VIEW short AS SELECT * FROM bob.plain",
+            "CREATE TEMP MACRO shorter() AS TABLE SELECT * FROM short",
+            "PREPARE kept AS SELECT * FROM bob.plain",
+            "CREATE OR REPLACE VIEW bob.plain AS SELECT * FROM ann.notes",
+            "SELECT * FROM shorter()",
+        ):
+            bob.execute(made)
+        with notes.connect("ann") as ann:
+            ann.execute("REVOKE SELECT ON ann.notes FROM bob")
+        for read in ("FROM short", "FROM temp.short", "FROM shorter()", "EXECUTE kept"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege, match="of view"):
+                bob.execute(read)
 
 
 def test_the_error_names_what_is_owned(notes: ThreeWays) -> None:

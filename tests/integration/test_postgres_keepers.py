@@ -96,6 +96,13 @@ def becomes(fronts: KeepingFronts, documents: int, source: str = "tickets") -> N
 def test_an_index_follows_committed_writes(tickets: KeepingFronts) -> None:
     tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body)")
     becomes(tickets, ROWS)
+    stale = "SELECT stale_rows FROM tierkv.kv_indexes WHERE name = 'tickets_kv'"
+    wait_for(lambda: tickets.rows(stale) == [(0,)], what="the index has caught up")
+    manual = "CREATE KV INDEX other_kv ON tickets (body) WITH (refresh = manual, background = off)"
+    tickets.rows(manual)
+    assert tickets.rows(stale.replace("tickets_kv", "other_kv")) == [(None,)], "writes unseen"
+    tickets.rows("DROP KV INDEX other_kv")
+    tickets.rows("REFRESH KV INDEX tickets_kv")
     with tickets.session() as connection:
         connection.execute("INSERT INTO tickets VALUES (1000, 'a new one')")
         becomes(tickets, ROWS + 1)
@@ -112,6 +119,7 @@ def test_an_index_follows_committed_writes(tickets: KeepingFronts) -> None:
         becomes(tickets, ROWS, "moved")
         direct.execute("TRUNCATE moved")
         becomes(tickets, 0, "moved")
+        wait_for(lambda: tickets.rows(stale) == [(0,)], what="the index has caught up again")
     tickets.rows("DROP KV INDEX tickets_kv")
     triggers = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'tierkv%'"
     assert tickets.rows(triggers) == [(0,)]
@@ -141,6 +149,36 @@ def test_explain_names_the_index_and_answers_are_those_without_it(
         assert connection.execute(used.encode()).fetchone() == (10, True, True)
         ((document,),) = connection.execute(f"EXPLAIN (FORMAT JSON) {asked}".encode()).fetchall()
         assert document[0]["AI Plan"]["Calls"][0]["KV Index"] == "tickets_kv"
+
+
+def test_bytes_by_tier_are_told_and_a_silent_meta_server_gives_null(
+    tickets: KeepingFronts,
+) -> None:
+    tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body) WITH (background = off)")
+    by_tier = "SELECT l1_bytes, memory_bytes, disk_bytes FROM tierkv.kv_indexes"
+
+    def known() -> bool:
+        ((in_pages, in_memory, on_disk),) = tickets.rows(by_tier)
+        return bool(in_pages and in_memory and on_disk == 0)
+
+    wait_for(known, what="the texts are located")
+    tickets.kill("meta")
+    try:
+        wait_for(lambda: tickets.rows(by_tier) == [(None, None, None)], what="it is known no more")
+    finally:
+        tickets.start("meta")
+    wait_for(known, what="the meta server is back")
+    becomes(tickets, ROWS)
+
+
+def test_texts_expire_by_themselves(tickets: KeepingFronts) -> None:
+    tickets.rows("CREATE KV INDEX tickets_kv ON tickets (body) WITH (ttl = '2 s', tier = memory)")
+    seen = "SELECT documents, indexed, removed FROM tierkv.kv_indexes"
+    wait_for(lambda: tickets.rows(seen) == [(0, 0, ROWS)], what="all texts have expired")
+    tickets.rows("UPDATE tickets SET body = 'A new text' || repeat(' came', 30) WHERE id = 1")
+    wait_for(lambda: tickets.rows(seen) == [(0, 0, 1)], what="the new text has expired")
+    pins = "SELECT count(*) FROM tierkv.pins"
+    wait_for(lambda: tickets.rows(pins) == [(0,)], what="no pin is left")
 
 
 def test_another_front_goes_on_when_the_one_that_listens_is_killed(

@@ -92,7 +92,7 @@ class Statement:
         assert (instruction.pending_calls, instruction.pending_tokens) == (0, min(path, default=0))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(prompts, st.integers(1, 5), st.data())
 def test_every_call_is_sent_once_and_everything_is_let_go_of(
     texts: list[tuple[list[int], bool]], max_in_flight: int, data: st.DataObject

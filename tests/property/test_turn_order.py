@@ -72,8 +72,8 @@ def test_no_second_begins_more_than_its_rates_allow(
     for size, pause in events:
         now += pause
         largest = max(largest, size)
-        if order.may_begin(1, TransferKind.READ, now):
-            turn = Turn(1, TransferKind.READ, size)
+        turn = Turn(1, TransferKind.READ, size)
+        if order.may_begin(turn, now):
             assert order.ask(turn, now)
             given_turns.append((size, now))
             order.end(turn, now)
@@ -217,14 +217,17 @@ def test_a_transfer_in_progress_goes_on_before_others_of_its_account() -> None:
 
 def test_a_rate_is_a_bucket_of_a_second_and_a_new_rate_begins_full() -> None:
     order = order_of({1: quota(1, write_bytes_per_s=1_000.0)})
-    assert order.ask(Turn(1, TransferKind.WRITE, 5_000), 1.0)
-    assert order.may_begin(1, TransferKind.READ, 1.0)
-    assert [order.may_begin(1, TransferKind.WRITE, now) for now in (1.0, 4.9, 5.0)] == [
+    write = Turn(1, TransferKind.WRITE, 5_000)
+    assert order.ask(write, 1.0) and order.may_write(1, 1.0)
+    order.end(write, 1.0)
+    assert order.may_begin(Turn(1, TransferKind.READ, 5_000), 1.0)
+    assert order.may_begin(Turn(1, TransferKind.WRITE, 5_000, charges=False), 1.0)
+    assert [order.may_write(1, now) for now in (1.0, 4.9, 5.0)] == [
         False, False, True,
     ]  # fmt: skip
     assert order.shares[1].throttled == 2
     order.set_quotas({1: quota(1, write_bytes_per_s=2_000.0)})
-    assert order.may_begin(1, TransferKind.WRITE, 1.0)
+    assert order.may_write(1, 1.0)
 
 
 def test_a_read_without_memory_does_not_hold_up_the_one_that_will_free_it() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -205,4 +206,5 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogPlace]:
 
 def test_a_log_is_as_its_model(place: LogPlace) -> None:
     machine = type("Machine", (WorkLogMachine,), {"place": place})
-    run_state_machine_as_test(machine)  # type: ignore[no-untyped-call]
+    few = settings(max_examples=30)  # Each asks a server, or a file, some hundred times.
+    run_state_machine_as_test(machine, settings=few)  # type: ignore[no-untyped-call]

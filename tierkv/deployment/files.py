@@ -110,7 +110,7 @@ def _check(settings: Settings, counts: Mapping[str, int]) -> None:
 
 
 def quoted(text: object) -> str:
-    """Write a value so that YAML reads it as the same text, number or truth value."""
+    """Write a value such that YAML reads the same text, number or truth value."""
     return json.dumps(text)
 
 

@@ -22,13 +22,10 @@ from tierkv.dbfront.jobs.source_watch import TABLE_DIGEST, TABLES_CHANGED
 from tierkv.kvcore.clock import SystemClock
 from tierkv.kvcore.errors import TierKVError
 from tierkv.parts.job_queue import PostgresDoor, door_refusal
-from tierkv.sql.jobs.job_tables import CHANNEL, SCHEMA
+from tierkv.sql.jobs.job_tables import CHANNEL, KEEPERS_LOCK, SCHEMA
 
 if TYPE_CHECKING:
     import psycopg
-
-_LOCK: Final = 0x746B766B
-"""Advisory lock of the front that refreshes in a database."""
 
 _LOOK_S: Final = 3.0
 """Pause before another try to get the lock, or to connect."""
@@ -109,7 +106,7 @@ class PostgresKeepers:
     async def _has_lock(self, heard: psycopg.AsyncConnection[Any]) -> bool:
         cursor = await heard.execute(
             "SELECT pg_try_advisory_lock(%s), row_security_active(%s)",
-            (_LOCK, f"{SCHEMA}.kv_indexes"),
+            (KEEPERS_LOCK, f"{SCHEMA}.kv_indexes"),
         )
         row = await cursor.fetchone()
         assert row is not None
@@ -126,6 +123,17 @@ class PostgresKeepers:
             async with reading:
                 return await (await reader.execute(sql.encode())).fetchall()
 
+        async def tell(digest: str | None) -> None:
+            """Show that writes wait to be looked at; None: perhaps in all tables."""
+            only = "" if digest is None else " AND md5(owner || '/' || name) = %s"
+            async with reading:
+                await reader.execute(
+                    f"UPDATE {SCHEMA}.kv_index_progress SET told = 1 WHERE told = 0{only}".encode(),
+                    [] if digest is None else [digest],
+                )
+
+        await tell(None)
+
         async def listen() -> None:
             async for heard_of in heard.notifies():
                 if heard_of.payload == TABLES_CHANGED:
@@ -133,6 +141,8 @@ class PostgresKeepers:
                 elif heard_of.payload.startswith(TABLE_DIGEST):
                     sources.wake(heard_of.payload)
                 else:
+                    if not written.waits(heard_of.payload):
+                        await tell(heard_of.payload)
                     written.wake(heard_of.payload)
 
         async def note(table: str, due: DueTable, error: str) -> None:

@@ -166,7 +166,7 @@ class WorkerGroup:
         return port
 
     def _write_config(self, pg_port: int, http_port: int) -> Path:
-        """Write the settings of the workers, so that a worker that starts again has the same."""
+        """Write the settings of the workers; a worker started again reads the same settings."""
         front, cluster = self._settings.front, self._settings.cluster
         statistics = front.stats_path or str(self._folder / "statistics.sqlite")
         now_s = SystemClock().wall()

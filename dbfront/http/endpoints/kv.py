@@ -1,4 +1,4 @@
-"""The KV of a prompt over REST: computed ahead, kept or removed, as by ``ai_warm`` in SQL.
+"""The KV of a prompt over REST: computed ahead, kept, located or removed, as by ``ai_warm`` in SQL.
 
 A prompt is a conversation, raw text, token ids, or a kept conversation or response by its id. It
 stands for every prompt that begins with it.
@@ -36,7 +36,7 @@ _EXAMPLE: Final[dict[str, JsonValue]] = {
 
 
 class KvBody(BaseModel):
-    """POST /v1/kv/prefetch, /demote, /forget: one of the four forms of a prompt."""
+    """POST /v1/kv/prefetch, /demote, /locate, /forget: one of the four forms of a prompt."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
@@ -143,6 +143,11 @@ def kv_router(services: Services, conversations: Conversations) -> APIRouter:
     async def demote(request: Request) -> dict[str, Any]:
         body = await read_body(request, KvBody)
         return await steer(request, body, Steering(KvAction.DEMOTE))
+
+    @router.post("/v1/kv/locate", summary="Tell where a prompt's KV is now")
+    async def locate(request: Request) -> dict[str, Any]:
+        body = await read_body(request, KvBody)
+        return await steer(request, body, Steering(KvAction.LOCATE))
 
     @router.post("/v1/kv/forget", summary="Remove a prompt's KV from every tier")
     async def forget(request: Request) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class MessageEvents:
 
 
 def encode_named(event: Mapping[str, Any]) -> bytes:
-    """Encode one event with its name, as Anthropic's clients read it."""
+    """Encode an event with a name, in the form that Anthropic's clients read."""
     return f"event: {event['type']}\ndata: ".encode() + encode_line(event) + b"\n\n"
 
 

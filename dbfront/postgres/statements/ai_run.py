@@ -1,4 +1,4 @@
-"""One statement with AI calls, from the session's settings to its notices.
+"""A statement with AI calls, from the session's settings to the notices.
 
 Both protocols call ``open`` before any part of the statement runs, ``answer`` to run the statement,
 and ``notices`` for the messages to the client beside the rows.
@@ -37,6 +37,7 @@ from tierkv.dbfront.postgres.wire.exchange import OnReset, RelayExchange, Server
 from tierkv.dbfront.postgres.wire.messages import shown
 from tierkv.dbfront.siblings import Siblings
 from tierkv.dbfront.statement.ai_statement import AiStatement, refuse_replay
+from tierkv.dbfront.views.index_places import ReadTexts, unlocated
 from tierkv.kvcore.clock import Clock
 from tierkv.kvcore.errors import CancelledByUserError, SqlError, TierKVError
 from tierkv.sql.cluster_command import ClusterCommand
@@ -46,9 +47,9 @@ from tierkv.sql.text.statement import StatementKind
 from tierkv.sql.views import Row
 
 
-async def without_uses(rows: list[Row]) -> list[Row]:
+async def without_uses(rows: list[Row], read: ReadTexts, client: ClientInfo) -> list[Row]:
     """Return rows of ``kv_indexes`` where no statistics are kept."""
-    return with_uses(rows, (), ())
+    return unlocated(with_uses(rows, (), ()))
 
 
 NO_QUEUE_DOOR: Final = "the front can't log in as you: front.queue_door is not set"
@@ -82,7 +83,7 @@ class AiServices:
         run_parts: hands the parts of jobs to a cluster; None: no cluster is known.
         queue: takes queued jobs; None: this front has no queue.
         job_holders: how to cancel the running jobs, by the names of their parts.
-        index_rows: adds this front's counters to rows of ``kv_indexes``.
+        index_rows: adds this front's counters, and bytes by tier, to rows of ``kv_indexes``.
         keeper_refusal: returns why no front refreshes what a user keeps in a database; empty if a
             front does.
     """
@@ -100,7 +101,7 @@ class AiServices:
     run_parts: RunParts | None = None
     queue: JobQueue | None = None
     job_holders: dict[str, Callable[[], None]] = field(default_factory=dict)
-    index_rows: Callable[[list[Row]], Awaitable[list[Row]]] = without_uses
+    index_rows: Callable[[list[Row], ReadTexts, ClientInfo], Awaitable[list[Row]]] = without_uses
     keeper_refusal: Callable[[str, str], str] = lambda user, database: NO_QUEUE_DOOR
 
     def activity(self, user: str) -> list[Row]:

@@ -28,7 +28,7 @@ from tierkv.dbfront.postgres.wire.messages import decoded, encoded, shown
 from tierkv.dbfront.statement_results import Notice, StatementResult
 from tierkv.kvcore.errors import FeatureNotSupportedError, TierKVError
 from tierkv.sql.jobs.job_statement import literal
-from tierkv.sql.jobs.job_tables import SCHEMA
+from tierkv.sql.jobs.job_tables import KEEPERS_LOCK, SCHEMA
 
 _LOCK_CLASS: Final = 0x746B766A
 """First number of the advisory locks of jobs; the second is a hash of the name."""
@@ -40,6 +40,13 @@ HELD_PARTS: Final = (
     "|| p.job || '/' || p.part) AS bigint) & 4294967295 AS oid)"
 )
 """Names of the parts that sessions hold now, for the view of jobs."""
+
+HAS_KEEPER: Final = (
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted "
+    f"AND classid = 0 AND objid = {KEEPERS_LOCK} AND database = (SELECT oid FROM "
+    "pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))"
+)
+"""Whether a front listens to the triggers of this database."""
 
 
 class _QuietExchange(RelayExchange):
@@ -100,6 +107,8 @@ class RelayedJobs:
         refresh: Refresh,
         cursors: WindowCursors,
         holders: dict[str, Callable[[], None]],
+        *,
+        tenant: str,
     ) -> None:
         """Use a session; nothing runs before ``prepare``.
 
@@ -110,9 +119,11 @@ class RelayedJobs:
             refresh: fills admin views.
             cursors: the session's cursors.
             holders: how to cancel the jobs of this process, by held name.
+            tenant: of the client's calls.
         """
         self.owner = ""
         self.user = relay.login.user
+        self.tenant = tenant
         self.stats = AiStats()
         self._relay = relay
         self._exchange = _QuietExchange(relay)

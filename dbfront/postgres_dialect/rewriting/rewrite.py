@@ -85,6 +85,9 @@ _AFTER_TABLE: Final = frozenset(
     | {"for", "lateral", "tablesample"}
 )
 _FACTS_OF_CATALOG: Final = frozenset({"user"})
+_ROLE_FACTS: Final = frozenset({"current_user", "current_role", "session_user"})
+_ROLE_VERBS: Final = frozenset({"grant", "revoke", "reassign"})
+_ROLE_WORDS: Final = frozenset({"owned", "role", "user", "tenant"})
 
 
 def _collate(r: Rewriter, i: int) -> int:
@@ -127,6 +130,17 @@ def _fact(r: Rewriter, first: int, after: int, literal: str) -> str:
         return _named(r, first, after, literal)
     name = next(t.name for t in r.tokens[first:after] if t.name not in ("pg_catalog", "."))
     return _aliased(r, after, f'(SELECT {literal} AS "{name}")', name)
+
+
+def _role(r: Rewriter, i: int) -> int:
+    """Put the user's name for ``CURRENT_USER`` in statements about roles, as in DROP OWNED BY."""
+    verb, word, name = r.at(0), r.at(1), r.at(i)
+    if name not in _ROLE_FACTS or name not in r.literals or r.tokens[i].kind != "word":
+        return 0
+    if verb not in _ROLE_VERBS and (verb not in ("drop", "alter") or word not in _ROLE_WORDS):
+        return 0
+    user = r.literals[name][1:-1].replace("''", "'")
+    return r.replace(i, 1, '"' + user.replace('"', '""') + '"')
 
 
 def _literal(r: Rewriter, i: int) -> int:
@@ -383,6 +397,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     cast_type,
     _regex,
     _like,
+    _role,
     _literal,
     _information,
     _json_list,

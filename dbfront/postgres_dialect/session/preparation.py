@@ -61,7 +61,7 @@ class Preparation:
         self._last: tuple[str, Mapping[str, str], Rewritten] | None = None
 
     async def learn(self) -> None:
-        """Look up the engine's name of its database, and its time zone."""
+        """Look up the engine's name of the database, and the time zone."""
         if self.learned or self._inner.transaction_status == "E":
             return
         zone, engine, public = (await self._inner.execute(_FACTS_OF_ENGINE)).rows[0]

@@ -119,7 +119,7 @@ class DialectSession:
         self._deallocate: Deallocator = lambda _sql: None
         self._jobs = jobs
         self._job: EmbeddedJobs | None = None
-        self._wrote: set[str] = set()
+        self._wrote: dict[str, int | None] = {}
 
     @property
     def pid(self) -> int:
@@ -182,7 +182,7 @@ class DialectSession:
     ) -> int:
         await self._prep.learn_for(table, "")
         count = await self._engine.copy_in(table, columns, rows)
-        self._wrote.update(name_value(token) for token in tokenize(table))
+        self._note_write({name_value(token) for token in tokenize(table)}, count)
         if self.transaction_status == "I":
             self._tell_written(committed=True)
         return count
@@ -251,7 +251,7 @@ class DialectSession:
             if result is None:
                 result = await self._engine.run(sql, params)
             if word in _WRITES and self._jobs is not None and self._is_watched(self._jobs):
-                self._wrote.update(written_names(sql))
+                self._note_write(written_names(sql), written_rows(result.command_tag))
         finally:
             if self.transaction_status == "I":
                 self._tell_written(committed=word not in _GIVES_UP and not failed)
@@ -264,11 +264,19 @@ class DialectSession:
     def _is_watched(self, jobs: RunningJobs) -> bool:
         """Tell whether the names of a write are kept; a table may be watched at COMMIT only."""
         is_open = self.transaction_status != "I"
-        return bool(jobs.written.watched or jobs.sources.watched or is_open)
+        written = jobs.written
+        return bool(written.watched or written.counts or jobs.sources.watched or is_open)
+
+    def _note_write(self, names: set[str], rows: int | None) -> None:
+        """Note what a statement wrote, until the transaction ends."""
+        for name in names:
+            before = self._wrote.get(name, 0)
+            self._wrote[name] = None if rows is None or before is None else before + rows
 
     def _tell_written(self, *, committed: bool) -> None:
         """Tell the keepers which names committed writes had."""
         if self._wrote and committed and self._jobs is not None:
+            self._jobs.written.count(self._wrote)
             self._jobs.written.note(self._wrote)
             self._jobs.sources.note(self._wrote)
         self._wrote.clear()
@@ -407,7 +415,7 @@ Handler = Callable[..., Any]
 
 
 def written_names(sql: str) -> set[str]:
-    """Return names that include those of all tables that a statement writes to; pure.
+    """Return names, among them all tables written by a statement; pure.
 
     The query of an INSERT reads only; its tables are left out.
     """
@@ -417,6 +425,18 @@ def written_names(sql: str) -> set[str]:
     return {name_value(token) for token in tokens}
 
 
+def written_rows(tag: str) -> int | None:
+    """Return how many rows a statement wrote, from its command tag; None: not known; pure."""
+    word, _, rest = tag.partition(" ")
+    if word in _COUNTED:
+        number = rest.rpartition(" ")[2]
+        return int(number) if number.isdecimal() else None
+    changes_table = word == "TRUNCATE" or (word in _DEFINES and rest.startswith("TABLE"))
+    return None if changes_table or word not in _DEFINES else 0
+
+
+_COUNTED: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "COPY"})
+_DEFINES: Final = frozenset({"CREATE", "ALTER", "DROP", "SELECT"})
 _QUERIES: Final = frozenset({"SELECT", "VALUES", "WITH", "FROM", "TABLE", "DEFAULT"})
 
 _WRITES: Final = frozenset(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tierkv.dbfront.jobs.embedded_jobs import WrittenTables
-from tierkv.dbfront.jobs.keepers import AiTableKeeper, DueTable
-from tierkv.dbfront.postgres_dialect.session.session import written_names
-from tierkv.kvcore.clock import ManualClock
+from tierkv.dbfront.jobs.keepers import AiTableKeeper, DueTable, KvIndexKeeper
+from tierkv.dbfront.postgres_dialect.session.session import written_names, written_rows
+from tierkv.kvcore.clock import ManualClock, SystemClock
 from tierkv.kvcore.errors import NoNodeError
 
 
@@ -107,6 +107,55 @@ async def test_a_suspended_table_is_refreshed_when_it_goes_on() -> None:
         kept.clock.advance(60)
         kept.written.changed.set()
         assert await kept.next() == "a"
+
+
+async def test_an_index_with_a_period_is_refreshed_again_and_again() -> None:
+    options = json.dumps({"refresh_s": 0.001, "background": True, "made_by": "ann", "kind": "x"})
+    row = ("", "i", "main", options, 0.0, "docs", "fresh", "body", None, None)
+    refreshes: asyncio.Queue[str] = asyncio.Queue()
+
+    async def read(sql: str) -> Sequence[tuple[Any, ...]]:
+        return [row]
+
+    async def refresh(index: DueTable) -> None:
+        refreshes.put_nowait(index.name)
+
+    keeper = KvIndexKeeper(read, refresh, SystemClock(), WrittenTables())
+    task = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(30):
+        assert [await refreshes.get() for _ in range(4)] == ["i"] * 4
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_rows_are_counted_from_a_mark_on() -> None:
+    written = WrittenTables()
+    written.count({"docs": 5})
+    assert not written.counts and written.unseen("i") is None
+    mark = written.mark("Docs")
+    written.count({"DOCS": 2, "others": 7})
+    assert written.unseen("i") is None, "no refresh has ended yet"
+    written.seen("i", "docs", mark)
+    assert written.unseen("i") == 2
+    written.count({"docs": None})
+    assert written.unseen("i") is None, "not known how many"
+    written.seen("i", "docs", written.mark("docs"))
+    written.count({"docs": 1})
+    assert written.unseen("i") == 1 and written.unseen("j") is None
+    written.seen("j", "docs", written.mark("docs"))
+    written.forget("i")
+    assert written.counts and written.unseen("j") == 0 and written.unseen("i") is None
+    written.forget("j")
+    assert not written.counts
+
+
+@pytest.mark.parametrize(("tag", "rows"), [
+    ("INSERT 0 3", 3), ("UPDATE 2", 2), ("DELETE 0", 0), ("COPY 7", 7), ("MERGE 4", 4),
+    ("TRUNCATE TABLE", None), ("ALTER TABLE", None), ("DROP TABLE", None), ("CREATE TABLE", None),
+    ("CREATE INDEX", 0), ("CREATE KV INDEX", 0), ("SELECT 9", 0), ("UNKNOWN", None),
+])  # fmt: skip
+def test_rows_of_a_command_tag(tag: str, rows: int | None) -> None:
+    assert written_rows(tag) == rows
 
 
 @pytest.mark.parametrize(("sql", "names"), [

@@ -14,6 +14,7 @@ from tierkv.kvcore.errors import CallLimitError
 from tierkv.scheduler.limits.buckets import Charge, Taken
 from tierkv.scheduler.limits.embedded_meter import EmbeddedMeter
 from tierkv.scheduler.limits.gate import Caller, CallGate
+from tierkv.scheduler.limits.place_leases import NONE_WAIT
 from tierkv.scheduler.shared_state.contract import SharedStateLostError
 
 ANN = Subject(SubjectKind.TENANT, "ann")
@@ -109,6 +110,23 @@ async def test_a_smooth_limit_lets_rest_wait_a_while(monkeypatch: pytest.MonkeyP
         with pytest.raises(CallLimitError, match=r"no turn within 0\.2 s"):
             await call(gate)
     assert (await remaining(gate))["max_in_flight"] == 1
+
+
+async def test_calls_that_wait_are_told_with_the_time_of_the_next() -> None:
+    gate = gate_of(CallLimits(requests=rate("1/min"), smooth=True), CallLimits(max_in_flight=9),
+                   subjects=(ANN, TEAM))  # fmt: skip
+    gate.namespace_of = {("ann", ""): "team"}
+    await call(gate, SQL)
+    assert {row.waits for row in await gate.left(REST)} == {NONE_WAIT}
+    waiting = [asyncio.create_task(call(gate, SQL)) for _ in range(3)]
+    while (rows := await gate.left(REST))[0].waits.next_s is None:
+        await asyncio.sleep(0)
+    assert {(row.subject, row.waits.calls) for row in rows} == {(ANN, 3), (TEAM, 3)}
+    assert all(50.0 < (row.waits.next_s or 0.0) <= 60.0 for row in rows)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert {row.waits for row in await gate.left(REST)} == {NONE_WAIT}
 
 
 async def test_who_is_cancelled_while_waiting_takes_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tierkv.dbfront.statement.namespace_change import change_of
-from tierkv.kvcore.errors import SqlSyntaxError, UserError
+from tierkv.kvcore.errors import SqlError, SqlSyntaxError, UserError
 from tierkv.metaserver.client import KvLimits, Namespace
 from tierkv.sql.cluster_command import ClusterCommand, cluster_command
 from tierkv.sql.text.lexer import tokenize
@@ -142,3 +142,12 @@ def test_what_roles_own_is_dropped_or_given() -> None:
     with pytest.raises(SqlSyntaxError, match="expected TO"):
         read("REASSIGN OWNED BY ann")
     assert cluster_command(tokenize("DROP OWNED BY ann"), keeps_roles=False) is None
+
+
+def test_a_right_of_current_user_needs_the_roles_name() -> None:
+    """Where a server knows the role, the front does not; the embedded database's dialect does."""
+    with pytest.raises(SqlError, match="CURRENT_USER can't be named") as refused:
+        read("GRANT EXECUTE ON FUNCTION ai_filter TO current_user")
+    assert (refused.value.sqlstate, refused.value.position) == ("0A000", 40)
+    command = read('GRANT EXECUTE ON FUNCTION ai_filter TO "current_user"')
+    assert command is not None and command.name == "current_user"

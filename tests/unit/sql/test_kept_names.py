@@ -51,6 +51,8 @@ REFUSED = [
     "SET SESSION search_path TO 'main,tierkv'",
     "SET search_path = '\"tierkv\"'",
     "SET search_path = main, tierkv",
+    'SET search_path = "tier""kv"',
+    "SET search_path = 'tier\"\"kv'",
     "SET schema = 'tier' || 'kv'",
     r"SET schema = E'\x74ierkv'",
     "PRAGMA search_path='tierkv'",

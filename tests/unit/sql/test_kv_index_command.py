@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tierkv.dbfront.jobs.keepers import due_indexes
@@ -7,6 +9,7 @@ from tierkv.kvcore.errors import SqlError, UserError
 from tierkv.sql.jobs.kv_index_command import (
     MANUAL,
     ON_CHANGE,
+    PIN_RENEW_S,
     IndexedText,
     KvIndexCommand,
     index_used_by,
@@ -42,6 +45,9 @@ def test_create_is_read_with_all_its_parts() -> None:
 
 
 def test_short_forms() -> None:
+    assert read("CREATE KV INDEX i ON t (b) WITH (ttl = '30 days')").options.ttl_s == 30 * 86_400.0
+    assert read("CREATE KV INDEX i ON t (b) WITH (ttl = off, tier = pool)").options.ttl_s == 0.0
+    assert read("CREATE KV INDEX i ON t (b) WITH (tier = 'memory')").options.in_memory
     assert read("create kv index i on t (b)").options.refresh_s is None
     assert read("CREATE KV INDEX i ON t (f(a, 1) || b[1, 2])").expression == "f(a, 1) || b[1, 2]"
     assert read("CREATE KV INDEX i ON t (b) WITH (refresh = manual)").options.refresh_s == MANUAL
@@ -60,7 +66,11 @@ def test_short_forms() -> None:
         ("CREATE KV INDEX i ON (b)", "42601"),
         ("CREATE KV INDEX i ON t (b) USING m", "42601"),
         ("CREATE KV INDEX i ON t (b) WITH (kinds = chunk)", "42601"),
-        ("CREATE KV INDEX i ON t (b) WITH (tier = memory)", "42601"),
+        ("CREATE KV INDEX i ON t (b) WITH (capacity = 9)", "42601"),
+        ("CREATE KV INDEX i ON t (b) WITH (tier = gpu)", "22023"),
+        ("CREATE KV INDEX i ON t (b) WITH (tier = disk)", "0A000"),
+        ("CREATE KV INDEX i ON t (b) WITH (pin = '1 h', tier = memory)", "22023"),
+        ("CREATE KV INDEX i ON t (b) WITH (ttl = '0 s')", "22023"),
         ("CREATE KV INDEX i ON t (b) WITH (kind = chunks)", "22023"),
         ("CREATE KV INDEX i ON t (b) WITH (pin = '0.1 s')", "22023"),
         ("CREATE KV INDEX i ON t (b) WITH (batch = 0)", "22023"),
@@ -101,9 +111,17 @@ def test_explain_finds_the_index_of_a_call(sql: str, used: str | None) -> None:
 
 
 def test_due_indexes() -> None:
-    def row(name: str, period_s: float, state: str = "fresh", refreshed_s: float = 100.0):
-        options = f'{{"refresh_s": {period_s}, "background": true, "made_by": "ann"}}'
-        return ("", name, "main", options, refreshed_s, f"{name}_table", state, "body")
+    def row(
+        name: str,
+        period_s: float,
+        state: str = "fresh",
+        refreshed_s: float = 100.0,
+        oldest: tuple[float | None, float | None] = (None, None),
+        **more: object,
+    ) -> tuple[object, ...]:
+        options = json.dumps({"refresh_s": period_s, "background": True, "made_by": "ann", **more})
+        table = f"{name}_table"
+        return ("", name, "main", options, refreshed_s, table, state, "body", *oldest)
 
     rows = [
         row("changing", ON_CHANGE), row("written", ON_CHANGE), row("hourly", 3600.0),
@@ -114,6 +132,17 @@ def test_due_indexes() -> None:
     failed = {("ann", "written")}
     tried = {("ann", "written"): 200.0}
     assert [d.due_s for d in due_indexes(rows[1:2], {"written_table"}, tried, failed)] == [230.0]
+
+    aging = [
+        row("old", ON_CHANGE, oldest=(50.0, 50.0), ttl_s=100.0),
+        row("all_the_time", ON_CHANGE, oldest=(1.0, 1.0), ttl_s=99.5),
+        row("by_hand", MANUAL, oldest=(50.0, 50.0), ttl_s=100.0),
+        row("short", 3600.0, oldest=(90.0, 90.0), ttl_s=60.0),
+        row("pinned", ON_CHANGE, oldest=(50.0, 60.0), tier="memory"),
+        row("empty", ON_CHANGE, ttl_s=10.0, tier="memory"),
+    ]
+    due = {d.name: d.due_s for d in due_indexes(aging, (), {}, set())}
+    assert due == {"old": 150.0, "all_the_time": 101.0, "short": 150.0, "pinned": 60 + PIN_RENEW_S}
 
 
 def test_a_missing_option_is_suggested() -> None:

@@ -47,6 +47,14 @@ def uses(sql: str) -> list[tuple[str, str]]:
         ("WITH w AS (INSERT INTO ann.t VALUES (1)) SELECT 1", "INSERT"),
         ("UPDATE ann.t SET x = 1", "UPDATE"),
         ("UPDATE ann.t SET x = 1 WHERE x = 2", "SELECT UPDATE"),
+        ("UPDATE ann.t SET x = DEFAULT, y = $1", "UPDATE"),
+        ("UPDATE ann.t SET x = o.x FROM own o", "UPDATE"),
+        ("UPDATE ann.t SET x = CAST(y AS int)", "SELECT UPDATE"),
+        ("UPDATE ann.t AS a SET x = error(a.y)", "SELECT UPDATE"),
+        ("UPDATE ann.t SET x = error(t)", "SELECT UPDATE"),
+        ("UPDATE ann.t SET x = error(COLUMNS('y'))", "SELECT UPDATE"),
+        ("UPDATE ann.t SET x = (SELECT y)", "SELECT UPDATE"),
+        ("UPDATE ann.t SET (x, z) = (SELECT 1, y)", "SELECT UPDATE"),
         ("DELETE FROM ann.t WHERE x = 2", "DELETE SELECT"),
         ("MERGE INTO ann.t USING s ON t.a = s.a WHEN MATCHED THEN DELETE",
          "DELETE INSERT SELECT UPDATE"),
@@ -105,6 +113,13 @@ def test_columns_texts_and_own_tables_are_none_of_them(sql: str) -> None:
         "SELECT json_execute_serialized_sql('{}')",
         "CALL pragma_storage_info('ann.t')",
         "SELECT nextval('ann.s')",
+        "SELECT * FROM duckdb_table_sample('ann.t')",
+        "FROM histogram(ann.t, x)",
+        "FROM histogram('an' || 'n.t', x)",
+        'FROM a JOIN b ON true, histogram_values("ann.t", x)',
+        "FROM a JOIN b USING (x), histogram_values(source := 't', col_name := x)",
+        "CREATE MACRO m(t, c) AS TABLE FROM histogram(t, c)",
+        "SELECT * FROM query_table('a\"n\"n.t')",
     ],
 )
 def test_text_that_may_name_a_table_is_refused(sql: str) -> None:
@@ -115,7 +130,8 @@ def test_text_that_may_name_a_table_is_refused(sql: str) -> None:
 
 @pytest.mark.parametrize(
     "sql",
-    ["SET search_path = 'main,ann'", "SET schema = ann", "USE memory.ann", "USE ann",
+    ["SET search_path = 'main,ann'", "SET search_path = 'a\"\"nn'", "SET schema = \"a\"\"nn\"",
+     "SET schema = ann", "USE memory.ann", "USE ann",
      "PRAGMA storage_info('ann.t')", "DROP SCHEMA ann CASCADE", "ALTER SCHEMA ann RENAME TO b",
      "EXPORT DATABASE 'x'"],
 )  # fmt: skip

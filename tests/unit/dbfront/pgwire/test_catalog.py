@@ -97,6 +97,12 @@ FACTS = {"current_user": "'al'", "pg_backend_pid()": "7", "current_setting dates
             "SELECT 1 FROM tierkv_pg.main.pg_type t WHERE "
             "tierkv_pg.main.own_type_function(t.typreceive) <> 'x' AND typinput = 750",
         ),
+        ("GRANT r TO CURRENT_USER", 'GRANT r TO "al"'),
+        ("drop owned by current_user", 'drop owned by "al"'),
+        (
+            "ALTER TABLE t ALTER a SET DEFAULT current_user",
+            "ALTER TABLE t ALTER a SET DEFAULT 'al'",
+        ),
     ],
 )
 def test_rewrite(sql: str, expected: str) -> None:
