@@ -1,4 +1,4 @@
-"""Clients and agents of other people over REST: LangChain, LiteLLM, and two frameworks' agents.
+"""Clients and agents of other people over REST: vendors' SDKs, LangChain, LiteLLM, two frameworks.
 
 ``make test-clients`` installs them. Each program of ``programs/`` runs against a cluster with the
 demo model and prints a line per step.
@@ -46,6 +46,20 @@ EXPECTED: dict[str, dict[str, Any]] = {
         }.items()
     }
     | {"embedding": 128},
+    "rest_sdks.py": {
+        "openai parsed": "City",
+        "openai tool stream": True,
+        "openai tool arguments": "City",
+        "openai resumed": True,
+        "openai counted": True,
+        "openai refused": "input",
+        "anthropic stream": CITY,
+        "anthropic stop": "end_turn",
+        "anthropic parsed": "City",
+        "anthropic runner": "end_turn",
+        "anthropic models": [["tierkv-demo", "tierkv-demo"]],
+        "anthropic refused": True,
+    },
     "rest_agents.py": {
         "openai-agents chat calls": 1,
         "openai-agents chat answers": True,
