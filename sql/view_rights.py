@@ -123,8 +123,9 @@ def named_view(
         return None
     bare = {name: (schema, name) for schema, name in views if schema not in foreign}
     maybe: list[tuple[Token, ViewName]] = []
+    reads = reads_names(tokens)
     for at, token in enumerate(tokens):
-        if token.kind is TokenKind.STRING and reads_names(tokens):
+        if reads and token.kind is TokenKind.STRING:
             for view in views:
                 if has_word(string_value(token), view[1]):
                     return token, view
@@ -164,13 +165,14 @@ def made_temporary(tokens: list[Token]) -> tuple[str, frozenset[str]] | None:
 
     None for any other statement. The catalogue of other sessions does not show these objects.
     """
+    if tokens[0].upper not in ("CREATE", "PREPARE"):
+        return None
     words = [token.upper for token in tokens[:6]]
     ends = (at for at, token in enumerate(tokens) if token.text == "(" or token.upper == "AS")
     head = tokens[: next(ends, len(tokens))]
     names = [name_value(token) for token in head if token.kind in NAME_KINDS]
-    made = words[0] == "CREATE" and not _MADE.isdisjoint(words)
-    temporary = made and not _TEMPORARY.isdisjoint(name.upper() for name in names)
-    if len(names) < 2 or not (temporary or words[0] == "PREPARE"):
+    made = not _MADE.isdisjoint(words) and not _TEMPORARY.isdisjoint(map(str.upper, names))
+    if len(names) < 2 or not (made or words[0] == "PREPARE"):
         return None
     return names[-1], _words(tokens[len(head) :])
 
@@ -193,7 +195,8 @@ def refuse_trigger(tokens: list[Token], *, is_admin: bool) -> None:
     Raises:
         RightMissingError: the statement makes a trigger, and the user is no administrator.
     """
-    for at, token in enumerate(tokens if not is_admin else ()):
+    makes = tokens and tokens[0].upper in ("CREATE", "EXPLAIN", "PREPARE")
+    for at, token in enumerate(tokens if makes and not is_admin else ()):
         if token.upper == "CREATE" and "TRIGGER" in [each.upper for each in tokens[at : at + 5]]:
             raise RightMissingError(
                 "permission denied to create a trigger",
