@@ -284,6 +284,7 @@ class RightsBook:
         rights: replaced as a whole when the records change.
         outside: roles that a user has in PostgreSQL.
         admins: users of the configuration who administer the cluster.
+        users: users of the configuration who log in.
         denied: calls refused so far, by user and right, for the audit log.
     """
 
@@ -291,6 +292,7 @@ class RightsBook:
         self.rights = Rights()
         self.outside: dict[str, frozenset[str]] = {}
         self.admins: frozenset[str] = frozenset()
+        self.users: frozenset[str] = frozenset()
         self.denied: Counter[tuple[str, str]] = Counter()
 
     def roles_of(self, user: str) -> frozenset[str]:
@@ -311,8 +313,20 @@ class RightsBook:
         roles = self.roles_of(user)
         if ADMIN_ROLE in roles:
             return frozenset()
+        if self._is_shadow(user):  # As the tenant of a REST key.
+            roles -= {user}
         own = (self.rights.owned_schemas(role) for role in roles if role != PUBLIC)
         return schemas - frozenset[str]().union(*own)
+
+    def _is_shadow(self, user: str) -> bool:
+        """Return whether the schema of a user's name is that of a known user in other letters."""
+        if user in self.users:
+            return False
+        named = user.lower()
+        if any(other.lower() == named for other in self.users):
+            return True
+        known = self.rights.roles
+        return user not in known and any(other.lower() == named for other in known)
 
     def table_privileges(self, user: str, schema: str, table: str) -> set[str]:
         """Return what a user was granted on another user's table."""

@@ -452,6 +452,8 @@ def names_change(tokens: list[Token]) -> str:
 
 def _reads(book: RightsBook, owned: str, table: ViewName) -> bool:
     """Return whether the owner of a schema, a role or a member, may read a table."""
+    if owned == table[0]:
+        return True
     members = (
         role
         for role in book.rights.roles

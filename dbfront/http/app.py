@@ -13,6 +13,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -278,7 +279,7 @@ def error_body(error: BaseException, path: str = "") -> dict[str, Any]:
 
 
 def _routing_error(error: HTTPException) -> UserError:
-    if error.status_code == 404:
+    if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
         return UserError("there is no such endpoint", hint="See docs/http.md.")
     if error.status_code == 405:
         return UserError("this endpoint does not allow that method", hint="See docs/http.md.")

@@ -175,7 +175,9 @@ def test_a_queued_response_of_a_revoked_key_is_not_answered(cluster: Keyed) -> N
 
 def test_namespaces_are_managed_over_rest(cluster: Keyed) -> None:
     path = "/v1/admin/namespaces/red"
-    assert cluster.post(path, method="GET")[0] == 404
+    status, told = cluster.post(path, method="GET")
+    assert status == 404 and "no namespace 'red'" in told["error"]["message"], told
+    assert "no such endpoint" in cluster.post("/v1/admin/no", method="GET")[1]["error"]["message"]
     options = {"tenants": ["ann", "bob"], "capacity": "4GiB", "blend": True, "ttl": 60}
     status, made = cluster.post(path, options, method="PUT")
     assert status == 201 and (made["capacity_bytes"], made["ttl_s"]) == (4 << 30, 60.0)

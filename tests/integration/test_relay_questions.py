@@ -136,3 +136,35 @@ def test_errors_that_only_unanswered_rows_cause_are_none(ai_relay: RunningRelay)
         )
         rows = connection.execute("SELECT count(*), min(b) FROM strict").fetchone()
         assert rows is not None and rows[0] == 200 and rows[1] >= 0
+
+
+@pytest.mark.parametrize("told", ["garbage", "8192 zz", "8192 6", "1 61", "-1 61", "", "silent"])
+def test_calls_that_the_statement_does_not_name_are_refused(
+    ai_relay: RunningRelay, told: str
+) -> None:
+    """Not answered with no rows, and the session goes on."""
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION pg_temp.forge(told text) RETURNS int LANGUAGE plpgsql AS $$BEGIN "
+            "IF told = 'silent' THEN RAISE INFO 'tierkv' USING ERRCODE = 'TKV01'; ELSE "
+            "RAISE INFO 'tierkv' USING ERRCODE = 'TKV01', DETAIL = told; END IF; RETURN 1; END$$"
+        )
+        for first in ("pg_temp.forge(%s)", "tierkv.ai_call(length(%s), 'x')"):
+            with pytest.raises(psycopg.errors.FeatureNotSupported, match="AI calls of its own"):
+                connection.execute(f"SELECT {first}, ai_generate('forged')", [told])
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            connection.execute("SELECT pg_temp.forge(%s) / 0, ai_generate('f')", [told])
+        assert connection.execute("SELECT length(ai_generate('forged'))").fetchall()
+
+
+def test_sessions_without_row_level_security_make_calls(ai_relay: RunningRelay) -> None:
+    """As pg_dump does; a user without rights on the tables of jobs is refused them then."""
+    with psycopg.connect(ai_relay.dsn, autocommit=True) as connection:
+        connection.execute("CREATE ROLE unsecured")
+        try:
+            connection.execute("SET ROLE unsecured")
+            connection.execute("SET row_security = off")
+            assert connection.execute("SELECT length(ai_generate('forged'))").fetchall()
+        finally:
+            connection.execute("RESET ROLE")
+            connection.execute("DROP ROLE unsecured")

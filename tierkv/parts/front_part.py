@@ -192,6 +192,7 @@ class FrontPart:
         self.statements.scheduler_counts = self.dispatcher.affinity.counts
         self.generation.reducers.append(self.statements.take)
         self.generation.rights.admins = frozenset(name_list(settings.admins))
+        self.generation.rights.users = frozenset(settings.users)
         self.records = RecordFollower(
             meta,
             self.generation.gate,

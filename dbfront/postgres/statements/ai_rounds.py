@@ -20,7 +20,7 @@ from tierkv.dbfront.postgres.wire import messages
 from tierkv.dbfront.postgres.wire.conversation import LENGTH
 from tierkv.dbfront.postgres.wire.exchange import RelayExchange, ServerReply
 from tierkv.dbfront.statement.ai_statement import FIRST_BUDGET, AiStatement
-from tierkv.kvcore.errors import SqlError, TierKVError
+from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError, TierKVError
 from tierkv.sql.calls.ai_call import CallForm
 from tierkv.sql.plan.plan import Explain
 
@@ -178,6 +178,7 @@ class RelayRounds:
 
         Raises:
             PostgresError: the statement's own failure.
+            FeatureNotSupportedError: all that was missed is no call of the statement's text.
         """
         if self._last is not None:
             self._last.output.close()
@@ -191,9 +192,14 @@ class RelayRounds:
                 self._rows = actual_rows(reply)
             self._note(reply)
             if reply.error is None:
+                if reply.misses and not self._told:  # The rows are discarded, as after any miss.
+                    raise FeatureNotSupportedError(
+                        "a function or view of the database makes AI calls of its own",
+                        hint="Make each AI call in the statement that the client sends.",
+                    )
                 return reply
             self.error = error = PostgresError(reply.error)
-            if not reply.misses or error.sqlstate.startswith(_NEVER_FOR_NULL):
+            if not self._told or error.sqlstate.startswith(_NEVER_FOR_NULL):
                 raise error
             if not self.sync:
                 # Have PostgreSQL listen again after an error in a batch; the block stays open.
@@ -273,7 +279,10 @@ class RelayRounds:
         self._told.clear()
         for miss in reply.misses:
             number, _, question = miss.partition(b" ")
-            key, text = int(number), bytes.fromhex(question.decode()).decode("utf-8", "replace")
+            try:
+                key, text = int(number), bytes.fromhex(question.decode()).decode("utf-8", "replace")
+            except ValueError:
+                continue  # A function of the database raised a message with this state.
             if key not in self._forms:
                 continue
             self._told[key, text] = None

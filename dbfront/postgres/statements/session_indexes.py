@@ -16,6 +16,8 @@ from tierkv.sql.jobs.job_tables import NEWEST, SCHEMA
 from tierkv.sql.jobs.kv_index_command import IndexedText
 
 HAS_JOBS: Final = f"SELECT pg_catalog.to_regclass('{SCHEMA}.{NEWEST}') IS NOT NULL"
+# Where row-level security may only raise errors, as in a dump, it would refuse the tables of jobs.
+_MAY_LOOK: Final = f"{HAS_JOBS} AND pg_catalog.current_setting('row_security')::pg_catalog.bool"
 _INDEXES: Final = (
     f"SELECT owner, name, source_name, expression, options FROM {SCHEMA}.kv_indexes "
     "WHERE owner = current_user"
@@ -37,7 +39,6 @@ class SessionIndexes:
         self._parameters = parameters
         self._found: tuple[IndexedText, ...] = ()
         self._looked_s = float("-inf")
-        self._has_jobs = False
 
     async def read(self, block: Block, *, afresh: bool) -> tuple[IndexedText, ...]:
         """Return the indexes of the current user, at most some seconds old.
@@ -51,10 +52,8 @@ class SessionIndexes:
         """
         if afresh or self._clock.now() - self._looked_s > _KEPT_S:
             self._looked_s = self._clock.now()
-            if not self._has_jobs:
-                (found,) = (await block.before(messages.own_statement(HAS_JOBS))).first_row()
-                self._has_jobs = found == b"t"
-            if self._has_jobs:
+            (may_look,) = (await block.before(messages.own_statement(_MAY_LOOK))).first_row()
+            if may_look == b"t":
                 rows = (await block.before(messages.own_statement(_INDEXES))).all_rows()
                 self._found = tuple(map(self._indexed, rows))
         return self._found

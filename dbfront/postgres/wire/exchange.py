@@ -131,15 +131,16 @@ class ServerReply:
         self.output.add(data)
 
     def _add_miss(self, frame: bytes) -> None:
-        start = frame.index(b"\0D") + 2
-        for miss in frame[start : frame.index(b"\0", start)].splitlines():
+        at = frame.find(b"\0D")
+        detail = frame[at + 2 : frame.index(b"\0", at + 2)] if at >= 0 else b""
+        for miss in detail.splitlines() or [b""]:  # A user's function may say nothing.
             full = self._room_for_misses <= 0 or len(self.misses) > limits.MAX_CALLS_PER_STATEMENT
             if miss not in self.misses and not full:
                 self._room_for_misses -= len(miss)
                 self.misses[miss] = None
 
     def _add_reset(self, frame: bytes) -> None:
-        what = messages.fields(frame)["D"].decode("utf-8", "replace").strip()
+        what = messages.fields(frame).get("D", b"").decode("utf-8", "replace").strip()
         self.resets.append(what or None)
 
     def add_frame(self, frame: bytes) -> None:

@@ -84,6 +84,20 @@ def test_everybody_may_until_it_is_revoked_and_administrators_always() -> None:
     assert book.denied == {("bob", "function ai_filter"): 1}
 
 
+def test_a_name_in_other_letters_owns_no_schema_of_a_known_user() -> None:
+    """The tenant of a REST key is any name, and names of schemas have no case."""
+    book = RightsBook()
+    assert book.owns_schema("Ann", "ann") and book.owns_schema("Bob", "bob")
+    book.users = frozenset({"ann"})
+    book.rights = Rights({"bob": RoleRights(), "Ann": RoleRights(owns=frozenset({"eve"}))})
+    for known, other in (("ann", "Ann"), ("bob", "Bob")):
+        assert book.owns_schema(known, known)
+        assert book.foreign_schemas(other, {known, "other"}) == {known, "other"}
+    assert book.owns_schema("Ann", "eve") is False
+    book.users = frozenset({"Ann"})
+    assert book.owns_schema("Ann", "ann") and not book.owns_schema("ann", "ann")
+
+
 def test_a_namespace_named_as_another_user_shows_its_blocks_and_not_the_users_statements() -> None:
     mine = ("bob", "ann")
     statements = [{"userid": "ann"}, {"userid": "bob"}]
