@@ -64,7 +64,7 @@ class AiAttendant:
         self._relay = relay
         self._services = services
         services.sessions.add(self)
-        self._exchange = RelayExchange(relay, services.reset)
+        self._exchange = RelayExchange(relay, self._reset if services.reset else None)
         self._planner = StatementPlanner()
         self._names = NamedStatements({}, {})
         self._indexes = SessionIndexes(services.clock, relay.books.parameters)
@@ -340,6 +340,12 @@ class AiAttendant:
                     [messages.BYTEA],
                 )
             )
+
+    async def _reset(self, what: str | None) -> None:
+        """Reset counters; any user's function can send the message that asks for it."""
+        assert self._services.reset is not None
+        refuse_reset(self._services.owners(self._client))
+        await self._services.reset(what)
 
     async def _view_rows(self, view: str, block: Block) -> list[Row]:
         services = self._services

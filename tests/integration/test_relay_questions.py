@@ -7,8 +7,13 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.fix_postgres import PostgresServer, RunningRelay
+from tests.fix_postgres import PostgresServer, RunningRelay, running_relay
+from tests.fix_sql import InstantGenerator
+from tierkv.dbfront.postgres.attendant import AiAttendant
 from tierkv.dbfront.postgres.install import install
+from tierkv.dbfront.postgres.server import MakeAttendant
+from tierkv.dbfront.postgres.statements.ai_run import AiServices
+from tierkv.kvcore.clock import SystemClock
 
 pytestmark = pytest.mark.integration
 ROWS = 20_000
@@ -168,3 +173,31 @@ def test_sessions_without_row_level_security_make_calls(ai_relay: RunningRelay) 
         finally:
             connection.execute("RESET ROLE")
             connection.execute("DROP ROLE unsecured")
+
+
+def test_a_users_function_resets_no_statistics(
+    postgres: PostgresServer, ai_relay: RunningRelay, generator: InstantGenerator
+) -> None:
+    resets: list[str | None] = []
+
+    async def reset(what: str | None) -> None:
+        resets.append(what)
+
+    def make() -> MakeAttendant:
+        services = AiServices(
+            generator, SystemClock(), owners=lambda client: (client.user, client.user), reset=reset
+        )
+        return lambda relay: AiAttendant(relay, services)
+
+    with (
+        running_relay(postgres.dsn, make) as relay,
+        psycopg.connect(relay.dsn, autocommit=True) as connection,
+    ):
+        connection.execute(
+            "CREATE FUNCTION pg_temp.forge() RETURNS int LANGUAGE plpgsql AS $$BEGIN "
+            "RAISE INFO 'tierkv' USING ERRCODE = 'TKV02', DETAIL = ' '; RETURN 1; END$$"
+        )
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("SELECT pg_temp.forge(), ai_generate('forged')")
+        assert connection.execute("SELECT length(ai_generate('forged'))").fetchall()
+    assert not resets
