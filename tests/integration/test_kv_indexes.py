@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tests.fix_jobs import ROWS, Door, Running
 from tests.fix_pgwire import running_pgwire
 from tests.fix_sql import InstantGenerator, make_model
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
+from tierkv.dbfront.jobs.index_texts import KvIndex
+from tierkv.dbfront.jobs.kv_indexes import KvIndexes
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import TOO_SHORT, KvAction
@@ -204,6 +207,34 @@ def test_a_document_that_fails_has_its_error_and_the_others_are_indexed(door: Do
         connection.execute("REFRESH KV INDEX docs_kv")
         assert index_row(door) == ("fresh", ROWS, 0, 1, 1)
         connection.execute("DROP KV INDEX docs_kv")
+
+
+def test_a_refresh_that_waited_for_a_drop_leaves_nothing(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, find = threading.Event(), KvIndexes._find
+
+    async def seen(self: KvIndexes, name: str) -> KvIndex | None:
+        found = await find(self, name)
+        looked.set()
+        return found
+
+    with door.session() as connection:
+        connection.execute(MADE)
+        door.hold()
+        dropping = Running(door, "DROP KV INDEX docs_kv")
+        asyncio.run_coroutine_threadsafe(door.generator.started.wait(), door.loop).result(20)
+        monkeypatch.setattr(KvIndexes, "_find", seen)
+        waiting = Running(door, "REFRESH KV INDEX docs_kv")
+        assert looked.wait(20)
+        door.release()
+        dropping.join()
+        waiting.join()
+        assert dropping.error is None and waiting.error is not None
+        assert waiting.error.sqlstate == "42704"
+        for table in ("kv_indexes", "kv_index_texts", "kv_index_times", "kv_index_progress"):
+            left = connection.execute(f"SELECT count(*) FROM tierkv_jobs.{table}".encode())
+            assert left.fetchall() == [(0,)], table
 
 
 def test_long_texts_and_a_table_that_goes(door: Door) -> None:
