@@ -110,7 +110,7 @@ class IndexTexts:
             )
             wanted = {str(digest) for (digest,) in found.rows}
             known = await self._known(bucket)
-            gone, new = sorted(known - wanted), sorted(wanted - known)
+            gone, new = sorted(known - wanted, key=_ending), sorted(wanted - known, key=_ending)
             size, left = index.options.batch, len(gone) + len(new)
             for at in range(0, left, size):
                 await self._tell_left(left - at if bucket == buckets[-1] else None)
@@ -128,6 +128,7 @@ class IndexTexts:
 
     async def forget_all(self) -> int:
         """Free all documents; return how many there were."""
+        await self._begin_progress()
         removed = 0
         while digests := await self._known(f"TRUE LIMIT {self._index.options.batch}"):
             await self.forget(digests)
@@ -303,7 +304,16 @@ def _buckets(rows: int) -> list[str]:
         digits += 1
     if not digits:
         return ["TRUE"]
-    return [f"left(digest, {digits}) = '{number:0{digits}x}'" for number in range(16**digits)]
+    return [f"right(digest, {digits}) = '{number:0{digits}x}'" for number in range(16**digits)]
+
+
+def _ending(digest: str) -> str:
+    """Return the order of documents in batches.
+
+    dbfront/views/index_places.py samples by the beginning of digests. What comes and goes first has
+    to be spread evenly over that order, or the sample has only the oldest documents.
+    """
+    return digest[::-1]
 
 
 def _pieces(rows: Sequence[str]) -> Iterator[list[str]]:

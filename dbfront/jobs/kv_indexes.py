@@ -217,7 +217,10 @@ class KvIndexes:
 
     async def _drop(self, index: KvIndex) -> Notice:
         async with self._alone(index):
-            return await self._remove(await self._present(index.name))
+            index = await self._present(index.name)
+            error = "a DROP KV INDEX did not come to its end; run it again"
+            await self._note(index, f"state = '{STALE}', error = {literal(error)}")
+            return await self._remove(index)
 
     async def _present(self, name: str) -> KvIndex:
         """Return an index again after a wait, in which another session may have dropped it."""

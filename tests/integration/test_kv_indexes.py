@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from tests.fix_jobs import ROWS, Door, Running
 from tests.fix_pgwire import running_pgwire
 from tests.fix_sql import InstantGenerator, make_model
 from tierkv.dbfront.databases.duckdb_engine import DuckDbConfig
-from tierkv.dbfront.jobs.index_texts import KvIndex
-from tierkv.dbfront.jobs.kv_indexes import KvIndexes
 from tierkv.dbfront.statement.server import DuckDbSqlServer
 from tierkv.kvcore import limits
 from tierkv.kvcore.call_options import TOO_SHORT, KvAction
@@ -85,6 +83,15 @@ def test_the_bytes_of_an_index_are_told_by_tier(door: Door) -> None:
         assert steered(door) == [(KvAction.FORGET, f"text {number}") for number in range(1, 10)]
 
 
+def test_documents_come_in_another_order_than_samples_have(door: Door) -> None:
+    with door.session() as connection:
+        connection.execute(MADE.replace("(background", "(batch = 1, background"))
+        warmed = [call.messages[-1].content for call in door.generator.calls if call.messages]
+        connection.execute("DROP KV INDEX docs_kv")
+    digests = [md5(text.encode(), usedforsecurity=False).hexdigest() for text in warmed]
+    assert len(digests) == ROWS and digests == sorted(digests, key=lambda digest: digest[::-1])
+
+
 def test_stale_rows_are_what_an_index_has_not_caught_up_with(door: Door) -> None:
     stale = "SELECT stale_rows FROM tierkv.kv_indexes"
     is_counted = "password" not in door.dsn  # Behind PostgreSQL only a keeper hears of writes.
@@ -99,6 +106,14 @@ def test_stale_rows_are_what_an_index_has_not_caught_up_with(door: Door) -> None
         assert door.rows(stale) == [(ROWS,)], "left to do"
         door.release()
         building.join()
+        becomes(0)
+        connection.execute("INSERT INTO docs VALUES (1000, 'w')")
+        door.hold()
+        refreshing = Running(door, "REFRESH KV INDEX docs_kv")
+        asyncio.run_coroutine_threadsafe(door.generator.started.wait(), door.loop).result(20)
+        assert door.rows(stale) == [(1,)], "left to do, not written and left"
+        door.release()
+        refreshing.join()
         becomes(0)
         connection.execute("DELETE FROM docs WHERE id < 4")
         connection.execute("INSERT INTO docs VALUES (1001, 'x'), (1002, 'y')")
@@ -207,34 +222,6 @@ def test_a_document_that_fails_has_its_error_and_the_others_are_indexed(door: Do
         connection.execute("REFRESH KV INDEX docs_kv")
         assert index_row(door) == ("fresh", ROWS, 0, 1, 1)
         connection.execute("DROP KV INDEX docs_kv")
-
-
-def test_a_refresh_that_waited_for_a_drop_leaves_nothing(
-    door: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked, find = threading.Event(), KvIndexes._find
-
-    async def seen(self: KvIndexes, name: str) -> KvIndex | None:
-        found = await find(self, name)
-        looked.set()
-        return found
-
-    with door.session() as connection:
-        connection.execute(MADE)
-        door.hold()
-        dropping = Running(door, "DROP KV INDEX docs_kv")
-        asyncio.run_coroutine_threadsafe(door.generator.started.wait(), door.loop).result(20)
-        monkeypatch.setattr(KvIndexes, "_find", seen)
-        waiting = Running(door, "REFRESH KV INDEX docs_kv")
-        assert looked.wait(20)
-        door.release()
-        dropping.join()
-        waiting.join()
-        assert dropping.error is None and waiting.error is not None
-        assert waiting.error.sqlstate == "42704"
-        for table in ("kv_indexes", "kv_index_texts", "kv_index_times", "kv_index_progress"):
-            left = connection.execute(f"SELECT count(*) FROM tierkv_jobs.{table}".encode())
-            assert left.fetchall() == [(0,)], table
 
 
 def test_long_texts_and_a_table_that_goes(door: Door) -> None:
