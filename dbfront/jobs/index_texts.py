@@ -36,6 +36,9 @@ _BODY: Final = "tierkv_body"
 _BUCKET_ROWS: Final = 100_000
 """Digests that the front compares at a time."""
 
+_NO_ROOM: Final = ("53100", "53400")
+"""SQLSTATEs when no more may be pinned: by the namespace, or in the cluster."""
+
 _TOO_LONG: Final = "54000"
 """SQLSTATE of a document longer than the model's context."""
 
@@ -197,6 +200,8 @@ class IndexTexts:
         try:
             await try_again(self._session, self._clock, lambda: self._write(digests, error=""))
         except TierKVError as error:
+            if error.sqlstate in _NO_ROOM and self._keep:
+                await self._undo(digests)
             if remedy(error) is not JobRemedy.SET_ASIDE and error.sqlstate != _TOO_LONG:
                 raise
             if len(digests) == 1:
@@ -236,6 +241,23 @@ class IndexTexts:
             )
             await self._session.own(f"INSERT INTO {SCHEMA}.kv_index_times VALUES {times}")
         await self._session.execute("COMMIT")
+
+    async def _undo(self, digests: Sequence[str]) -> None:
+        """End the pins of a batch that is not recorded, with the KV: a drop would not find them.
+
+        Texts that another index has keep theirs.
+        """
+        rows = await self._session.own(
+            f"SELECT digest FROM {SCHEMA}.kv_index_texts WHERE {_chosen(digests)}"
+        )
+        own = set(digests) - {str(digest) for (digest,) in rows}
+        if not own:
+            return
+        call = self._index.call("ai_forget", """options => '{"answer_cache": "off"}'""")
+        await self._run(
+            f"SELECT {call} FROM (SELECT DISTINCT {_BODY} FROM ({self._index.documents}) AS "
+            f"tierkv_all WHERE md5({_BODY}) IN ({', '.join(map(literal, own))})) AS tierkv_new"
+        )
 
     async def _forget_kv(self, chosen: str) -> None:
         # Kept answers leave by their age: they are right for whoever asks about the text again.

@@ -180,6 +180,8 @@ def test_texts_stay_in_memory_for_as_long_as_the_index_exists(door: Door) -> Non
         with pytest.raises(psycopg.errors.DiskFull, match="can't stay in memory: 9 bytes"):
             connection.execute(in_memory)
         assert index_row(door)[0] == "stale"
+        undone = [text for action, text in steered(door) if action is KvAction.FORGET]
+        assert undone == [f"text {number}" for number in range(1, 6)], "a drop would not know them"
         door.generator.texts = {"text 3": json.dumps(short)}
         connection.execute("REFRESH KV INDEX docs_kv")
         assert index_row(door)[:3] == ("fresh", 5, 0)
