@@ -218,7 +218,7 @@ class KvIndexes:
     async def _drop(self, index: KvIndex) -> Notice:
         async with self._alone(index):
             index = await self._present(index.name)
-            error = "a DROP KV INDEX did not come to its end; run it again"
+            error = "DROP KV INDEX runs, or did not come to its end: then run it again"
             await self._note(index, f"state = '{STALE}', error = {literal(error)}")
             return await self._remove(index)
 
