@@ -259,7 +259,7 @@ def _with_options(options: KvIndexOptions, given: Sequence[CommandOption]) -> Kv
                     "option pin is a time up to a year",
                     sqlstate="22023",
                     position=option.position,
-                    hint="tier = 'memory' pins the texts for as long as the index exists.",
+                    hint="Use tier = 'memory' to pin the texts for as long as the index exists.",
                 )
         elif option.name == "refresh":
             known = {"manual": MANUAL, "on change": ON_CHANGE}
