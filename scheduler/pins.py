@@ -115,6 +115,7 @@ class PinKeeper:
         self._pool = pool
         self._pool_seen = pool()
         self._kept: dict[str, _Kept] = {}
+        self._coming: dict[str, Pin] = {}
         self._records: dict[str, tuple[str, ...]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -139,6 +140,12 @@ class PinKeeper:
         kept = (each for each in self._kept.values() if each.pin.until_s > now)
         return sorted(((e.pin, e.in_memory) for e in kept), key=lambda pair: pair[0].until_s)
 
+    def others(self, name: str) -> list[Pin]:
+        """Return the pins of other names, with those that are just being recorded."""
+        now = self._clock.wall()
+        pins = {each.pin.name: each.pin for each in self._kept.values()} | self._coming
+        return [pin for pin in pins.values() if pin.name != name and pin.until_s > now]
+
     def size_bytes(self, tenants: Iterable[str]) -> int:
         """Return the bytes pinned by tenants."""
         members = frozenset(tenants)
@@ -155,14 +162,19 @@ class PinKeeper:
             SqlError: 53400, there are too many pins.
             DirectoryUnavailableError: the pin was not recorded.
         """
-        if pin.name not in self._kept and len(self._kept) >= limits.MAX_PINS:
+        known = self._kept.keys() | self._coming.keys()
+        if pin.name not in known and len(known) >= limits.MAX_PINS:
             raise SqlError(
                 f"{limits.MAX_PINS} prompts are pinned already",
                 sqlstate="53400",
                 hint="End pins with tierkv.pin(prompt, '0 s'), or let some end.",
             )
-        if self._meta is not None:
-            await self._meta_put(pin)
+        self._coming[pin.name] = pin  # Before the first wait: pins of one statement come together.
+        try:
+            if self._meta is not None:
+                await self._meta_put(pin)
+        finally:
+            self._coming.pop(pin.name, None)
         old = self._kept.get(pin.name)
         kept = self._kept[pin.name] = old or _Kept(pin)
         kept.pin, kept.due_s, kept.wait_s = pin, 0.0, _FIRST_LOOK_S

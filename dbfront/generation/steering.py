@@ -240,7 +240,7 @@ class PromptSteering:
     async def _retain(self, prepared: PreparedCall, keep_s: float) -> dict[str, Any]:
         pin = await self._pin_of(prepared, keep_s)
         if pin is not None:
-            others = sum(p.size_bytes for p, _ in self.pins.all() if p.name != pin.name)
+            others = sum(other.size_bytes for other in self.pins.others(pin.name))
             if others + pin.size_bytes > _MOST_RETAINED * self._view.pool_bytes:
                 return _pinned("rejected", reason="too much of the pool's memory is pinned already")
         try:
@@ -275,7 +275,7 @@ class PromptSteering:
         for namespace in namespaces:
             capacity = namespace.limits.capacity_bytes if namespace.limits is not None else 0
             if tenant in namespace.members and capacity:
-                others = [p for p, _ in self.pins.all() if p.name != pin.name]
+                others = self.pins.others(pin.name)
                 used = sum(p.size_bytes for p in others if p.tenant in namespace.members)
                 return max(0, capacity - used)
         return None

@@ -36,6 +36,9 @@ _BODY: Final = "tierkv_body"
 _BUCKET_ROWS: Final = 100_000
 """Digests that the front compares at a time."""
 
+_NO_ROOM: Final = ("53100", "53400")
+"""SQLSTATEs when no more may be pinned: by the namespace, or in the cluster."""
+
 _TOO_LONG: Final = "54000"
 """SQLSTATE of a document longer than the model's context."""
 
@@ -110,7 +113,7 @@ class IndexTexts:
             )
             wanted = {str(digest) for (digest,) in found.rows}
             known = await self._known(bucket)
-            gone, new = sorted(known - wanted), sorted(wanted - known)
+            gone, new = sorted(known - wanted, key=_ending), sorted(wanted - known, key=_ending)
             size, left = index.options.batch, len(gone) + len(new)
             for at in range(0, left, size):
                 await self._tell_left(left - at if bucket == buckets[-1] else None)
@@ -128,6 +131,7 @@ class IndexTexts:
 
     async def forget_all(self) -> int:
         """Free all documents; return how many there were."""
+        await self._begin_progress()
         removed = 0
         while digests := await self._known(f"TRUE LIMIT {self._index.options.batch}"):
             await self.forget(digests)
@@ -196,6 +200,8 @@ class IndexTexts:
         try:
             await try_again(self._session, self._clock, lambda: self._write(digests, error=""))
         except TierKVError as error:
+            if error.sqlstate in _NO_ROOM and self._keep:
+                await self._undo(digests)
             if remedy(error) is not JobRemedy.SET_ASIDE and error.sqlstate != _TOO_LONG:
                 raise
             if len(digests) == 1:
@@ -235,6 +241,23 @@ class IndexTexts:
             )
             await self._session.own(f"INSERT INTO {SCHEMA}.kv_index_times VALUES {times}")
         await self._session.execute("COMMIT")
+
+    async def _undo(self, digests: Sequence[str]) -> None:
+        """End the pins of a batch that is not recorded, with the KV: a drop would not find them.
+
+        Texts that another index has keep theirs.
+        """
+        rows = await self._session.own(
+            f"SELECT digest FROM {SCHEMA}.kv_index_texts WHERE {_chosen(digests)}"
+        )
+        own = set(digests) - {str(digest) for (digest,) in rows}
+        if not own:
+            return
+        call = self._index.call("ai_forget", """options => '{"answer_cache": "off"}'""")
+        await self._run(
+            f"SELECT {call} FROM (SELECT DISTINCT {_BODY} FROM ({self._index.documents}) AS "
+            f"tierkv_all WHERE md5({_BODY}) IN ({', '.join(map(literal, own))})) AS tierkv_new"
+        )
 
     async def _forget_kv(self, chosen: str) -> None:
         # Kept answers leave by their age: they are right for whoever asks about the text again.
@@ -303,7 +326,16 @@ def _buckets(rows: int) -> list[str]:
         digits += 1
     if not digits:
         return ["TRUE"]
-    return [f"left(digest, {digits}) = '{number:0{digits}x}'" for number in range(16**digits)]
+    return [f"right(digest, {digits}) = '{number:0{digits}x}'" for number in range(16**digits)]
+
+
+def _ending(digest: str) -> str:
+    """Return the order of documents in batches.
+
+    dbfront/views/index_places.py samples by the beginning of digests. What comes and goes first has
+    to be spread evenly over that order, or the sample has only the oldest documents.
+    """
+    return digest[::-1]
 
 
 def _pieces(rows: Sequence[str]) -> Iterator[list[str]]:

@@ -161,7 +161,7 @@ def _kv_index(row: Sequence[str | None], unseen: Callable[[str, str, float], int
         "refresh_time": 1000 * float(facts["took_s"] or 0),
         "indexed": int(facts["indexed"] or 0),
         "removed": int(facts["removed"] or 0),
-        "stale_rows": _stale(row[-1], written),
+        "stale_rows": _stale(row[-1], written, facts["state"]),
         "refresh_s": options["refresh_s"],
         "pin_s": options["pin_s"],
         "tier": options.get("tier", "pool"),
@@ -182,11 +182,17 @@ def _kv_index(row: Sequence[str | None], unseen: Callable[[str, str, float], int
     }
 
 
-def _stale(left: str | None, written: int | None) -> int | None:
-    """Return the number of documents left to a running refresh, plus the rows written since."""
+def _stale(left: str | None, written: int | None, state: str | None) -> int | None:
+    """Return the number of documents left to a running refresh; else the rows written since.
+
+    ``written`` includes what a running refresh has read. After a refresh that failed, both numbers
+    count the same rows.
+    """
     if left is None:
         return None
-    return int(left) + (written or 0) if int(left) or written is not None else None
+    if state == "stale" and int(left):
+        return max(int(left), written or 0)
+    return int(left) or written
 
 
 INDEX_USES: Final = "SELECT * FROM kv_index_uses"

@@ -217,7 +217,17 @@ class KvIndexes:
 
     async def _drop(self, index: KvIndex) -> Notice:
         async with self._alone(index):
+            index = await self._present(index.name)
+            error = "DROP KV INDEX runs, or did not come to its end: then run it again"
+            await self._note(index, f"state = '{STALE}', error = {literal(error)}")
             return await self._remove(index)
+
+    async def _present(self, name: str) -> KvIndex:
+        """Return an index again after a wait, in which another session may have dropped it."""
+        index = await self._find(name)
+        if index is None:
+            raise await unknown_name(self._session, "KV index", "kv_indexes", name, "42704")
+        return index
 
     async def _remove(self, index: KvIndex, why: str = "") -> Notice:
         """Free all documents, and forget the index."""
@@ -252,6 +262,7 @@ class KvIndexes:
         await self._source.check_path(f"KV index {index.name}", index.path)
         started = self._clock.now()
         async with self._alone(index):
+            index = await self._present(index.name)
             mark = self._watch.mark(self._watched(index.name, index.source))
             try:
                 try:

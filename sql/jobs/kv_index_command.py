@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from tierkv.kvcore import limits
 from tierkv.kvcore.errors import FeatureNotSupportedError, SqlError
@@ -42,6 +42,13 @@ PIN_RENEW_S: Final = limits.MAX_PIN_S / 2
 _VOLATILE_WORDS: Final = frozenset(
     {"CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME", "LOCALTIMESTAMP", "LOCALTIME"}
 )
+_CLOCKS: Final = frozenset(
+    {
+        "NOW", "TODAY", "TRANSACTION_TIMESTAMP", "STATEMENT_TIMESTAMP", "GET_CURRENT_TIMESTAMP",
+        "GET_CURRENT_TIME", "TXID_CURRENT", "PG_CURRENT_XACT_ID",
+    }
+)  # fmt: skip
+"""Functions that both databases call stable, because they are constant within a statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +195,11 @@ def _check_expression(inside: list[Token]) -> None:
             hint="Keep the answers in a table (CREATE AI TABLE), and index its column.",
         )
     depth = 0
-    for token in inside:
+    for at, token in enumerate(inside):
         if token.kind is TokenKind.WORD and token.upper in _VOLATILE_WORDS:
             raise volatile(token.text, position=token.start + 1)
+        if token.upper in _CLOCKS and [after.text for after in inside[at + 1 : at + 2]] == ["("]:
+            raise volatile(f"{token.text}()", position=token.start + 1)
         depth += (token.text in ("(", "[", "{")) - (token.text in (")", "]", "}"))
         if token.text == "," and not depth:
             raise SqlError(
@@ -221,7 +230,7 @@ def _functions(inside: Sequence[Token]) -> tuple[str, ...]:
 
 
 def _with_options(options: KvIndexOptions, given: Sequence[CommandOption]) -> KvIndexOptions:
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for option in given:
         if option.name == "capacity":
             raise SqlError(
@@ -245,6 +254,13 @@ def _with_options(options: KvIndexOptions, given: Sequence[CommandOption]) -> Kv
             values["tier"] = _tier(option)
         elif option.name in ("pin", "ttl"):
             values[f"{option.name}_s"] = _seconds(option, {"off": 0.0})
+            if values.get("pin_s", 0.0) > limits.MAX_PIN_S:
+                raise SqlError(
+                    "option pin is a time up to a year",
+                    sqlstate="22023",
+                    position=option.position,
+                    hint="Use tier = 'memory' to pin the texts for as long as the index exists.",
+                )
         elif option.name == "refresh":
             known = {"manual": MANUAL, "on change": ON_CHANGE}
             values["refresh_s"] = _seconds(option, known)
@@ -256,7 +272,7 @@ def _with_options(options: KvIndexOptions, given: Sequence[CommandOption]) -> Kv
                 sqlstate="22023",
                 position=option.position,
             )
-    return replace(options, **values)  # type: ignore[arg-type]
+    return replace(options, **values)
 
 
 def _kind(option: CommandOption) -> str:

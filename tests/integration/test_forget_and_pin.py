@@ -185,6 +185,13 @@ def test_pins_count_against_the_quota_and_forgetting_ends_them(pinning: Cluster)
         connection.execute(few.replace(str(size - 1), str(size + 1000)).encode())
         more = told(cluster, "SELECT tierkv.pin(%s, '1 day')", "More " * 300)
         assert more["outcome"] == "rejected" and "may still pin" in more["reason"]
+        assert told(cluster, "SELECT tierkv.pin(%s, '0 s')", OTHER)["outcome"] == "ended"
+        # Pins of one statement are asked for together; all have the length of the first.
+        together = (
+            "SELECT count(*) FILTER (told ->> 'outcome' <> 'rejected') FROM (SELECT "
+            "tierkv.pin(i || ' ' || $1, '1 day') AS told FROM generate_series(1, 5) t(i))"
+        )
+        assert connection.execute(together.replace("$1", "%s"), [OTHER]).fetchall() == [(1,)]
         connection.execute("DROP KV NAMESPACE pinned")
     assert told(cluster, "SELECT tierkv.forget(%s)", OTHER)["blocks"] > 0
     assert cluster.query("SELECT * FROM tierkv.pins") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def test_the_bytes_of_an_index_are_told_by_tier(door: Door) -> None:
         assert steered(door) == [(KvAction.FORGET, f"text {number}") for number in range(1, 10)]
 
 
+def test_documents_come_in_another_order_than_samples_have(door: Door) -> None:
+    with door.session() as connection:
+        connection.execute(MADE.replace("(background", "(batch = 1, background"))
+        warmed = [call.messages[-1].content for call in door.generator.calls if call.messages]
+        connection.execute("DROP KV INDEX docs_kv")
+    digests = [md5(text.encode(), usedforsecurity=False).hexdigest() for text in warmed]
+    assert len(digests) == ROWS and digests == sorted(digests, key=lambda digest: digest[::-1])
+
+
 def test_stale_rows_are_what_an_index_has_not_caught_up_with(door: Door) -> None:
     stale = "SELECT stale_rows FROM tierkv.kv_indexes"
     is_counted = "password" not in door.dsn  # Behind PostgreSQL only a keeper hears of writes.
@@ -96,6 +106,14 @@ def test_stale_rows_are_what_an_index_has_not_caught_up_with(door: Door) -> None
         assert door.rows(stale) == [(ROWS,)], "left to do"
         door.release()
         building.join()
+        becomes(0)
+        connection.execute("INSERT INTO docs VALUES (1000, 'w')")
+        door.hold()
+        refreshing = Running(door, "REFRESH KV INDEX docs_kv")
+        asyncio.run_coroutine_threadsafe(door.generator.started.wait(), door.loop).result(20)
+        assert door.rows(stale) == [(1,)], "left to do, not written and left"
+        door.release()
+        refreshing.join()
         becomes(0)
         connection.execute("DELETE FROM docs WHERE id < 4")
         connection.execute("INSERT INTO docs VALUES (1001, 'x'), (1002, 'y')")
@@ -162,6 +180,8 @@ def test_texts_stay_in_memory_for_as_long_as_the_index_exists(door: Door) -> Non
         with pytest.raises(psycopg.errors.DiskFull, match="can't stay in memory: 9 bytes"):
             connection.execute(in_memory)
         assert index_row(door)[0] == "stale"
+        undone = [text for action, text in steered(door) if action is KvAction.FORGET]
+        assert undone == [f"text {number}" for number in range(1, 6)], "a drop would not know them"
         door.generator.texts = {"text 3": json.dumps(short)}
         connection.execute("REFRESH KV INDEX docs_kv")
         assert index_row(door)[:3] == ("fresh", 5, 0)

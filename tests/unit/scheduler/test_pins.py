@@ -93,6 +93,32 @@ async def test_too_many_pins_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     await keeper.stop()
 
 
+async def test_pins_that_come_together_count_before_they_are_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_PINS", 1)
+    meta, recording, go_on = BreakableMeta(), asyncio.Event(), asyncio.Event()
+    put = meta.put_record
+
+    async def slow(record: ClusterRecord) -> None:
+        recording.set()
+        await go_on.wait()
+        await put(record)
+
+    monkeypatch.setattr(meta, "put_record", slow)
+    keeper = keeper_of(meta)
+    first, second = pin_for(60), pin_for(60, KEYS[:2])
+    adding = asyncio.create_task(keeper.add(first))
+    await recording.wait()
+    assert keeper.others(second.name) == [first] and keeper.others(first.name) == []
+    with pytest.raises(SqlError, match="pinned already"):
+        await keeper.add(second)
+    go_on.set()
+    await adding
+    assert keeper.others(second.name) == [first]
+    await keeper.stop()
+
+
 @pytest.mark.parametrize("blocks", [1, 160, 161, 2_000])
 def test_pins_come_back_from_their_records(blocks: int) -> None:
     keys = tuple(BlockKey(number.to_bytes(16, "big")) for number in range(blocks))
