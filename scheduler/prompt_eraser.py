@@ -142,6 +142,15 @@ class PromptEraser:
                 total += erased
         return DemotedPrompt(len(keys), len(found.chain), total)
 
+    async def drop_pages(self, model: str, keys: Sequence[BlockKey]) -> None:
+        """Remove blocks from the pages of compute nodes; copies in the pool stay.
+
+        Raises:
+            CacheError: a node did not answer.
+        """
+        clients = self._view.compute_clients(model)
+        await asyncio.gather(*(client.erase(keys, pool=False) for client in clients))
+
     def _check_listed(self, nodes: Sequence[DirectoryNode]) -> None:
         """Refuse while a compute or pool node is missing that was listed lately.
 

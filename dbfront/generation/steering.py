@@ -4,6 +4,9 @@
 the text: the tokens added by the chat template after the text (end of the user's turn, start of the
 answer) do not count. A pin keeps, and ``forget`` removes, the KV needed by all of these prompts.
 
+Only computed blocks are saved. Where the pool has evicted what a compute node still has in pages,
+pinning drops the pages and computes the prompt again.
+
 To retain is to pin what is in the cache, if there is room: clients that mark every request for
 caching must not fill the pool with blocks that nothing can evict.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -120,15 +123,16 @@ class PromptSteering:
         elif steering.action is KvAction.PIN and not steering.keep_s:
             told, usage = await self._unpin(prepared), Usage(0, 0)
         else:
-            last = TextEvent()
-            async with aclosing(generated(prepared)) as events:
-                async for event in events:
-                    last = event
-            usage = last.usage or Usage(0, 0)
+            usage = await _usage(generated(prepared))
             told = _warmed(prepared)
             if steering.action is KvAction.PIN:
                 pin = await self._pin_of(prepared, steering.keep_s)
                 told = await self._pinned(prepared, pin)
+                if pin is not None and usage.hit_tokens.l1 > told["tokens"]:
+                    with suppress(CacheError):  # The pin waits for the blocks.
+                        await self._eraser.drop_pages(prepared.request.model, pin.keys)
+                        usage = await _usage(generated(prepared))
+                        told = await self._pinned(prepared, pin)
         yield TextEvent(json.dumps(told), FinishReason.STOP, usage)
 
     async def _forget(self, prepared: PreparedCall) -> dict[str, Any]:
@@ -290,6 +294,15 @@ class PromptSteering:
         if blend is not None and (not blend.chunks or blend.chunks[-1][1] > len(ids)):
             blend = None
         return replace(prepared.request, token_ids=ids, blend=blend)
+
+
+async def _usage(events: AsyncGenerator[TextEvent, None]) -> Usage:
+    """Let a call come to its end; return what the call cost."""
+    last = TextEvent()
+    async with aclosing(events):
+        async for event in events:
+            last = event
+    return last.usage or Usage(0, 0)
 
 
 def _warmed(prepared: PreparedCall) -> dict[str, Any]:

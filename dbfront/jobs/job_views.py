@@ -60,7 +60,7 @@ _SELECT_KV_INDEXES: Final = (
     + ", ".join(f"CAST(i.{name} AS text)" for name in _KV_INDEX_COLUMNS)
     + ", CAST(count(t.digest) AS text), CAST(count(NULLIF(t.error, '')) AS text), "
     "CAST(sum(t.tokens) AS text), "
-    f"(SELECT CAST(CASE p.told WHEN 0 THEN p.left_texts END AS text) FROM {SCHEMA}."
+    f"(SELECT CAST(max(CASE p.told WHEN 0 THEN p.left_texts END) AS text) FROM {SCHEMA}."
     "kv_index_progress p WHERE p.owner = i.owner AND p.name = i.name) FROM "
     f"{SCHEMA}.kv_indexes i LEFT JOIN {SCHEMA}.kv_index_texts t "
     "ON t.owner = i.owner AND t.name = i.name GROUP BY "

@@ -134,9 +134,10 @@ class KvIndexes:
             f"INSERT INTO {SCHEMA}.kv_indexes VALUES ({owner}, {', '.join(map(literal, texts))}, "
             f"{options}, {literal(index.path)}, NULL, 0, 0, 0, '{BUILDING}', '')"
         )
+        progress = f"{SCHEMA}.kv_index_progress"  # A killed session may have left an old row.
+        await self._session.own(f"DELETE FROM {progress} WHERE {self._is(index.name)}")
         await self._session.own(
-            f"INSERT INTO {SCHEMA}.kv_index_progress VALUES ({owner}, {literal(index.name)}, "
-            "NULL, 0)"
+            f"INSERT INTO {progress} VALUES ({owner}, {literal(index.name)}, NULL, 0)"
         )
         return index, unheard
 

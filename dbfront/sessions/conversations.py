@@ -68,13 +68,17 @@ class Conversations:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="sessions")
         self._queues: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._pruner: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def start(self) -> None:
         """Delete expired sessions from now on, every few minutes."""
         self._pruner = asyncio.create_task(self._prune(), name="sessions")
 
     async def stop(self) -> None:
-        """Close the store."""
+        """Close the store; stopping again does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
         if self._pruner is not None:
             self._pruner.cancel()
             await asyncio.gather(self._pruner, return_exceptions=True)
