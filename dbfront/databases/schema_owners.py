@@ -398,15 +398,21 @@ class SessionSchemas:
         return there
 
     @asynccontextmanager
-    async def following(self, tokens: list[Token], rights: Rights) -> AsyncIterator[None]:
+    async def following(
+        self, tokens: list[Token], rights_of_all: Callable[[], Rights]
+    ) -> AsyncIterator[None]:
         """Run a statement, and note which tables the statement dropped or renamed.
 
         Args:
             tokens: the statement.
-            rights: the rights of all roles.
+            rights_of_all: returns the rights of all roles; asked only where users log in.
         """
         verb = names_change(tokens) if self._access() is not None else ""
-        before = await self._granted.look(rights) if verb else {}
+        if not verb:
+            yield
+            return
+        rights = rights_of_all()
+        before = await self._granted.look(rights)
         yield
         if before:
             await self._granted.follow(before, rights, verb)

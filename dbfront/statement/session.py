@@ -300,7 +300,8 @@ class DuckDbSession:
             return StatementResult("RESET")
         inside = self._transaction.status == "T"
         self._connection.own_functions |= makes_function(tokens, temporary=not inside)
-        async with self._schemas.following(tokens, self._server.generator.rights.rights):
+        generator = self._server.generator
+        async with self._schemas.following(tokens, lambda: generator.rights.rights):
             with self._transaction.running(sql, kind, changed=may_change(tokens)):
                 result = await run_statement(sql, params, context)
         if self._transaction.status != "T" and (told := await self._schemas.settle()):
@@ -382,8 +383,8 @@ class DuckDbSession:
 
     async def enter_own_schema(self) -> None:
         """Where users log in: look names up in the schema of the user first, if it exists."""
-        rights, user = self._server.generator.rights, self.client.user
-        if await self._schemas.enter_own(lambda schema: rights.owns_schema(user, schema)):
+        generator, user = self._server.generator, self.client.user
+        if await self._schemas.enter_own(lambda name: generator.rights.owns_schema(user, name)):
             self._transaction.names_changed()
 
     async def _check_tables(self, sql: str, tokens: list[Token], *, runs: bool = True) -> None:

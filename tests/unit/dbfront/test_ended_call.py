@@ -138,7 +138,8 @@ def test_statistics_of_functions_and_hours() -> None:
     counted = {"calls": 3, "errors": 1, **tokens}
     named = {"function_name": "ai_generate", "model_name": "tiny", "last_s": NOON}
     times = {"total_time": 4500.0, "answered": 2, "ttft_time": 750.0}
-    assert functions == [named | counted | times | {"rows": 0, "retries": 3, "null_results": 2}]
+    others = {"rows": 0, "retries": 3, "null_results": 2, "classified_calls": 0}
+    assert functions == [named | counted | times | others]
     assert [row["answers"] for row in first_tokens] == [1, 1]
     facts = {"user_name": "ann", "query_tag": "", "is_completed": 0}
     assert usage == [named | counted | facts | {"start_s": hour_of(NOON), "query_id": "s1"}]
